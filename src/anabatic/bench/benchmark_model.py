@@ -52,8 +52,8 @@ def load_benchmark_model(
         raise ConfigError(f"quantize is {quantize}, and the weights are random", "give --model FOLDER")
     tokenizer = tokenizers.load_tokenizer(synthetic_data.write_synthetic_tokenizer(folder))
     model = build_random_model(depth, len(tokenizer), device.torch_device, device.dtype)
-    made = f"random weights, {depth} blocks of width {model.config.hidden_size}"
-    return model, tokenizer, f"{made}, {format_count(count_parameters(model)[0])} parameters"
+    description = f"random weights, {depth} blocks of width {model.config.hidden_size}"
+    return model, tokenizer, f"{description}, {format_count(count_parameters(model)[0])} parameters"
 
 
 def build_random_model(depth: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

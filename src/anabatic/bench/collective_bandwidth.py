@@ -92,7 +92,7 @@ def run(job: BenchCollectiveJob) -> int:
 
 
 def _measure_size(job: BenchCollectiveJob, exchange: _CollectiveBuffers) -> list[BenchMetric]:
-    made = []
+    metrics = []
     kept = exchange.device.torch_device
     for kind in COLLECTIVES:
         call: Callable[[], None] = getattr(exchange, kind)
@@ -100,8 +100,8 @@ def _measure_size(job: BenchCollectiveJob, exchange: _CollectiveBuffers) -> list
         taken = [
             collective_timing.time_slowest_rank(call, times, kept) / times for _ in range(job.warm_up + job.repeats)
         ][job.warm_up :]
-        share, _ = cost_model.get_collective_pattern(kind, exchange.world.size)
-        moved = share * exchange.buffer_bytes
+        bytes_factor, _ = cost_model.get_collective_pattern(kind, exchange.world.size)
+        moved = bytes_factor * exchange.buffer_bytes
         chip = exchange.device.chip
         planned = None
         if chip is not None:
@@ -109,7 +109,7 @@ def _measure_size(job: BenchCollectiveJob, exchange: _CollectiveBuffers) -> list
                 cost_model.get_chip_rates(chip), kind, exchange.buffer_bytes, exchange.world.size
             )
             planned = moved / (nanoseconds / 1e9)
-        made.append(
+        metrics.append(
             BenchMetric(kind, "B/s", tuple(moved / one for one in taken), planned, float(exchange.buffer_bytes))
         )
-    return made
+    return metrics

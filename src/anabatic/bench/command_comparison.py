@@ -45,27 +45,27 @@ class CommandRun:
     figure: float | None
 
 
-def run(asked: BenchCompare, peer: Sequence[str]) -> int:
+def run(settings: BenchCompare, peer: Sequence[str]) -> int:
     """Measure both commands.
 
     Raises:
         ConfigError: a command, the data or the expression cannot be used.
         Failure: a command fails, or does not print the figure.
     """
-    pattern = _compile_pattern(asked.figure)
-    sides = _build_commands(asked, peer)
-    load = result_files.prepare_output(asked)
-    folder = Path(asked.out).expanduser()
+    pattern = _compile_pattern(settings.figure)
+    sides = _build_commands(settings, peer)
+    load = result_files.prepare_output(settings)
+    folder = Path(settings.out).expanduser()
     turns: dict[str, list[CommandRun]] = {name: [] for name in sides}
-    for number in range(asked.warm_up + asked.repeats):
-        counts = number >= asked.warm_up
+    for number in range(settings.warm_up + settings.repeats):
+        counts = number >= settings.warm_up
         order = list(sides) if number % 2 == 0 else list(reversed(sides))
         for name in order:
-            made = run_command(name, sides[name], folder, pattern, asked.limit)
+            made = run_command(name, sides[name], folder, pattern, settings.limit)
             if counts:
                 turns[name].append(made)
         seconds = ", ".join(f"{name} {turns[name][-1].wall:.2f} s" for name in sides) if counts else "warm-up"
-        log.info(f"round {number + 1} of {asked.warm_up + asked.repeats}: {seconds}")
+        log.info(f"round {number + 1} of {settings.warm_up + settings.repeats}: {seconds}")
     where = environment_info.collect_environment(load)
     title = (
         f"anabatic {shlex.join(sides[OURS][len(relaunch.PROGRAM_COMMAND) :])} compared with {shlex.join(sides[PEER])}"
@@ -74,11 +74,11 @@ def run(asked: BenchCompare, peer: Sequence[str]) -> int:
         "compare",
         title,
         build_metrics(turns[OURS], turns[PEER]),
-        {"peer_command": shlex.join(peer), **asdict(asked)},
+        {"peer_command": shlex.join(peer), **asdict(settings)},
         where,
         notes=[*environment_info.caveat_notes(where), "ratios: medians over rounds; more than 1 speaks for ours"],
     )
-    result_files.write_results(asked, result)
+    result_files.write_results(settings, result)
     return 0
 
 
@@ -98,25 +98,25 @@ def _compile_pattern(text: str | None) -> re.Pattern[str] | None:
     return found
 
 
-def _build_commands(asked: BenchCompare, peer: Sequence[str]) -> dict[str, list[str]]:
+def _build_commands(settings: BenchCompare, peer: Sequence[str]) -> dict[str, list[str]]:
     """Return the words of both commands with the data in their place."""
     try:
-        ours = shlex.split(asked.ours)
+        own_command = shlex.split(settings.ours)
     except ValueError as error:
-        raise ConfigError(f"ours is {asked.ours!r}: {error}", "close the quotation marks") from error
-    ours = ours[1:] if ours[:1] == ["anabatic"] else ours
-    sides = {OURS: [*relaunch.PROGRAM_COMMAND, *ours], PEER: list(peer)}
+        raise ConfigError(f"ours is {settings.ours!r}: {error}", "close the quotation marks") from error
+    own_command = own_command[1:] if own_command[:1] == ["anabatic"] else own_command
+    sides = {OURS: [*relaunch.PROGRAM_COMMAND, *own_command], PEER: list(peer)}
     uses = [name for name, words in sides.items() if any("{data}" in word for word in words)]
-    if asked.data is None and uses:
+    if settings.data is None and uses:
         raise ConfigError(f"{uses[0]} has {{data}}, and no data is given", "give --data FILE")
-    if asked.data is not None:
+    if settings.data is not None:
         if missing := [name for name in sides if name not in uses]:
             raise ConfigError(
-                f"data is {asked.data}, and {missing[0]} has no {{data}}", "write {data} where it belongs"
+                f"data is {settings.data}, and {missing[0]} has no {{data}}", "write {data} where it belongs"
             )
-        if not Path(asked.data).expanduser().exists():
-            raise ConfigError(f"data is {asked.data}, which is not there", "name a file or a folder")
-    data = str(Path(asked.data or "").expanduser())
+        if not Path(settings.data).expanduser().exists():
+            raise ConfigError(f"data is {settings.data}, which is not there", "name a file or a folder")
+    data = str(Path(settings.data or "").expanduser())
     if shutil.which(sides[PEER][0]) is None:
         raise ConfigError(f"there is no program {sides[PEER][0]}", "give its path behind --")
     return {name: [word.replace("{data}", data) for word in words] for name, words in sides.items()}
@@ -133,11 +133,11 @@ def run_command(
     Raises:
         Failure: it fails, does not end, or does not print the figure.
     """
-    out, said = folder / f"{name}-out", folder / f"{name}.log"
+    out, log_path = folder / f"{name}-out", folder / f"{name}.log"
     shutil.rmtree(out, ignore_errors=True)
     typed = [word.replace("{out}", str(out)) for word in words]
-    with open(said, "wb") as output:
-        begun = time.perf_counter()
+    with open(log_path, "wb") as output:
+        start = time.perf_counter()
         try:
             process = start_command(typed, output)
         except OSError as error:
@@ -153,17 +153,21 @@ def run_command(
             raise
         finally:
             clock.cancel()
-        wall = time.perf_counter() - begun
+        wall = time.perf_counter() - start
         process.returncode = code = os.waitstatus_to_exitcode(status)
     shutil.rmtree(out, ignore_errors=True)
-    text = said.read_text(encoding="utf-8", errors="replace")
+    text = log_path.read_text(encoding="utf-8", errors="replace")
     if late.is_set():
-        raise Failure(f"{name} did not end within {limit:g} s", f"its output is in {said}; --limit gives it more time")
+        raise Failure(
+            f"{name} did not end within {limit:g} s", f"its output is in {log_path}; --limit gives it more time"
+        )
     if code:
         last = " / ".join(to_printable(line) for line in text.splitlines()[-_LOG_TAIL_LINES:] if line.strip())
-        raise Failure(f"{name} ended with exit code {code}: {last or 'it said nothing'}", f"its output is in {said}")
+        raise Failure(
+            f"{name} ended with exit code {code}: {last or 'it said nothing'}", f"its output is in {log_path}"
+        )
     return CommandRun(
-        wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0, extract_metric(name, text, pattern, said)
+        wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0, extract_metric(name, text, pattern, log_path)
     )
 
 
@@ -176,7 +180,7 @@ def _kill_on_timeout(pid: int, late: threading.Event) -> None:
         log.debug(f"{pid} had ended")
 
 
-def extract_metric(name: str, text: str, pattern: re.Pattern[str] | None, said: Path) -> float | None:
+def extract_metric(name: str, text: str, pattern: re.Pattern[str] | None, log_path: Path) -> float | None:
     """Return the last figure in what a command has printed, `12.3K` as 12,300; None where none is asked for.
 
     Raises:
@@ -187,17 +191,17 @@ def extract_metric(name: str, text: str, pattern: re.Pattern[str] | None, said: 
     found = pattern.findall(text)
     if not found:
         what = "printed nothing" if not text.strip() else f"printed nothing that fits {pattern.pattern!r}"
-        raise Failure(f"{name} {what}", f"its output is in {said}")
+        raise Failure(f"{name} {what}", f"its output is in {log_path}")
     number = _NUMBER_PATTERN.search(found[-1])
     value = float(number[1].replace(",", "")) * _NUMBER_SUFFIXES.get(number[2], 1.0) if number else 0.0
     if value <= 0:
-        raise Failure(f"{name} printed {found[-1][:80]!r}, no number above 0", f"its output is in {said}")
+        raise Failure(f"{name} printed {found[-1][:80]!r}, no number above 0", f"its output is in {log_path}")
     return value
 
 
-def build_metrics(ours: Sequence[CommandRun], peer: Sequence[CommandRun]) -> list[BenchMetric]:
+def build_metrics(our_runs: Sequence[CommandRun], peer: Sequence[CommandRun]) -> list[BenchMetric]:
     """Return both sides and the ratios of the rounds."""
-    made = []
+    metrics = []
     for title, unit, more in (
         ("printed", "per second", True),
         ("wall time", "s", False),
@@ -205,14 +209,14 @@ def build_metrics(ours: Sequence[CommandRun], peer: Sequence[CommandRun]) -> lis
         ("peak memory", "B", False),
     ):
         key = {"printed": "figure", "wall time": "wall", "CPU time": "cpu", "peak memory": "memory"}[title]
-        own = [getattr(one, key) for one in ours]
-        theirs = [getattr(one, key) for one in peer]
-        if None in own or None in theirs:
+        own_values = [getattr(one, key) for one in our_runs]
+        peer_values = [getattr(one, key) for one in peer]
+        if None in own_values or None in peer_values:
             continue
-        pairs = [(a / b if more else b / a) for a, b in zip(own, theirs, strict=True)]
-        made += [
-            BenchMetric(f"{title}, {OURS}", unit, tuple(own)),
-            BenchMetric(f"{title}, {PEER}", unit, tuple(theirs)),
+        pairs = [(a / b if more else b / a) for a, b in zip(own_values, peer_values, strict=True)]
+        metrics += [
+            BenchMetric(f"{title}, {OURS}", unit, tuple(own_values)),
+            BenchMetric(f"{title}, {PEER}", unit, tuple(peer_values)),
             BenchMetric(f"{title}, {OURS if more else PEER} / {PEER if more else OURS}", "x", tuple(pairs)),
         ]
-    return made
+    return metrics

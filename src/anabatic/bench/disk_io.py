@@ -46,9 +46,9 @@ class _Stopwatch:
 
     def time_call(self, name: str, call: Callable[[], Any]) -> Any:
         """Call, and keep its seconds."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         found = call()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         if self.is_recording:
             self.seconds_by_name.setdefault(name, []).append(seconds)
         return found
@@ -65,11 +65,11 @@ def run(job: BenchIoJob) -> int:
     out = Path(job.out).expanduser()
     device = select_device(job.device)
     clock = _Stopwatch()
-    with tempfile.TemporaryDirectory(dir=out, prefix=".bench-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".bench-") as temporary:
+        folder = Path(temporary)
         model, tokenizer, what = models.load_benchmark_model(job.model, job.depth, folder / "tokenizer", device)
-        held = sum(one.nbytes for one in model.parameters())
-        require_space(folder, 2.2 * held)
+        model_bytes = sum(one.nbytes for one in model.parameters())
+        require_space(folder, 2.2 * model_bytes)
         loader = _build_loader(job, folder)
         with ProgressBar("repeats", job.warm_up + job.repeats) as bar, loader:
             for number in range(job.warm_up + job.repeats):
@@ -81,7 +81,7 @@ def run(job: BenchIoJob) -> int:
                 )
                 bar.update(number + 1)
     figures = [
-        BenchMetric(name, "B/s", tuple(held / one for one in taken))
+        BenchMetric(name, "B/s", tuple(model_bytes / one for one in taken))
         for name, taken in clock.seconds_by_name.items()
         if name != "batches read"
     ]
@@ -91,7 +91,7 @@ def run(job: BenchIoJob) -> int:
     where = environment_info.collect_environment(load, device.name)
     result = BenchResult(
         "io",
-        f"{what}, {held / 2**20:,.0f} MiB; files in {out}",
+        f"{what}, {model_bytes / 2**20:,.0f} MiB; files in {out}",
         figures,
         asdict(job),
         where,
@@ -147,5 +147,5 @@ def _build_loader(job: BenchIoJob, folder: Path) -> Loader:
     rows = folder / "rows.jsonl"
     synthetic_data.write_synthetic_rows(rows, "sft", tokens, _ROW_TOKENS, 200_000)
     data = replace(Data(), train=[str(rows)], valid=["none"], cache=str(folder / "cache"))
-    made = dataset_cache.build_dataset(str(rows), tokens, data, "train", seq_len=_SEQ_LEN)
-    return Loader([(made, None)], seq_len=_SEQ_LEN, micro_batch_tokens=job.batch_tokens)
+    dataset = dataset_cache.build_dataset(str(rows), tokens, data, "train", seq_len=_SEQ_LEN)
+    return Loader([(dataset, None)], seq_len=_SEQ_LEN, micro_batch_tokens=job.batch_tokens)

@@ -41,7 +41,7 @@ def collect_environment(load: float, device: str = "", count: int = 1) -> dict[s
 
 def caveat_notes(machine: dict[str, Any]) -> list[str]:
     """Return what speaks against taking the figures for the machine's."""
-    told = [SIMULATED_NOTE] if machine["simulated"] else []
+    notes = [SIMULATED_NOTE] if machine["simulated"] else []
     if machine["load_before"] > 0.5 * machine["cores"]:
-        told.append(f"the machine was busy before: a load of {machine['load_before']:g} on {machine['cores']} cores")
-    return told
+        notes.append(f"the machine was busy before: a load of {machine['load_before']:g} on {machine['cores']} cores")
+    return notes

@@ -57,23 +57,23 @@ def run(job: BenchInferJob) -> int:
 
 
 def _measure_engine(job: BenchInferJob, engine: Engine, device: Device, vocabulary: int) -> list[BenchMetric]:
-    reading, whole = [], []
+    reading, total_seconds = [], []
     with ProgressBar("repeats", job.warm_up + job.repeats) as bar:
         for number, prompts in enumerate(_random_prompts(job, vocabulary)):
             one = _time_generation(engine, device, prompts, 1)
             all_of_it = _time_generation(engine, device, prompts, job.new_tokens)
             if number >= job.warm_up:
                 reading.append(one)
-                whole.append(all_of_it)
+                total_seconds.append(all_of_it)
             bar.update(number + 1)
     read, new = job.requests * job.prompt_tokens, job.requests * (job.new_tokens - 1)
-    pairs = list(zip(reading, whole, strict=True))
+    pairs = list(zip(reading, total_seconds, strict=True))
     return [
         BenchMetric("reading prompts", "tokens/s", tuple(read / one for one in reading)),
         BenchMetric("writing answers", "tokens/s", tuple(new / max(both - one, 1e-9) for one, both in pairs)),
-        BenchMetric("answers", "requests/s", tuple(job.requests / both for both in whole)),
+        BenchMetric("answers", "requests/s", tuple(job.requests / both for both in total_seconds)),
         BenchMetric("first tokens of all", "s", tuple(reading)),
-        BenchMetric("all answers", "s", tuple(whole)),
+        BenchMetric("all answers", "s", tuple(total_seconds)),
         BenchMetric("peak memory", "B", (device.get_peak_memory(),)),
     ]
 
@@ -89,7 +89,7 @@ def _time_generation(engine: Engine, device: Device, prompts: list[list[int]], n
     """Answer the prompts; what an earlier answer has left in the cache is forgotten first."""
     engine.clear_prefix_cache()
     device.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     engine.generate(prompts, replace(GREEDY, max_new_tokens=new_tokens), stop_ids=())
     device.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

@@ -115,10 +115,10 @@ class BenchResult:
         head = ["", "median", "range", "planned", "of it"]
         rows = [head]
         for one in self.metrics:
-            share = f"{one.median / one.planned_value:.2f}" if one.planned_value else ""
+            ratio = f"{one.median / one.planned_value:.2f}" if one.planned_value else ""
             name = one.name if one.unit in SELF_DESCRIBING_UNITS else f"{one.name}, {one.unit}"
             rows.append(
-                [name, one.format_value(one.median), one.value_range, one.format_value(one.planned_value), share]
+                [name, one.format_value(one.median), one.value_range, one.format_value(one.planned_value), ratio]
             )
         used = [place for place in range(len(head)) if place == 0 or any(row[place] for row in rows[1:])]
         return [[row[place] for place in used] for row in rows]

@@ -104,7 +104,9 @@ def _describe_machine(result: BenchResult) -> str:
     several = "{} processes on " if machine["device"] == machine["processor"] else "{} x "
     count = several.format(machine["devices"]) if machine["devices"] > 1 else ""
     simulated = ", simulated" if machine["simulated"] else ""
-    own = (
+    lines = (
         f"{machine['cores']} cores, {format_size(machine['memory_bytes'])}, a load of {machine['load_before']:g} before"
     )
-    return f"{count}{machine['device']}{simulated}; {own}; torch {machine.get('torch', 'none')}, anabatic {__version__}"
+    return (
+        f"{count}{machine['device']}{simulated}; {lines}; torch {machine.get('torch', 'none')}, anabatic {__version__}"
+    )

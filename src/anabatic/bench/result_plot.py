@@ -43,14 +43,14 @@ def render_svg(result: BenchResult) -> str:
     top = _LINE_PIXELS * (len(title) + 0.5)
     parts = [svg_plot.render_text(20, _LINE_PIXELS * (n + 1), line, "title") for n, line in enumerate(title)]
     if result.axis:
-        drawn = [
+        panels = [
             _draw_curves(group, result.axis, is_planned, place * _CURVES_WIDTH, top)
             for place, group in enumerate(groups)
         ]
         height = top + _CURVES_HEIGHT
-        for panel, legend in drawn:
+        for panel, legend in panels:
             parts += [panel.render_panel(), svg_plot.render_legend(legend, panel.left + svg_plot.LEFT, height + 14)]
-        height += _LINE_PIXELS * max(len(legend) for _, legend in drawn)
+        height += _LINE_PIXELS * max(len(legend) for _, legend in panels)
     else:
         height = top
         label_width = 20 + _LETTER_PIXELS * max(len(_row_label(one)) for group in groups for one in group)
@@ -75,9 +75,9 @@ def _group_into_panels(result: BenchResult) -> Iterator[list[BenchMetric]]:
         for unit in [one for one in units if one != "tokens"] or units:
             yield [one for one in result.metrics if one.unit == unit]
         return
-    shown = [one for one in result.metrics if len(one.values) > 1] or list(result.metrics)
-    for key in dict.fromkeys(map(_panel_key, shown)):
-        yield [one for one in shown if _panel_key(one) == key]
+    plotted = [one for one in result.metrics if len(one.values) > 1] or list(result.metrics)
+    for key in dict.fromkeys(map(_panel_key, plotted)):
+        yield [one for one in plotted if _panel_key(one) == key]
 
 
 def _panel_key(one: BenchMetric) -> tuple[str, str]:
@@ -88,9 +88,9 @@ def _row_label(one: BenchMetric) -> str:
     return one.name if one.unit in SELF_DESCRIBING_UNITS else f"{one.name}, {one.unit}"
 
 
-def _make_value_axis(label: str, unit: str, most: float, about: int, has_grid: bool = False) -> svg_plot.PlotAxis:
-    """Return an axis from 0 to a little above `most`; bytes have round numbers of KiB, MiB or GiB."""
-    high = 1.08 * (most or 1.0)
+def _make_value_axis(label: str, unit: str, maximum: float, about: int, has_grid: bool = False) -> svg_plot.PlotAxis:
+    """Return an axis from 0 to a little above `maximum`; bytes have round numbers of KiB, MiB or GiB."""
+    high = 1.08 * (maximum or 1.0)
     scale = 1024.0 ** int(math.log(max(high, 1.0), 1024)) if unit == "B" else 1.0
     numbers = [scale * number for number in compute_ticks(0.0, high / scale, about)]
     ticks = [(number, UNIT_FORMATTERS[unit](number) if number else "0") for number in numbers]
@@ -100,8 +100,10 @@ def _make_value_axis(label: str, unit: str, most: float, about: int, has_grid: b
 def _make_place_axis(name: str, places: Sequence[float]) -> svg_plot.PlotAxis:
     """Return the axis that figures were measured along; one place alone stands in its middle."""
     low, high = (places[0], places[-1]) if len(places) > 1 else (places[0] / 2, places[0] * 2)
-    shown = places[:: 1 + (len(places) - 1) // _MAX_AXIS_LABELS]
-    return svg_plot.PlotAxis(name, low, high, [(place, AXIS_FORMATTERS[name](place)) for place in shown], is_log=True)
+    labelled = places[:: 1 + (len(places) - 1) // _MAX_AXIS_LABELS]
+    return svg_plot.PlotAxis(
+        name, low, high, [(place, AXIS_FORMATTERS[name](place)) for place in labelled], is_log=True
+    )
 
 
 def _draw_curves(
@@ -113,10 +115,10 @@ def _draw_curves(
     places = sorted({one.axis_value or 0.0 for one in group})
     ideal = [(place, place / places[0]) for place in places] if axis == "devices" and unit == "x" else []
     planned_values = [one.planned_value for one in group if is_planned and one.planned_value is not None]
-    most = max([*(value for one in group for value in one.values), *planned_values, *(value for _, value in ideal)])
+    maximum = max([*(value for one in group for value in one.values), *planned_values, *(value for _, value in ideal)])
     panel = svg_plot.PlotPanel(
         _make_place_axis(axis, places),
-        _make_value_axis("" if unit in SELF_DESCRIBING_UNITS else unit, unit, most, 6),
+        _make_value_axis("" if unit in SELF_DESCRIBING_UNITS else unit, unit, maximum, 6),
         left=left,
         top=top,
         width=_CURVES_WIDTH,
@@ -134,8 +136,8 @@ def _draw_curves(
             legend.append(("line", f"thin {colour}", f"{name}, planned"))
         panel.draw_line([(one.axis_value or 0.0, one.median) for one in curve], f"line {colour}")
         for one in curve:
-            told = f"{name}, {AXIS_FORMATTERS[axis](one.axis_value or 0.0)}: {write(one.median)}"
-            panel.draw_mark(one.axis_value or 0.0, one.median, "circle", f"full {colour}", told)
+            hover_text = f"{name}, {AXIS_FORMATTERS[axis](one.axis_value or 0.0)}: {write(one.median)}"
+            panel.draw_mark(one.axis_value or 0.0, one.median, "circle", f"full {colour}", hover_text)
     if ideal:
         panel.draw_line(ideal, "dash")
         legend.append(("line", "dash", "as many times as devices"))

@@ -20,47 +20,51 @@ from anabatic.core.errors import ConfigError
 from anabatic.launch.local import device_selection
 
 
-def run(asked: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
+def run(settings: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
     """Measure a resolved job on each number of devices; arguments and errors as of `bench.training_throughput.run`.
 
     Raises:
         DeviceError: there are fewer devices than are asked for, or fewer free ones. Nothing was measured then.
     """
-    counts = asked.device_counts
+    counts = settings.device_counts
     tensor = job.parallel.tensor
     if uneven := [count for count in counts if count % tensor]:
         raise ConfigError(f"parallel.tensor {tensor} does not divide {uneven[0]} devices", "leave that number out")
-    given, most = job.batch.global_batch_tokens, counts[-1]
-    if given is not None and not asked.weak and (given % most or given // most < job.batch.resolved_seq_len):
+    given, max_processes = job.batch.global_batch_tokens, counts[-1]
+    if (
+        given is not None
+        and not settings.weak
+        and (given % max_processes or given // max_processes < job.batch.resolved_seq_len)
+    ):
         raise ConfigError(
-            f"batch.global_batch_tokens {given} cannot be divided among {most} devices by rows of "
+            f"batch.global_batch_tokens {given} cannot be divided among {max_processes} devices by rows of "
             f"{job.batch.resolved_seq_len}",
             "raise it, or give --weak: as many tokens for each device",
         )
-    device_selection.select_devices(job.device.type, most, os.environ)
-    load = result_files.prepare_output(asked)
-    folder = Path(asked.out).expanduser()
-    job = one_training.prepare_job(asked, name, job, folder)
+    device_selection.select_devices(job.device.type, max_processes, os.environ)
+    load = result_files.prepare_output(settings)
+    folder = Path(settings.out).expanduser()
+    job = one_training.prepare_job(settings, name, job, folder)
     found: dict[int, TrainingMeasurement] = {}
     for count in counts:
-        log.info(f"{count} x {asked.repeats + asked.warm_up} x {asked.steps} steps: {shlex.join(words)}")
-        part = _job_for_devices(job, count, asked.weak, found)
+        log.info(f"{count} x {settings.repeats + settings.warm_up} x {settings.steps} steps: {shlex.join(words)}")
+        part = _job_for_devices(job, count, settings.weak, found)
         found[count] = children.measure_training(
-            name, part, folder / f"devices-{count}", asked.steps, asked.repeats + asked.warm_up
+            name, part, folder / f"devices-{count}", settings.steps, settings.repeats + settings.warm_up
         )
     figures = [
         figure
         for count in counts
-        for figure in _build_scaling_metrics(count, counts[0], found, asked.warm_up, name, job)
+        for figure in _build_scaling_metrics(count, counts[0], found, settings.warm_up, name, job)
     ]
     device = found[counts[-1]].device_event
     where = environment_info.collect_environment(load, device.get("name", ""), counts[-1])
     sizes = {count: dict(one.resolved_sizes) for count, one in found.items()}
     result = BenchResult(
         "scaling",
-        f"{shlex.join(words)}; {'weak' if asked.weak else 'strong'} scaling",
+        f"{shlex.join(words)}; {'weak' if settings.weak else 'strong'} scaling",
         figures,
-        {"command": shlex.join(words), **asdict(asked), "sizes": sizes},
+        {"command": shlex.join(words), **asdict(settings), "sizes": sizes},
         where,
         "devices",
         [
@@ -68,7 +72,7 @@ def run(asked: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
             *_shared_core_notes(device.get("type", ""), counts[-1], where["cores"]),
         ],
     )
-    result_files.write_results(asked, result)
+    result_files.write_results(settings, result)
     return 0
 
 
@@ -92,24 +96,24 @@ def _build_scaling_metrics(
     count: int, first: int, found: dict[int, TrainingMeasurement], warm_up: int, name: str, job: Any
 ) -> list[BenchMetric]:
     """Speed, speed-up against the least number, and efficiency: the speed-up over what the numbers promise."""
-    own = replace(job, device=replace(job.device, nproc=count))
+    scaled_job = replace(job, device=replace(job.device, nproc=count))
     speeds = {}
     for number in (first, count):
-        paper, _ = one_training.plan_measured_job(name, own, found[number])
+        paper, _ = one_training.plan_measured_job(name, scaled_job, found[number])
         speeds[number] = one_training.build_training_metrics(found[number], warm_up, paper)[0]
-    base, here = speeds[first], speeds[count]
-    up = here.median / base.median
-    on_paper = here.planned_value / base.planned_value if here.planned_value and base.planned_value else None
-    made = [
-        replace(here, name="tokens/s", axis_value=float(count)),
+    base, speed = speeds[first], speeds[count]
+    up = speed.median / base.median
+    on_paper = speed.planned_value / base.planned_value if speed.planned_value and base.planned_value else None
+    metrics = [
+        replace(speed, name="tokens/s", axis_value=float(count)),
         BenchMetric("tokens a step", "tokens", (found[count].windows[-1].tokens_per_step,), axis_value=float(count)),
         BenchMetric("speed-up", "x", (up,), on_paper, float(count)),
         BenchMetric("efficiency", "share", (up * first / count,), None, float(count)),
     ]
-    return made
+    return metrics
 
 
-def _shared_core_notes(kind: str, most: int, cores: int) -> list[str]:
-    if kind == "cpu" and most > cores:
-        return [f"{most} processes share {cores} cores"]
+def _shared_core_notes(kind: str, max_processes: int, cores: int) -> list[str]:
+    if kind == "cpu" and max_processes > cores:
+        return [f"{max_processes} processes share {cores} cores"]
     return ["the processes share one processor's cores: these are no figures of devices"] if kind == "cpu" else []

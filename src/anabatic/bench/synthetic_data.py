@@ -46,11 +46,13 @@ def write_synthetic_tokenizer(folder: Path, vocab_size: int = DEFAULT_VOCAB_SIZE
     pairs = list(islice(iter_bpe_merges(), vocab_size - len(vocabulary)))
     for left, right in pairs:
         vocabulary[left + right] = len(vocabulary)
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([token for token in folders.SPECIAL_TOKENS if token not in folders.VISIBLE_SPECIAL_TOKENS])
-    folders.save_tokenizer(made, folder)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [token for token in folders.SPECIAL_TOKENS if token not in folders.VISIBLE_SPECIAL_TOKENS]
+    )
+    folders.save_tokenizer(tokenizer, folder)
     return folder
 
 

@@ -41,14 +41,14 @@ def run(job: BenchTokenizeJob) -> int:
         else synthetic_data.write_synthetic_tokenizer(out / "tokenizer")
     )
     backend = hf_folder.load_fast_tokenizer(folder)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".text-") as made:
-        named = job.data.train or [_write_synthetic_documents(Path(made) / "text.jsonl", int(job.mib * 2**20))]
+    with tempfile.TemporaryDirectory(dir=out, prefix=".text-") as temporary:
+        named = job.data.train or [_write_synthetic_documents(Path(temporary) / "text.jsonl", int(job.mib * 2**20))]
         texts = _load_texts(job, named)
-        held = sum(len(text.encode()) for text in texts)
+        text_bytes = sum(len(text.encode()) for text in texts)
         alone, built, tokens = [], [], 0
         with ProgressBar("repeats", job.warm_up + job.repeats) as bar:
             for number in range(job.warm_up + job.repeats):
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 tokens = sum(
                     len(one.ids)
                     for at in range(0, len(texts), _DOCUMENTS_PER_BATCH)
@@ -57,22 +57,23 @@ def run(job: BenchTokenizeJob) -> int:
                     )
                 )
                 encoded = time.perf_counter()
-                data = replace(job.data, train=named, valid=["none"], cache=str(Path(made) / f"cache-{number}"))
+                data = replace(job.data, train=named, valid=["none"], cache=str(Path(temporary) / f"cache-{number}"))
                 sets = [dataset_cache.build_dataset(name, folder, data, "train") for name in named]
                 if number >= job.warm_up:
-                    alone.append(encoded - begun)
+                    alone.append(encoded - start)
                     built.append(time.perf_counter() - encoded)
                 bar.update(number + 1)
         stored = sum(one.num_tokens for one in sets)
     where = environment_info.collect_environment(load)
     figures = [
         BenchMetric("tokenizer alone", "tokens/s", tuple(tokens / each for each in alone)),
-        BenchMetric("tokenizer alone, text", "B/s", tuple(held / each for each in alone)),
+        BenchMetric("tokenizer alone, text", "B/s", tuple(text_bytes / each for each in alone)),
         BenchMetric("from file to shards", "tokens/s", tuple(stored / each for each in built)),
-        BenchMetric("from file to shards, text", "B/s", tuple(held / each for each in built)),
+        BenchMetric("from file to shards, text", "B/s", tuple(text_bytes / each for each in built)),
     ]
     what = f"{folder if job.tokenizer else 'made-up words'}, {backend.get_vocab_size():,} entries"
-    read = f"{format_size(held)} of text, {format_count(tokens)} tokens, {held / max(tokens, 1):.2f} bytes a token"
+    ratio = text_bytes / max(tokens, 1)
+    read = f"{format_size(text_bytes)} of text, {format_count(tokens)} tokens, {ratio:.2f} bytes a token"
     result = BenchResult(
         "tokenize", f"{what}; {read}", figures, asdict(job), where, notes=environment_info.caveat_notes(where)
     )

@@ -95,24 +95,24 @@ def measure_training(name: str, job: Any, folder: Path, steps: int, windows: int
     """
     run = RunFolder(folder / "run")
     folder.mkdir(parents=True, exist_ok=True)
-    said = folder / "training.log"
+    log_path = folder / "training.log"
     write_atomic(folder / "training.yaml", settings.dump_job(adapt_job(job, run.root, steps, steps * windows)))
     words = [*relaunch.PROGRAM_COMMAND, *name.split(), "-c", str(folder / "training.yaml")]
     rows = json_lines.JsonlFollower(run.metrics)
     try:
-        with open(said, "wb") as output, _start_process(words, output) as process:
-            begun = time.time()
+        with open(log_path, "wb") as output, _start_process(words, output) as process:
+            start = time.time()
             found: list[dict[str, Any]] = []
             while len(found) < windows + (steps > 1):  # the first step has a row of its own
                 ended = process.poll()
                 found += [row for row in rows.read_new_rows()[1] if row.get("kind") == "train"]
                 if ended is not None and len(found) < windows + (steps > 1):
-                    raise _build_training_error(ended, said)
+                    raise _build_training_error(ended, log_path)
                 time.sleep(_POLL_SECONDS)
         events = {row["event"]: row for row in json_lines.read_json_lines(run.events)}
         return TrainingMeasurement(
             list(_iter_windows(found, steps))[:windows],
-            found[0]["time"] - begun,
+            found[0]["time"] - start,
             events.get("device", {}),
             events.get("model", {}).get("plan", {}),
         )
@@ -193,16 +193,18 @@ def _has_exited(process: psutil.Process) -> bool:
         return True
 
 
-def _build_training_error(code: int, said: Path) -> AnabaticError:
+def _build_training_error(code: int, log_path: Path) -> AnabaticError:
     """Return the training's own error."""
-    lines = [line.strip() for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    lines = [
+        line.strip() for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+    ]
+    messages = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
-    if not told:
+    if not messages:
         last = " / ".join(to_printable(line) for line in lines[-_LOG_TAIL_LINES:])
         return Failure(
             f"the training ended with exit code {code}: {last or 'it said nothing'}",
-            f"its output is in {said}",
+            f"its output is in {log_path}",
         )
     kind = ConfigError if code == relaunch.EXIT_USER_ERROR else Failure
-    return kind(told[-1], hints[-1] if hints else f"its output is in {said}")
+    return kind(messages[-1], hints[-1] if hints else f"its output is in {log_path}")

@@ -32,7 +32,7 @@ _PLANNED_COMMANDS = ("pretrain", "sft", "dpo")
 _BATCH_SIZE_NAMES = ("global_batch_tokens", "micro_batch_tokens")
 
 
-def run(asked: BenchTrain, name: str, job: Any, words: Sequence[str]) -> int:
+def run(settings: BenchTrain, name: str, job: Any, words: Sequence[str]) -> int:
     """Measure the training of a resolved job.
 
     Args:
@@ -41,36 +41,36 @@ def run(asked: BenchTrain, name: str, job: Any, words: Sequence[str]) -> int:
     Raises:
         ConfigError, DataError, Failure: the training's own, and those of writing.
     """
-    load = result_files.prepare_output(asked)
-    folder = Path(asked.out).expanduser()
-    job = prepare_job(asked, name, job, folder)
-    log.info(f"training {asked.repeats + asked.warm_up} x {asked.steps} steps: {shlex.join(words)}")
-    found = training_probe.measure_training(name, job, folder, asked.steps, asked.repeats + asked.warm_up)
+    load = result_files.prepare_output(settings)
+    folder = Path(settings.out).expanduser()
+    job = prepare_job(settings, name, job, folder)
+    log.info(f"training {settings.repeats + settings.warm_up} x {settings.steps} steps: {shlex.join(words)}")
+    found = training_probe.measure_training(name, job, folder, settings.steps, settings.repeats + settings.warm_up)
     where = environment_info.collect_environment(
         load, found.device_event.get("name", ""), found.device_event.get("world_size", 1)
     )
-    paper, told = plan_measured_job(name, job, found)
-    told += _explain_mfu_above_peak(found, asked.warm_up)
+    paper, notes = plan_measured_job(name, job, found)
+    notes += _explain_mfu_above_peak(found, settings.warm_up)
     result = BenchResult(
         "train",
-        f"{shlex.join(words)}; {asked.repeats} x {asked.steps} steps",
-        build_training_metrics(found, asked.warm_up, paper),
-        {"command": shlex.join(words), **asdict(asked), "sizes": dict(found.resolved_sizes)},
+        f"{shlex.join(words)}; {settings.repeats} x {settings.steps} steps",
+        build_training_metrics(found, settings.warm_up, paper),
+        {"command": shlex.join(words), **asdict(settings), "sizes": dict(found.resolved_sizes)},
         where,
-        notes=[*environment_info.caveat_notes(where), *told],
+        notes=[*environment_info.caveat_notes(where), *notes],
     )
-    result_files.write_results(asked, result)
+    result_files.write_results(settings, result)
     return 0
 
 
 def _explain_mfu_above_peak(found: TrainingMeasurement, warm_up: int) -> list[str]:
     """Say what a share of the peak above all of it means."""
-    shares = [one.logged_row["mfu"] for one in found.windows[warm_up:] if one.logged_row.get("mfu")]
-    told = "MFU above 100 %: the processor's peak is measured at the start, and the machine was busier then"
-    return [told] if shares and max(shares) > 1 else []
+    utilizations = [one.logged_row["mfu"] for one in found.windows[warm_up:] if one.logged_row.get("mfu")]
+    notes = "MFU above 100 %: the processor's peak is measured at the start, and the machine was busier then"
+    return [notes] if utilizations and max(utilizations) > 1 else []
 
 
-def prepare_job(asked: BenchTrain, name: str, job: Any, folder: Path) -> Any:
+def prepare_job(settings: BenchTrain, name: str, job: Any, folder: Path) -> Any:
     """Return the job with a synthetic tokenizer and synthetic rows where they are asked for."""
     if getattr(job, "tokenizer", None) == synthetic_data.SYNTHETIC_TOKENIZER:
         if name != "pretrain":
@@ -79,17 +79,17 @@ def prepare_job(asked: BenchTrain, name: str, job: Any, folder: Path) -> Any:
                 f"{synthetic_data.SYNTHETIC_TOKENIZER} is for pretrain alone",
             )
         job = replace(job, tokenizer=str(synthetic_data.write_synthetic_tokenizer(folder / "tokenizer")))
-    if asked.length is None:
+    if settings.length is None:
         return job
     if not hasattr(job, "batch"):
         raise ConfigError(f"{name} has no rows of tokens", "leave --length out")
-    if name != "pretrain" and asked.length > job.batch.resolved_seq_len:
+    if name != "pretrain" and settings.length > job.batch.resolved_seq_len:
         raise ConfigError(
-            f"length is {asked.length}, and batch.seq_len {job.batch.resolved_seq_len}",
+            f"length is {settings.length}, and batch.seq_len {job.batch.resolved_seq_len}",
             "raise --batch.seq-len of the command",
         )
     rows = folder / "rows.jsonl"
-    synthetic_data.write_synthetic_rows(rows, name, _resolve_tokenizer(name, job), asked.length, _SYNTHETIC_TOKENS)
+    synthetic_data.write_synthetic_rows(rows, name, _resolve_tokenizer(name, job), settings.length, _SYNTHETIC_TOKENS)
     return replace(job, data=replace(job.data, train=[str(rows)], columns={}, text_column="text"))
 
 
@@ -99,9 +99,9 @@ def _resolve_tokenizer(name: str, job: Any) -> str:
     from anabatic.models import pretrained
     from anabatic.models.lora.merging import WeightedAdapter
 
-    named = pretrained.resolve_model_folder(job.model.path if name == "pretrain" else job.model)
+    folder = pretrained.resolve_model_folder(job.model.path if name == "pretrain" else job.model)
     none: list[WeightedAdapter] = []
-    return str(pretrained.find_tokenizer_folder(named, none))
+    return str(pretrained.find_tokenizer_folder(folder, none))
 
 
 def plan_measured_job(name: str, job: Any, found: TrainingMeasurement) -> tuple[output.JobPlan | None, list[str]]:
@@ -125,7 +125,7 @@ def build_training_metrics(found: TrainingMeasurement, warm_up: int, paper: outp
     """Return what the windows behind the warm-up say."""
     rows = found.windows[warm_up:]
     choice = paper.choice if paper else None
-    made = [
+    metrics = [
         BenchMetric(
             "trained",
             "tokens/s",
@@ -140,8 +140,8 @@ def build_training_metrics(found: TrainingMeasurement, warm_up: int, paper: outp
     for key, title in (("mfu", "MFU"), ("data_wait", "waiting for data")):
         values = tuple(one.logged_row[key] for one in rows if one.logged_row.get(key) is not None)
         if values:
-            made.append(BenchMetric(title, "share", values, planned_share.get(key)))
+            metrics.append(BenchMetric(title, "share", values, planned_share.get(key)))
     peak = (max(one.logged_row["memory_bytes"] for one in rows),)
-    made.append(BenchMetric("peak memory of a process", "B", peak, choice.memory.total if choice else None))
-    made.append(BenchMetric("start to first step", "s", (found.startup_seconds,)))
-    return made
+    metrics.append(BenchMetric("peak memory of a process", "B", peak, choice.memory.total if choice else None))
+    metrics.append(BenchMetric("start to first step", "s", (found.startup_seconds,)))
+    return metrics

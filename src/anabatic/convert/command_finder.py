@@ -99,8 +99,8 @@ def _command_name(words: tuple[str, ...] | list[str], peer: str) -> str:
         for name in row.theirs
         if " " in name
     }
-    named = f"{program} {rest[0]}" if program in firsts and rest and not rest[0].startswith("-") else program
-    return named or words[0]
+    command_name = f"{program} {rest[0]}" if program in firsts and rest and not rest[0].startswith("-") else program
+    return command_name or words[0]
 
 
 def find_owner(word: str, text: str) -> str:
@@ -257,5 +257,5 @@ def _iter_options(words: list[str]) -> Iterator[PeerOption]:
         while not equals and at < len(words) and not _OPTION_START.match(words[at]) and words[at] != "--":
             values.append(words[at])
             at += 1
-        shown = " ".join([word, *values]) if not equals else word
-        yield PeerOption(name.replace("-", "_"), values if len(values) > 1 else values[0] if values else True, shown)
+        original = " ".join([word, *values]) if not equals else word
+        yield PeerOption(name.replace("-", "_"), values if len(values) > 1 else values[0] if values else True, original)

@@ -48,28 +48,28 @@ def convert_command(peer: str, words: Sequence[str], command: str | None = None)
     drafts: list[RecipeDraft] = []
     for call in found.calls:
         _add_file_options(call, folder)
-        ours = command or command_for_call(call)
-        if not ours:
+        our_command = command or command_for_call(call)
+        if not our_command:
             found.unknown_commands.append(call.peer_name)
             continue
-        made = make_draft(call, _resolve_command(call, ours))
-        derived_settings.add_derived_settings(made, folder)
-        recipe_writer.complete_draft(made)
-        drafts.append(made)
+        draft = make_draft(call, _resolve_command(call, our_command))
+        derived_settings.add_derived_settings(draft, folder)
+        recipe_writer.complete_draft(draft)
+        drafts.append(draft)
     if not drafts:
         raise _nothing_found_error(peer, found, " ".join(words))
-    stages = [made for made in drafts if made.command not in _INTERACTIVE_COMMANDS]
+    stages = [draft for draft in drafts if draft.command not in _INTERACTIVE_COMMANDS]
     if len(drafts) == 1 or not stages:
-        made = drafts[0]
+        draft = drafts[0]
         return ConvertedRecipe(
-            recipe_writer.render_recipe(made, found.unknown_commands), recipe_writer.format_reports(made.notes)
+            recipe_writer.render_recipe(draft, found.unknown_commands), recipe_writer.format_reports(draft.notes)
         )
     from anabatic.convert import pipeline_recipe
 
-    later = [made for made in drafts if made.command in _INTERACTIVE_COMMANDS]
+    later = [draft for draft in drafts if draft.command in _INTERACTIVE_COMMANDS]
     return ConvertedRecipe(
         pipeline_recipe.render_pipeline(stages, later, found.unknown_commands),
-        list(dict.fromkeys(line for made in drafts for line in recipe_writer.format_reports(made.notes))),
+        list(dict.fromkeys(line for draft in drafts for line in recipe_writer.format_reports(draft.notes))),
     )
 
 
@@ -227,5 +227,5 @@ def _nothing_found_error(peer: str, found: command_finder.ScriptCommands, text: 
         other = ""
     if other:
         hint = f"this is {peer_tables.load_tables(other).title}'s: anabatic config from-{other}"
-    told = f"; found: {', '.join(others)}"[:200] if others else ""
-    return ConfigError(f"no command of {title} that has a counterpart{told}", hint)
+    found_text = f"; found: {', '.join(others)}"[:200] if others else ""
+    return ConfigError(f"no command of {title} that has a counterpart{found_text}", hint)

@@ -81,9 +81,9 @@ def read_tree(path: Path) -> dict[str, Any]:
 def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
     """Return whose settings these are, None where nothing tells."""
     names = [key.replace("-", "_") for key in tree]
-    ours = find_matching_commands(tree)
-    if ours:
-        return DetectedFile(OWN_PROGRAM, tuple(ours), tuple(names[:4]))
+    matching_commands = find_matching_commands(tree)
+    if matching_commands:
+        return DetectedFile(OWN_PROGRAM, tuple(matching_commands), tuple(names[:4]))
     if sum(name in _ACCELERATE_KEYS for name in names) >= _MIN_FOREIGN_NAMES:
         return DetectedFile(ACCELERATE, (), tuple(name for name in names if name in _ACCELERATE_KEYS))
     nested = [key for key in flatten(tree) if foreign_options.option_names(_NESTED, key)]
@@ -115,8 +115,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def find_matching_commands(tree: dict[str, Any]) -> list[str]:
     """Return the commands of ours that take every key of a recipe; those for which it is complete, if there are."""
     taken = [name for name in command_table.COMMANDS if tree and accepts_settings(name, tree)]
-    whole = [name for name in taken if is_complete_job(name, tree)]
-    return whole or taken
+    complete = [name for name in taken if is_complete_job(name, tree)]
+    return complete or taken
 
 
 def accepts_settings(name: str, tree: dict[str, Any]) -> bool:
@@ -149,13 +149,13 @@ def _own_setting_names() -> set[str]:
 def _guess_peer(names: Iterable[str], tree: dict[str, Any]) -> str:
     """Return the program with the most of these names; only those that have files of settings."""
     some = list(names)
-    own = foreign_options.guess_program(some)
-    if own in ("llamafactory", "swift", "axolotl"):
-        return own
+    guessed = foreign_options.guess_program(some)
+    if guessed in ("llamafactory", "swift", "axolotl"):
+        return guessed
     counts = {peer: foreign_options.count_known_names(peer, some) for peer in ("llamafactory", "swift")}
     return (
-        own
-        if own == "deepspeed" or min(counts.values()) == max(counts.values())
+        guessed
+        if guessed == "deepspeed" or min(counts.values()) == max(counts.values())
         else max(counts, key=counts.__getitem__)
     )
 

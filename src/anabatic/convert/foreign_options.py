@@ -45,12 +45,12 @@ class ForeignWord:
     def format_clause(self, where: validation.SettingNamer) -> str:
         """Return a clause in which `where` writes the settings."""
         if self.settings:
-            told = f"{' and '.join(map(where.format_key, self.settings))} here"
-            told += f": {self.note}" if self.note and self.has_other_meaning else ""
+            clause = f"{' and '.join(map(where.format_key, self.settings))} here"
+            clause += f": {self.note}" if self.note and self.has_other_meaning else ""
         else:
-            told = "nothing to set here" if self.is_needless else "no counterpart here"
-            told += f": {self.note}" if self.note and self.note != "no counterpart" else ""
-        return f'"{self.original_text}" (of {self.programs}): {told}'
+            clause = "nothing to set here" if self.is_needless else "no counterpart here"
+            clause += f": {self.note}" if self.note and self.note != "no counterpart" else ""
+        return f'"{self.original_text}" (of {self.programs}): {clause}'
 
 
 @dataclass
@@ -81,14 +81,14 @@ def option_names(peer: str, name: str) -> bool:
 
 
 def translate_options(
-    command: str, options: Sequence[PeerOption], own: Mapping[str, Any] | None = None
+    command: str, options: Sequence[PeerOption], own_settings: Mapping[str, Any] | None = None
 ) -> ForeignMatch:
     """Return what options of other programs are called by a command of ours.
 
     Args:
         command: ours.
         options: what was typed, and does not exist here.
-        own: dotted key -> value of what was given in our own words.
+        own_settings: dotted key -> value of what was given in our own words.
     """
     peer = guess_program(option.name for option in options)
     rows = _rows_by_name(peer, command)
@@ -97,12 +97,12 @@ def translate_options(
     answer.unknown = [option.name for option in options if option.name not in rows]
     answer.words = [_translate_word(peer, command, rows, option) for option in known]
     try:
-        made = _make_draft(peer, command, rows, known, own or {})
+        draft = _make_draft(peer, command, rows, known, own_settings or {})
     except ConfigError as error:
         answer.problem = str(error)
         return answer
-    given = own or {}
-    answer.settings = {key: one.value for key, one in made.settings.items() if key not in given}
+    given = own_settings or {}
+    answer.settings = {key: one.value for key, one in draft.settings.items() if key not in given}
     return answer
 
 
@@ -172,29 +172,29 @@ def _translate_word(
     peer: str, command: str, rows: Mapping[str, peer_tables.MappingRow], option: PeerOption
 ) -> ForeignWord:
     row = rows[option.name]
-    made = recipe_draft.RecipeDraft(_make_bare_command(peer, []), command)
+    draft = recipe_draft.RecipeDraft(_make_bare_command(peer, []), command)
     programs = _owner_titles(peer, option.name)
     typed = option.original_text.partition("=")[0].partition(" ")[0].rstrip(":")
-    told = recipe_draft.row_note(row)
+    note = recipe_draft.row_note(row)
     if row.how in ("lost", "ours", "silent"):
-        return ForeignWord(typed, programs, (), told, row.how != "lost")
+        return ForeignWord(typed, programs, (), note, row.how != "lost")
     if row.only and command not in row.only:
         return ForeignWord(typed, programs, (), f"it belongs to {_format_commands(row.only)}", False)
     try:
         keys = tuple(_make_draft(peer, command, rows, [option], {}).settings)
     except ConfigError:
         keys = ()
-    here = made.first_setting(row)
-    if here and here not in keys:
-        keys = (here,)
+    setting = draft.first_setting(row)
+    if setting and setting not in keys:
+        keys = (setting,)
     if keys:
         another = row.changes or row.how in ("gather", "told")
-        return ForeignWord(typed, programs, keys[:2], told, False, another)
+        return ForeignWord(typed, programs, keys[:2], note, False, another)
     takers = [name for name in command_table.COMMANDS if any(key in _setting_keys(name) for key in row.ours)]
     where = f"`anabatic {command}` has no such setting"
     if row.ours and takers:
         where += f"; {row.ours[0]} belongs to {_format_commands(takers)}"
-    return ForeignWord(typed, programs, (), told if row.how == "gather" and not row.ours and told else where, False)
+    return ForeignWord(typed, programs, (), note if row.how == "gather" and not row.ours and note else where, False)
 
 
 def _format_commands(names: Sequence[str]) -> str:
@@ -216,11 +216,11 @@ def _make_draft(
     command: str,
     rows: Mapping[str, peer_tables.MappingRow],
     options: Sequence[PeerOption],
-    own: Mapping[str, Any],
+    own_settings: Mapping[str, Any],
 ) -> recipe_draft.RecipeDraft:
     """Return the draft of the options alone, with the sums that need several of them."""
-    made = recipe_draft.RecipeDraft(_make_bare_command(peer, list(options)), command)
-    before = {key: value for key, value in own.items() if made.setting_type(key) is not None}
+    draft = recipe_draft.RecipeDraft(_make_bare_command(peer, list(options)), command)
+    before = {key: value for key, value in own_settings.items() if draft.setting_type(key) is not None}
     defaults = _flatten_tree(settings_module.default_tree(command_table.get_command(command).import_job_class()))
     length = "batch.seq_len"
     if length not in before and defaults.get(length) is not None:
@@ -228,24 +228,24 @@ def _make_draft(
     lengths = {name for name, row in rows.items() if length in row.ours}
     for key, value in before.items():
         if key != length or not any(option.name in lengths for option in options):
-            made.set_setting(key, value, key)
+            draft.set_setting(key, value, key)
     for option in options:
-        recipe_draft.apply_option(made, rows, option)
-    if "micro_rows" in made.gathered and not {"accumulation", "global_rows"} & set(made.gathered):
-        made.gathered["accumulation"] = PeerOption("gradient_accumulation_steps", 1, "gradient_accumulation_steps 1")
-    if command != "rl" and "micro_rows" not in made.gathered and "global_rows" not in made.gathered:
-        made.gathered.pop("accumulation", None)
-    derived_settings.add_derived_settings(made, Path())
-    made.settings = {
+        recipe_draft.apply_option(draft, rows, option)
+    if "micro_rows" in draft.gathered and not {"accumulation", "global_rows"} & set(draft.gathered):
+        draft.gathered["accumulation"] = PeerOption("gradient_accumulation_steps", 1, "gradient_accumulation_steps 1")
+    if command != "rl" and "micro_rows" not in draft.gathered and "global_rows" not in draft.gathered:
+        draft.gathered.pop("accumulation", None)
+    derived_settings.add_derived_settings(draft, Path())
+    draft.settings = {
         key: one
-        for key, one in made.settings.items()
-        if key not in before or one.value != _typed_value(made, before, key)
+        for key, one in draft.settings.items()
+        if key not in before or one.value != _typed_value(draft, before, key)
     }
-    return made
+    return draft
 
 
-def _typed_value(made: recipe_draft.RecipeDraft, before: Mapping[str, Any], key: str) -> Any:
-    return recipe_draft.convert_to_type(before[key], made.setting_type(key), key)
+def _typed_value(draft: recipe_draft.RecipeDraft, before: Mapping[str, Any], key: str) -> Any:
+    return recipe_draft.convert_to_type(before[key], draft.setting_type(key), key)
 
 
 def _flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -111,12 +111,12 @@ def list_peers() -> list[str]:
 
 
 def _parse_row(entry: dict[str, Any]) -> MappingRow:
-    ours = tuple(entry.get("ours", ()))
-    shown = entry.get("shown", {})
-    how = entry.get("how") or ("values" if "values" in entry else "copy" if ours else "lost")
+    our_settings = tuple(entry.get("ours", ()))
+    examples = entry.get("shown", {})
+    how = entry.get("how") or ("values" if "values" in entry else "copy" if our_settings else "lost")
     return MappingRow(
         theirs=tuple(map(str, entry["theirs"])),
-        ours=ours,
+        ours=our_settings,
         command=entry.get("command", ""),
         how=how,
         values={_normalize_text(key): value for key, value in entry.get("values", {}).items()},
@@ -128,7 +128,7 @@ def _parse_row(entry: dict[str, Any]) -> MappingRow:
         sets=entry.get("sets", {}),
         open=entry.get("open", {}),
         stage=entry.get("stage", ""),
-        shown=shown if isinstance(shown, dict) else dict.fromkeys(("en", "zh"), shown),
+        shown=examples if isinstance(examples, dict) else dict.fromkeys(("en", "zh"), examples),
         here=entry.get("here", {}),
         note={language: entry[language] for language in ("en", "zh") if language in entry},
     )

@@ -24,12 +24,12 @@ _PIPELINE_VARIABLES = {
 def render_pipeline(stages: list[RecipeDraft], later: list[RecipeDraft], others: list[str]) -> str:
     """Return a pipeline; `later` are commands that wait for a person."""
     names = _name_stages(stages)
-    made: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     variables: dict[str, None] = {}
     parts: list[str] = []
     for name, one in zip(names, stages, strict=True):
         one.settings.pop("out", None)
-        _fill_stage_inputs(one, made, variables)
+        _fill_stage_inputs(one, outputs, variables)
         parts += [
             "",
             *(f"  # {line}" for line in recipe_writer.wrap_comment(one.call.command_line)),
@@ -38,11 +38,11 @@ def render_pipeline(stages: list[RecipeDraft], later: list[RecipeDraft], others:
         parts += [f"  {name}:", f"    command: {one.command}", "    job:"]
         parts += recipe_writer.render_settings(one, "      ") or ["      {}"]
         if one.command in _STAGE_OUTPUTS:
-            made[_STAGE_OUTPUTS[one.command]] = name
+            outputs[_STAGE_OUTPUTS[one.command]] = name
     words = [f"--set {name}=..." for name in variables]
     lines = [
         f"# {' '.join(['anabatic run FILE', *words])}",
-        *_render_later_commands(later, made),
+        *_render_later_commands(later, outputs),
         *recipe_writer.render_skipped_commands(others),
     ]
     lines += ["out: runs/pipeline"]
@@ -61,17 +61,17 @@ def _name_stages(stages: list[RecipeDraft]) -> list[str]:
     return names
 
 
-def _fill_stage_inputs(one: RecipeDraft, made: dict[str, str], variables: dict[str, None]) -> None:
+def _fill_stage_inputs(one: RecipeDraft, outputs: dict[str, str], variables: dict[str, None]) -> None:
     """Put the stage before, or a variable, where a setting is missing; a pipeline runs on one machine."""
     if one.launch_options:
-        told = f"start it by anabatic launch {' '.join(one.launch_options)} -- {one.command} -c FILE"
+        note = f"start it by anabatic launch {' '.join(one.launch_options)} -- {one.command} -c FILE"
         one.notes.changed.append(
-            f"{one.gathered['nnodes'].original_text}: a pipeline runs on one machine; on several {told}"
+            f"{one.gathered['nnodes'].original_text}: a pipeline runs on one machine; on several {note}"
         )
         one.set_setting("device.nproc", one.gathered_int("nproc") or 1, one.gathered["nnodes"].original_text)
     for key, value in list(one.placeholders.items()):
-        if key in _STAGE_INPUTS and _STAGE_INPUTS[key] in made:
-            one.placeholders[key] = _match_list(value, f"${{{made[_STAGE_INPUTS[key]]}}}")
+        if key in _STAGE_INPUTS and _STAGE_INPUTS[key] in outputs:
+            one.placeholders[key] = _match_list(value, f"${{{outputs[_STAGE_INPUTS[key]]}}}")
         else:
             word = value[0] if isinstance(value, list) else value
             name = _PIPELINE_VARIABLES.get(word)
@@ -89,8 +89,8 @@ def _render_notes(one: RecipeDraft) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _render_later_commands(later: list[RecipeDraft], made: dict[str, str]) -> Iterator[str]:
+def _render_later_commands(later: list[RecipeDraft], outputs: dict[str, str]) -> Iterator[str]:
     for one in later:
-        model = f"runs/pipeline/{made['model']}" if "model" in made else "MODEL"
+        model = f"runs/pipeline/{outputs['model']}" if "model" in outputs else "MODEL"
         words = ["anabatic", *shlex.split(one.command), *(["-m", model] if one.command == "chat" else [model])]
         yield f"# then: {shlex.join(words)}   ({one.call.command_line})"

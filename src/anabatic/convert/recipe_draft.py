@@ -92,18 +92,20 @@ class RecipeDraft:
         """Return a gathered value, None where there is none."""
         return self.gathered[name].value if name in self.gathered else None
 
-    def gathered_int(self, name: str, least: int = 1) -> int | None:
+    def gathered_int(self, name: str, minimum: int = 1) -> int | None:
         """Return a gathered whole number.
 
         Raises:
-            ConfigError: it is none, or less than `least`.
+            ConfigError: it is none, or less than `minimum`.
         """
         if name not in self.gathered:
             return None
         one = self.gathered[name]
         value: int = convert_to_type(one.value, int, one.original_text)
-        if value < least:
-            raise ConfigError(f"{one.original_text}: {value} is less than {least}", f"give a whole number from {least}")
+        if value < minimum:
+            raise ConfigError(
+                f"{one.original_text}: {value} is less than {minimum}", f"give a whole number from {minimum}"
+            )
         return value
 
 
@@ -113,37 +115,37 @@ def make_draft(call: PeerCommand, command: str) -> RecipeDraft:
     Raises:
         ConfigError: a value is of the wrong type.
     """
-    made = RecipeDraft(call, command)
+    draft = RecipeDraft(call, command)
     rows = _rows_by_name(call.peer, command)
-    told: set[str] = set()
+    noted: set[str] = set()
     for option in {one.name or one.original_text: one for one in call.options}.values():
-        if apply_option(made, rows, option):
-            told.update(rows[option.name].theirs)
-    if made.unknown_keys:
-        made.notes.unknown.append(f"{len(made.unknown_keys)} keys: {', '.join(made.unknown_keys)}")
-    if made.gathered_value("kind") == "ppo":
+        if apply_option(draft, rows, option):
+            noted.update(rows[option.name].theirs)
+    if draft.unknown_keys:
+        draft.notes.unknown.append(f"{len(draft.unknown_keys)} keys: {', '.join(draft.unknown_keys)}")
+    if draft.gathered_value("kind") == "ppo":
         about = "its critic and reward model have no place here; answers are compared with each other, see rewards"
-        made.notes.changed.append(f"{made.gathered['kind'].original_text}: {about}")
-    if (kind := made.gathered_value("kind")) in ("kto", "orpo", "simpo") and "loss_type" not in made.settings:
-        made.set_setting("loss_type", kind, made.gathered["kind"].original_text)
+        draft.notes.changed.append(f"{draft.gathered['kind'].original_text}: {about}")
+    if (kind := draft.gathered_value("kind")) in ("kto", "orpo", "simpo") and "loss_type" not in draft.settings:
+        draft.set_setting("loss_type", kind, draft.gathered["kind"].original_text)
     for key, value in call.row.sets.items():
-        if key not in made.settings and made.setting_type(key) is not None:
-            made.set_setting(key, value, f"for {call.peer_name}")
+        if key not in draft.settings and draft.setting_type(key) is not None:
+            draft.set_setting(key, value, f"for {call.peer_name}")
     title = peer_tables.load_tables(call.peer).title
     for default in peer_tables.load_tables(call.peer).defaults:
-        tuner = made.settings.get("tuner")
+        tuner = draft.settings.get("tuner")
         fits = not default.tuner or (tuner is not None and tuner.value == default.tuner)
-        fits = fits and not told.intersection(default.unless)
-        if default.name not in told and fits and (not default.only or command in default.only):
+        fits = fits and not noted.intersection(default.unless)
+        if default.name not in noted and fits and (not default.only or command in default.only):
             _apply_row(
-                made,
+                draft,
                 rows[default.name],
                 PeerOption(default.name, default.value, f"{title}'s {default.name} {_normalize_text(default.value)}"),
             )
-    return made
+    return draft
 
 
-def apply_option(made: RecipeDraft, rows: Mapping[str, peer_tables.MappingRow], option: PeerOption) -> bool:
+def apply_option(draft: RecipeDraft, rows: Mapping[str, peer_tables.MappingRow], option: PeerOption) -> bool:
     """Take one option; False where no row knows it, or its value means "not given".
 
     Raises:
@@ -151,11 +153,11 @@ def apply_option(made: RecipeDraft, rows: Mapping[str, peer_tables.MappingRow], 
     """
     row = rows.get(option.name)
     if row is None:
-        _note_unknown_option(made, option, rows)
+        _note_unknown_option(draft, option, rows)
         return False
     if _normalize_word(option.value, row.skip) in row.skip or option.value is None:
         return False
-    _apply_row(made, row, option)
+    _apply_row(draft, row, option)
     return True
 
 
@@ -171,24 +173,24 @@ def _rows_by_name(peer: str, command: str) -> dict[str, peer_tables.MappingRow]:
     return rows
 
 
-def _note_unknown_option(made: RecipeDraft, option: PeerOption, rows: Mapping[str, peer_tables.MappingRow]) -> None:
+def _note_unknown_option(draft: RecipeDraft, option: PeerOption, rows: Mapping[str, peer_tables.MappingRow]) -> None:
     if option.name.isupper():
         return  # a variable of the script's own
-    if made.call.is_machine_written:
-        made.unknown_keys += [option.name] if _normalize_text(option.value) not in _EMPTY_VALUES else []
+    if draft.call.is_machine_written:
+        draft.unknown_keys += [option.name] if _normalize_text(option.value) not in _EMPTY_VALUES else []
         return
     if not option.name:
-        made.notes.lost.append(f"{option.original_text}: a word without an option")
+        draft.notes.lost.append(f"{option.original_text}: a word without an option")
         return
-    made.notes.unknown.append(f"{option.original_text}.{did_you_mean(option.name, rows, 0.8)}".removesuffix("."))
+    draft.notes.unknown.append(f"{option.original_text}.{did_you_mean(option.name, rows, 0.8)}".removesuffix("."))
 
 
-def _apply_row(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+def _apply_row(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
     if _has_shell_expansion(option.value):
-        named = f"; give {row.ours[0]}" if row.ours else ""
-        made.notes.changed.append(f"{option.original_text}: only the shell knows this value{named}")
+        suggestion = f"; give {row.ours[0]}" if row.ours else ""
+        draft.notes.changed.append(f"{option.original_text}: only the shell knows this value{suggestion}")
         return
-    _ROW_HANDLERS[row.how](made, row, option)
+    _ROW_HANDLERS[row.how](draft, row, option)
 
 
 def _has_shell_expansion(value: Any) -> bool:
@@ -201,60 +203,62 @@ def row_note(row: peer_tables.MappingRow) -> str:
     return re.sub(r" ?\(?\[([^\]]*)\]\([^)]*\)+", r" (\1)", row.note.get("en", "")).strip()
 
 
-def _copy_value(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
-    key = made.first_setting(row)
+def _copy_value(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+    key = draft.first_setting(row)
     if not key:
         if not option.name.isupper():
             more = f"; {row_note(row)}" if row_note(row) else ""
-            made.notes.lost.append(f"{option.original_text}: `anabatic {made.command}` has no such setting{more}")
+            draft.notes.lost.append(f"{option.original_text}: `anabatic {draft.command}` has no such setting{more}")
         return
-    made.set_setting(key, option.value, option.original_text)
+    draft.set_setting(key, option.value, option.original_text)
     if row.changes:
-        made.notes.changed.append(f"{option.original_text} -> {key}: {row_note(row)}")
+        draft.notes.changed.append(f"{option.original_text} -> {key}: {row_note(row)}")
 
 
-def _map_value(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+def _map_value(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
     text = _normalize_word(option.value, (*row.values, *row.near))
-    if text in row.near and made.first_setting(row):
-        made.set_setting(made.first_setting(row), row.near[text], option.original_text)
-        made.notes.changed.append(f"{option.original_text}: no counterpart; {row.near[text]} is the nearest, and taken")
+    if text in row.near and draft.first_setting(row):
+        draft.set_setting(draft.first_setting(row), row.near[text], option.original_text)
+        draft.notes.changed.append(
+            f"{option.original_text}: no counterpart; {row.near[text]} is the nearest, and taken"
+        )
         return
     if text not in row.values:
         known = ", ".join(row.values)
-        made.notes.lost.append(f"{option.original_text}: {row_note(row) or 'no counterpart'} (known: {known})")
+        draft.notes.lost.append(f"{option.original_text}: {row_note(row) or 'no counterpart'} (known: {known})")
         return
     value = row.values[text]
-    key = made.first_setting(row)
+    key = draft.first_setting(row)
     if value is None:
         return
     try:
         if not key:
             raise ConfigError("no such setting")
-        made.set_setting(key, value, option.original_text)
+        draft.set_setting(key, value, option.original_text)
     except ConfigError:
-        made.notes.lost.append(f"{option.original_text}: `anabatic {made.command}` has no such setting or value")
+        draft.notes.lost.append(f"{option.original_text}: `anabatic {draft.command}` has no such setting or value")
         return
     if row.changes:
-        made.notes.changed.append(f"{option.original_text} -> {key}: {row_note(row)}")
+        draft.notes.changed.append(f"{option.original_text} -> {key}: {row_note(row)}")
 
 
-def _gather_value(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
-    made.gathered[row.fact or row.theirs[0]] = option
+def _gather_value(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+    draft.gathered[row.fact or row.theirs[0]] = option
 
 
-def _note_changed(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
-    key = made.first_setting(row) or ", ".join(row.ours)
-    made.notes.changed.append(f"{option.original_text}: not carried over to {key}: {row_note(row)}")
+def _note_changed(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+    key = draft.first_setting(row) or ", ".join(row.ours)
+    draft.notes.changed.append(f"{option.original_text}: not carried over to {key}: {row_note(row)}")
 
 
-def _note_lost(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+def _note_lost(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
     if _normalize_text(option.value) not in _EMPTY_VALUES:
-        made.notes.lost.append(f"{option.original_text}: {row_note(row) or 'no counterpart'}".rstrip(": "))
+        draft.notes.lost.append(f"{option.original_text}: {row_note(row) or 'no counterpart'}".rstrip(": "))
 
 
-def _note_needless(made: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
+def _note_needless(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
     if _normalize_text(option.value) not in _EMPTY_VALUES:
-        made.notes.needless.append(f"{option.original_text}: {row_note(row)}".rstrip(": "))
+        draft.notes.needless.append(f"{option.original_text}: {row_note(row)}".rstrip(": "))
 
 
 _ROW_HANDLERS: dict[str, Callable[[RecipeDraft, peer_tables.MappingRow, PeerOption], None]] = {
@@ -285,7 +289,7 @@ class _PeerNamer(validation.SettingNamer):
         return str(self.prefix(path))
 
 
-def convert_to_type(value: Any, hint: Any, shown: str) -> Any:
+def convert_to_type(value: Any, hint: Any, original: str) -> Any:
     """Return a value, text or typed, as the type of a setting; lists are split at commas.
 
     Raises:
@@ -294,15 +298,15 @@ def convert_to_type(value: Any, hint: Any, shown: str) -> Any:
     inner, optional = validation.strip_optional(hint)
     if value is None and optional:
         return None
-    if value is True and inner is not bool and not shown.lower().endswith("true"):
-        raise ConfigError(f"{shown} has no value", "write it behind the option")
+    if value is True and inner is not bool and not original.lower().endswith("true"):
+        raise ConfigError(f"{original} has no value", "write it behind the option")
     kind = typing.get_origin(inner) or inner
     if kind is list:
         values = value if isinstance(value, list) else [value]
         value = [_coerce_value(piece, typing.get_args(inner)[0]) for one in values for piece in _split_commas(one)]
     else:
         value = _coerce_value(value[-1] if isinstance(value, list) and len(value) == 1 else value, kind)
-    return validation.convert_value(value, inner, _PeerNamer(shown), ())
+    return validation.convert_value(value, inner, _PeerNamer(original), ())
 
 
 def _split_commas(value: Any) -> Iterator[Any]:

@@ -45,23 +45,27 @@ _NOTE_HEADINGS = (
 _NOTE_LABELS = {"changed": "changed", "lost": "left out", "unknown": "not known", "needless": "not needed"}
 
 
-def complete_draft(made: RecipeDraft) -> None:
+def complete_draft(draft: RecipeDraft) -> None:
     """Note the settings that are missing, and check the whole.
 
     Raises:
         ConfigError: values that do not go together.
     """
-    instead = _ALTERNATIVE_SETTINGS.get(made.command, {})
-    for key, value in {**made.call.row.open, **_REQUIRED_SETTINGS.get(made.command, {}), **made.call.row.open}.items():
-        given = {**made.settings, **made.placeholders}
+    instead = _ALTERNATIVE_SETTINGS.get(draft.command, {})
+    for key, value in {
+        **draft.call.row.open,
+        **_REQUIRED_SETTINGS.get(draft.command, {}),
+        **draft.call.row.open,
+    }.items():
+        given = {**draft.settings, **draft.placeholders}
         if key not in given and not any(other in given for other in instead.get(key, ())):
-            made.placeholders[key] = value
-    settings.build_job(made.command, draft_to_tree(made), f"{made.call.peer_name} as `anabatic {made.command}`")
+            draft.placeholders[key] = value
+    settings.build_job(draft.command, draft_to_tree(draft), f"{draft.call.peer_name} as `anabatic {draft.command}`")
 
 
-def draft_to_tree(made: RecipeDraft) -> dict[str, Any]:
+def draft_to_tree(draft: RecipeDraft) -> dict[str, Any]:
     """Return the settings, and what stands for missing ones, section by section."""
-    values = {key: given.value for key, given in made.settings.items()} | made.placeholders
+    values = {key: given.value for key, given in draft.settings.items()} | draft.placeholders
     return _nest_keys(values)
 
 
@@ -76,22 +80,22 @@ def _nest_keys(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def render_recipe(made: RecipeDraft, others: list[str]) -> str:
+def render_recipe(draft: RecipeDraft, others: list[str]) -> str:
     """Return a recipe of one command."""
-    lines = [f"# {line}" for line in _render_usage(made)]
+    lines = [f"# {line}" for line in _render_usage(draft)]
     lines += [
-        f"# From: {part}" if not at else f"#   {part}" for at, part in enumerate(wrap_comment(made.call.command_line))
+        f"# From: {part}" if not at else f"#   {part}" for at, part in enumerate(wrap_comment(draft.call.command_line))
     ]
-    lines += [*render_notes(made.notes), *render_skipped_commands(others)]
-    return "\n".join([*lines, *render_settings(made)]) + "\n"
+    lines += [*render_notes(draft.notes), *render_skipped_commands(others)]
+    return "\n".join([*lines, *render_settings(draft)]) + "\n"
 
 
-def _render_usage(made: RecipeDraft) -> list[str]:
+def _render_usage(draft: RecipeDraft) -> list[str]:
     """How the recipe is run."""
-    words = ["anabatic", *shlex.split(made.command), "-c", "FILE"]
-    if made.launch_options:
-        words = ["anabatic", "launch", *made.launch_options, "--", *shlex.split(made.command), "-c", "FILE"]
-    return [" ".join([*made.variables, shlex.join(words)])]
+    words = ["anabatic", *shlex.split(draft.command), "-c", "FILE"]
+    if draft.launch_options:
+        words = ["anabatic", "launch", *draft.launch_options, "--", *shlex.split(draft.command), "-c", "FILE"]
+    return [" ".join([*draft.variables, shlex.join(words)])]
 
 
 def wrap_comment(text: str) -> list[str]:
@@ -123,15 +127,15 @@ def render_skipped_commands(others: list[str]) -> Iterator[str]:
             yield f"# {part}" if at else f"# Passed over: {part}"
 
 
-def render_settings(made: RecipeDraft, indent: str = "") -> list[str]:
+def render_settings(draft: RecipeDraft, indent: str = "") -> list[str]:
     """Return the settings as YAML, each with where it comes from."""
-    values: dict[str, SettingValue] = dict(made.settings)
-    for key, value in made.placeholders.items():
+    values: dict[str, SettingValue] = dict(draft.settings)
+    for key, value in draft.placeholders.items():
         values[key] = SettingValue(value, "fill in" if "${" not in str(value) else "")
     order = {
         key: at
         for at, (key, _) in enumerate(
-            validation.iter_settings(command_table.get_command(made.command).import_job_class())
+            validation.iter_settings(command_table.get_command(draft.command).import_job_class())
         )
     }
     keys = sorted(values, key=lambda key: order[key])

@@ -285,8 +285,8 @@ class _ShellParser:
             for word in words:
                 self.assign_variable(word, export=False)
             return
-        own = dict(word.split("=", 1) for word in words[:local])
-        self.commands.append(SimpleCommand(tuple(words[local:]), {**self.exported, **own}, line))
+        local_variables = dict(word.split("=", 1) for word in words[:local])
+        self.commands.append(SimpleCommand(tuple(words[local:]), {**self.exported, **local_variables}, line))
 
     def assign_variable(self, word: str, export: bool) -> None:
         match = _ASSIGNMENT.match(word)

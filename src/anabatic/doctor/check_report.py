@@ -125,10 +125,10 @@ def _format_summary(lines: Sequence[CheckResult], language: Language) -> str:
 def results_to_rows(lines: Sequence[CheckResult], language: Language) -> list[dict[str, Any]]:
     """Return the lines as JSON-able rows: status, id, group, name, found, fix."""
     places = {check: (title, name) for title, names in REPORT_GROUPS for check, name in names.items()}
-    told = []
+    rows = []
     for line in lines:
         title, name = places[line.finding_type.check_name]
-        told.append(
+        rows.append(
             {
                 "status": line.status,
                 "id": line.finding_type.id,
@@ -138,16 +138,16 @@ def results_to_rows(lines: Sequence[CheckResult], language: Language) -> list[di
                 "fix": line.describe_fix(language),
             }
         )
-    return told
+    return rows
 
 
 def render_json(lines: Sequence[CheckResult], language: Language, version: str, root: str) -> str:
     """Return the report as one JSON object."""
     counts = Counter(line.status for line in lines)
-    told = {
+    report = {
         "version": version,
         "root": root,
         "counts": {status: counts[status] for status in _STATUS_COLORS},
         "lines": results_to_rows(lines, language),
     }
-    return json.dumps(told, ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(report, ensure_ascii=False, indent=2) + "\n"

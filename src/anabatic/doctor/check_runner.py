@@ -72,8 +72,8 @@ def run_checks(machine: TargetMachine, seconds: float = 9.5, checks: Sequence[Ch
 
 
 def _report_truncated_folders(machine: TargetMachine) -> Iterator[CheckResult]:
-    for folder, (most, count) in sorted(machine.files.truncated_folders.items()):
-        yield make_result("time.cut", folder=folder, most=most, count=count)
+    for folder, (max_names, count) in sorted(machine.files.truncated_folders.items()):
+        yield make_result("time.cut", folder=folder, most=max_names, count=count)
 
 
 def get_exit_code(lines: Iterable[CheckResult], strict: bool = False) -> int:

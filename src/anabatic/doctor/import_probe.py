@@ -58,19 +58,19 @@ def run_import_probe(
     output = subprocess_runner.run_program(
         [sys.executable, "-c", _PROBE_SCRIPT, _LINE_MARK, *parts], seconds, inner, gate or subprocess.DEVNULL
     )
-    told = parse_probe_output(output.text)
+    facts = parse_probe_output(output.text)
     if output.code is None:
-        told["hung"] = round(seconds)
+        facts["hung"] = round(seconds)
     elif output.code < 0:
-        told["signal"] = -output.code
-    elif told.get("stage") != "done" and "error" not in told:
-        told["error"] = output.text.strip().rpartition("\n")[2][:500] or f"exit code {output.code}"
-    return told
+        facts["signal"] = -output.code
+    elif facts.get("stage") != "done" and "error" not in facts:
+        facts["error"] = output.text.strip().rpartition("\n")[2][:500] or f"exit code {output.code}"
+    return facts
 
 
 def parse_probe_output(text: str) -> dict[str, Any]:
     """Return what the marked lines of a child's output say, later ones over earlier ones."""
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for line in text.splitlines():
         if line.startswith(_LINE_MARK):
             try:
@@ -78,5 +78,5 @@ def parse_probe_output(text: str) -> dict[str, Any]:
             except ValueError:  # cut by the end of the process
                 continue
             if isinstance(row, dict):
-                told.update(row)
-    return told
+                facts.update(row)
+    return facts

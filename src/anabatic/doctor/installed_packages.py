@@ -45,8 +45,8 @@ def _expand_pattern(files: RootFiles, pattern: str) -> list[str]:
 def read_package_versions(files: RootFiles, folder: str) -> dict[str, str]:
     """Return name -> version of those of `KNOWN_PACKAGES` that lie in a folder of packages."""
     found = (_INFO_FOLDER.match(name) for name in files.list_names(folder, "*-info*"))
-    named = {match[1].replace("_", "-").replace(".", "-").lower(): match[2] for match in found if match}
-    return {name: named[name] for name in KNOWN_PACKAGES if name in named}
+    versions = {match[1].replace("_", "-").replace(".", "-").lower(): match[2] for match in found if match}
+    return {name: versions[name] for name in KNOWN_PACKAGES if name in versions}
 
 
 def collect_root_facts(files: RootFiles, env: Mapping[str, str]) -> dict[str, Any]:
@@ -55,14 +55,16 @@ def collect_root_facts(files: RootFiles, env: Mapping[str, str]) -> dict[str, An
     active = [env[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name, "").startswith("/")]
     patterns = [*(f"{folder}/lib/python3*/site-packages" for folder in active), *_SITE_PACKAGES_PATTERNS]
     seen = {
-        folder: here
+        folder: package_versions
         for one in patterns
         for folder in _expand_pattern(files, one)
-        if (here := read_package_versions(files, folder))
+        if (package_versions := read_package_versions(files, folder))
     }
     if not seen:
         return {}
-    chosen = next((folder for folder, here in seen.items() if "torch" in here), next(iter(seen)))
+    chosen = next(
+        (folder for folder, package_versions in seen.items() if "torch" in package_versions), next(iter(seen))
+    )
     version = re.search(r"/python(3\.\d+)/", chosen)
-    told = {"python": {"version": version[1], "path": chosen}} if version else {}
-    return {"packages": seen[chosen], **told}
+    facts = {"python": {"version": version[1], "path": chosen}} if version else {}
+    return {"packages": seen[chosen], **facts}

@@ -86,12 +86,12 @@ def load_knowledge(files: tuple[Path, ...] = ()) -> KnowledgeBase:
     Raises:
         ConfigError: a file is missing, no YAML, or an entry is wrong; names the file and the line.
     """
-    own = list(files)
-    if named := os.environ.get(KNOWLEDGE_VARIABLE):
-        own.insert(0, Path(named))
+    entry_files = list(files)
+    if env_path := os.environ.get(KNOWLEDGE_VARIABLE):
+        entry_files.insert(0, Path(env_path))
     entries = {entry.id: entry for entry in load_shipped_entries()}
     by_code = {code: entry for entry in load_shipped_entries() for code in entry.codes}
-    for path in own:
+    for path in entry_files:
         for entry in _load_user_entries(path):
             entries[entry.id] = entry
             by_code.update(dict.fromkeys(entry.codes, entry))
@@ -166,14 +166,16 @@ _OWN_ERROR_TEXT = {
 def make_exception_entry(path: str) -> KnowledgeEntry:
     """Return what can be said of a Python exception that no entry knows, by its name with the module's."""
     name = path.rpartition(".")[2]
-    ours = path.startswith("anabatic.core.errors.")
+    is_own = path.startswith("anabatic.core.errors.")
     role = "consequence" if name in _CONSEQUENCE_EXCEPTIONS else "cause"
     words = {
-        language: Explanation(*(part.format(name=name) for part in (said.meaning, said.cause, said.fix)))
-        for language, said in (_OWN_ERROR_TEXT if ours else _UNKNOWN_EXCEPTION_TEXT).items()
+        language: Explanation(*(part.format(name=name) for part in (text.meaning, text.cause, text.fix)))
+        for language, text in (_OWN_ERROR_TEXT if is_own else _UNKNOWN_EXCEPTION_TEXT).items()
     }
-    source = "anabatic, core/errors.py" if ours else "docs.python.org, tutorial, errors"
-    return KnowledgeEntry(f"{UNKNOWN_EXCEPTION_PREFIX}{name}", (), (), role, "medium" if ours else "low", source, words)
+    source = "anabatic, core/errors.py" if is_own else "docs.python.org, tutorial, errors"
+    return KnowledgeEntry(
+        f"{UNKNOWN_EXCEPTION_PREFIX}{name}", (), (), role, "medium" if is_own else "low", source, words
+    )
 
 
 def _load_yaml_fast(path: Path) -> list[dict[str, Any]]:

@@ -15,18 +15,18 @@ _LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 """The first that is set decides (POSIX, section 8.2)."""
 
 
-def choose_language(asked: str | None, environ: Mapping[str, str]) -> Language:
+def choose_language(requested: str | None, environ: Mapping[str, str]) -> Language:
     """Return the language of `--lang`, else of the locale; English when neither says Chinese.
 
     Raises:
-        ConfigError: `asked` is neither `en` nor `zh`.
+        ConfigError: `requested` is neither `en` nor `zh`.
     """
-    if asked is None:
+    if requested is None:
         locale = next((environ[name] for name in _LOCALE_VARIABLES if environ.get(name)), "")
         return "zh" if locale.lower().startswith("zh") else "en"
-    if asked not in _LANGUAGES:
-        raise ConfigError(f'--lang is "{asked}".{did_you_mean(asked, _LANGUAGES)}', "en or zh")
-    return _LANGUAGES[asked]
+    if requested not in _LANGUAGES:
+        raise ConfigError(f'--lang is "{requested}".{did_you_mean(requested, _LANGUAGES)}', "en or zh")
+    return _LANGUAGES[requested]
 
 
 def replace_unencodable(stream: TextIO) -> None:

@@ -122,38 +122,40 @@ def redact_environ(env: Mapping[str, str], names: set[str]) -> dict[str, str]:
     return kept
 
 
-def redact_values(told: Any, names: set[str]) -> Any:
+def redact_values(value: Any, names: set[str]) -> Any:
     """Return a JSON value with every text in it redacted."""
-    if isinstance(told, str):
-        return redact_text(told, names)
-    if isinstance(told, list):
-        return _redact_arguments(told, names)
-    if not isinstance(told, dict):
-        return told
-    named = any(isinstance(told.get(field), str) and SECRET_NAME.search(told[field]) for field in ("name", "key", "id"))
-    shown = {}
-    for key, item in told.items():
-        secret = SECRET_NAME.search(str(key)) is not None and not (named and key == "key")
-        secret = secret or (named and key in ("value", "val", "content", "default"))
-        shown[redact_text(str(key), names)] = _hide_value(item) if secret else redact_values(item, names)
-    return shown
+    if isinstance(value, str):
+        return redact_text(value, names)
+    if isinstance(value, list):
+        return _redact_arguments(value, names)
+    if not isinstance(value, dict):
+        return value
+    is_named = any(
+        isinstance(value.get(field), str) and SECRET_NAME.search(value[field]) for field in ("name", "key", "id")
+    )
+    redacted = {}
+    for key, item in value.items():
+        secret = SECRET_NAME.search(str(key)) is not None and not (is_named and key == "key")
+        secret = secret or (is_named and key in ("value", "val", "content", "default"))
+        redacted[redact_text(str(key), names)] = _hide_value(item) if secret else redact_values(item, names)
+    return redacted
 
 
-def _hide_value(told: Any) -> Any:
+def _hide_value(value: Any) -> Any:
     """Return a value that belongs to the name of a secret: no text of it stays."""
-    if isinstance(told, str):
-        return REDACTED if told else told
-    if isinstance(told, dict):
-        return {key: _hide_value(item) for key, item in told.items()}
-    return [_hide_value(item) for item in told] if isinstance(told, list) else told
+    if isinstance(value, str):
+        return REDACTED if value else value
+    if isinstance(value, dict):
+        return {key: _hide_value(item) for key, item in value.items()}
+    return [_hide_value(item) for item in value] if isinstance(value, list) else value
 
 
-def _redact_arguments(told: list[Any], names: set[str]) -> list[Any]:
+def _redact_arguments(value: list[Any], names: set[str]) -> list[Any]:
     """Return a list; where it is a command line, what follows the option of a secret is removed."""
-    shown = []
-    for before, item in zip(["", *told], told, strict=False):
+    redacted = []
+    for before, item in zip(["", *value], value, strict=False):
         hidden = False
         if isinstance(item, str) and isinstance(before, str) and before.startswith("-") and not item.startswith("-"):
-            hidden = redact_text(f"{told[0]} {before} {shlex.quote(item)}", names).endswith(REDACTED)
-        shown.append(REDACTED if hidden else redact_values(item, names))
-    return shown
+            hidden = redact_text(f"{value[0]} {before} {shlex.quote(item)}", names).endswith(REDACTED)
+        redacted.append(REDACTED if hidden else redact_values(item, names))
+    return redacted

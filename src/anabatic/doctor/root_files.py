@@ -32,17 +32,17 @@ class RootFiles:
 
     def resolve_path(self, path: str) -> str | None:
         """Return where `path` of the machine lies here, all links followed; None: nowhere."""
-        todo = [part for part in reversed(PurePosixPath(path).parts) if part not in ("/", ".")]
+        pending = [part for part in reversed(PurePosixPath(path).parts) if part not in ("/", ".")]
         done: list[str] = []
         links = 0
-        while todo:
-            part = todo.pop()
+        while pending:
+            part = pending.pop()
             if part == "..":
                 del done[-1:]
                 continue
-            here = os.path.join(self.root, *done, part)
+            candidate = os.path.join(self.root, *done, part)
             try:
-                target = os.readlink(here)
+                target = os.readlink(candidate)
             except OSError:  # no link
                 done.append(part)
                 continue
@@ -53,7 +53,7 @@ class RootFiles:
                 return None
             if target.startswith("/"):
                 done = []
-            todo += [piece for piece in reversed(PurePosixPath(target).parts) if piece not in ("/", ".")]
+            pending += [piece for piece in reversed(PurePosixPath(target).parts) if piece not in ("/", ".")]
         return os.path.join(self.root, *done)
 
     def _stat_path(self, path: str) -> os.stat_result | None:

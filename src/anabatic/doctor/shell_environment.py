@@ -71,7 +71,7 @@ def _list_cann_settings(machine: TargetMachine) -> list[EnvSetting]:
         "ASCEND_AICPU_PATH": root,
         "TOOLCHAIN_HOME": f"{root}/toolkit",
     }
-    told = [EnvSetting(name, value, _CANN_REASON) for name, value in plain.items()]
+    settings = [EnvSetting(name, value, _CANN_REASON) for name, value in plain.items()]
     libraries = [f"{root}/{one.format(arch=arch)}" for one in _LIBRARY_FOLDERS]
     libraries += [_DRIVER_LIBRARIES, f"{_DRIVER_LIBRARIES}/common", f"{_DRIVER_LIBRARIES}/driver"]
     places = (
@@ -83,40 +83,42 @@ def _list_cann_settings(machine: TargetMachine) -> list[EnvSetting]:
         ),
         ("PATH", [f"{root}/{one}" for one in _PROGRAM_FOLDERS], LocalizedText("programs of CANN", "CANN 的程序")),
     )
-    for name, folders, why in places:
-        held = machine.env.get(name, "").split(":")
-        missing = [folder for folder in folders if folder not in held and machine.files.is_dir(folder)]
+    for name, folders, reason in places:
+        entries = machine.env.get(name, "").split(":")
+        missing = [folder for folder in folders if folder not in entries and machine.files.is_dir(folder)]
         if missing:
-            told.append(EnvSetting(name, ":".join(missing), why, is_prepended=True))
-    return told
+            settings.append(EnvSetting(name, ":".join(missing), reason, is_prepended=True))
+    return settings
 
 
 def _list_npu_settings(machine: TargetMachine) -> list[EnvSetting]:
-    told = []
+    settings = []
     name, value = DEVICES["npu"].alloc_env
     driver = version_matrix.parse_version(hardware.read_driver_version(machine))
     if "PYTORCH_ALLOC_CONF" not in machine.env and (driver is None or driver >= _MIN_EXPANDABLE_DRIVER):
-        told.append(EnvSetting(name, value, _EXPANDABLE_SEGMENTS_REASON))
+        settings.append(EnvSetting(name, value, _EXPANDABLE_SEGMENTS_REASON))
     if len(machine.npu_node_numbers) > 1:
-        told += [EnvSetting(variable, wanted, _CONNECT_TIMEOUT_REASON) for variable, wanted in DEVICES["npu"].start_env]
+        settings += [
+            EnvSetting(variable, required, _CONNECT_TIMEOUT_REASON) for variable, required in DEVICES["npu"].start_env
+        ]
         if len(useful := network.list_outward_interfaces(machine)) > 1:
-            why = LocalizedText(
+            reason = LocalizedText(
                 f"of {', '.join(useful)} the one with the default route; HCCL takes the first by name",
                 f"{', '.join(useful)} 中带默认路由的一个；HCCL 按名字取第一个",
             )
-            told += [EnvSetting("HCCL_SOCKET_IFNAME", f"={useful[0]}", why)]
-            told += [EnvSetting(one, useful[0], why) for one in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")]
-    return told
+            settings += [EnvSetting("HCCL_SOCKET_IFNAME", f"={useful[0]}", reason)]
+            settings += [EnvSetting(one, useful[0], reason) for one in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")]
+    return settings
 
 
 def _list_thread_settings(machine: TargetMachine) -> list[EnvSetting]:
     if not machine.get_fact("cpu", dict):
         return []
-    why = LocalizedText(
+    reason = LocalizedText(
         "cores divided by devices, at most 8: by default each process takes all",
         "核数除以设备数，最多 8：默认每个进程占满所有核",
     )
-    return [EnvSetting("OMP_NUM_THREADS", str(host.recommend_threads(machine)), why)]
+    return [EnvSetting("OMP_NUM_THREADS", str(host.recommend_threads(machine)), reason)]
 
 
 DISCOURAGED_SETTINGS: tuple[tuple[str, LocalizedText], ...] = (
@@ -194,9 +196,9 @@ def render_settings(machine: TargetMachine, shell: str, explain: bool, language:
         raise ConfigError(
             f'--shell is "{shell}".{did_you_mean(shell, known)}', "one of bash (also for sh and zsh), fish, json"
         )
-    wanted = list_settings(machine)
-    kept = [one for one in wanted if not one.is_prepended and one.name in machine.env]
-    fresh = [one for one in wanted if one not in kept]
+    required = list_settings(machine)
+    kept = [one for one in required if not one.is_prepended and one.name in machine.env]
+    fresh = [one for one in required if one not in kept]
     if shell == "json":
         return _format_json(machine, fresh, kept, language)
     written = SHELLS[shell]
@@ -209,12 +211,12 @@ def render_settings(machine: TargetMachine, shell: str, explain: bool, language:
     lines += [_format_kept(machine, one, language) for one in kept]
     if machine.has_npu and not machine.is_simulated and cann.find_active_cann(machine) is None:
         lines.append(f"# {getattr(_NO_CANN_INSTALLED, language)}")
-    if not wanted:
+    if not required:
         lines.append(f"# {getattr(_NOTHING_WHEN_SIMULATED if machine.is_simulated else _NOTHING_TO_SET, language)}")
     if explain:
         lines += ["#", f"# {getattr(_DISCOURAGED_HEADING, language)}"]
         lines += [
-            f"#   {what}{getattr(_COLON, language)}{getattr(why, language)}" for what, why in DISCOURAGED_SETTINGS
+            f"#   {what}{getattr(_COLON, language)}{getattr(reason, language)}" for what, reason in DISCOURAGED_SETTINGS
         ]
     return "\n".join(lines) + "\n"
 
@@ -237,22 +239,22 @@ _ALREADY_SET, _KEPT_SUGGESTED = (
 
 
 def _format_kept(machine: TargetMachine, one: EnvSetting, language: Language) -> str:
-    there = machine.env[one.name]
-    shown = " ".join(there.split())[:200]
+    current = machine.env[one.name]
+    excerpt = " ".join(current.split())[:200]
     return (
-        f"# {one.name}={shown}  ({getattr(_ALREADY_SET, language)})"
-        if there == one.value
-        else (f"# {one.name}={shown}  ({getattr(_KEPT_SUGGESTED, language)} {one.value})")
+        f"# {one.name}={excerpt}  ({getattr(_ALREADY_SET, language)})"
+        if current == one.value
+        else (f"# {one.name}={excerpt}  ({getattr(_KEPT_SUGGESTED, language)} {one.value})")
     )
 
 
 def _format_json(machine: TargetMachine, fresh: list[EnvSetting], kept: list[EnvSetting], language: Language) -> str:
-    told = {
+    settings = {
         "set": [
             {"name": one.name, "value": one.value, "prepend": one.is_prepended, "why": getattr(one.reason, language)}
             for one in fresh
         ],
         "kept": [{"name": one.name, "value": machine.env[one.name], "suggested": one.value} for one in kept],
-        "not_set": [{"what": what, "why": getattr(why, language)} for what, why in DISCOURAGED_SETTINGS],
+        "not_set": [{"what": what, "why": getattr(reason, language)} for what, reason in DISCOURAGED_SETTINGS],
     }
-    return json.dumps(told, ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(settings, ensure_ascii=False, indent=2) + "\n"

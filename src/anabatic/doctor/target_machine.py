@@ -87,10 +87,10 @@ class TargetMachine:
     def is_container(self) -> bool:
         """Whether it is a container (docker, podman, containerd, Kubernetes)."""
         marks = (self.files.exists("/.dockerenv"), self.files.exists("/run/.containerenv"))
-        told = "container" in self.env or "KUBERNETES_SERVICE_HOST" in self.env
+        is_marked = "container" in self.env or "KUBERNETES_SERVICE_HOST" in self.env
         groups, mounts = (self.files.read_text(path) or "" for path in ("/proc/1/cgroup", "/proc/mounts"))
         layered = re.search(r"^overlay / overlay ", mounts, re.M) is not None
-        return any(marks) or told or layered or re.search(r"docker|kubepods|containerd|libpod", groups) is not None
+        return any(marks) or is_marked or layered or re.search(r"docker|kubepods|containerd|libpod", groups) is not None
 
     @functools.cached_property
     def npu_node_numbers(self) -> list[int]:
@@ -171,6 +171,6 @@ def open_root(root: str | os.PathLike[str]) -> TargetMachine:
     variables = parse_environ(environ or "")
     if facts and isinstance(facts, dict):
         return TargetMachine(files, variables, RecordedFacts(facts), environ is not None)
-    own = RootFiles(files.root)
-    own.truncated_folders = files.truncated_folders
-    return TargetMachine(files, variables, RootFacts(own, variables), environ is not None)
+    root_files = RootFiles(files.root)
+    root_files.truncated_folders = files.truncated_folders
+    return TargetMachine(files, variables, RootFacts(root_files, variables), environ is not None)

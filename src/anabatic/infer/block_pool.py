@@ -158,11 +158,11 @@ class BlockPool:
         self._reserved[slice(*table.reserved_range)] = False
         unclaimed = self._free & ~self._reserved
         starts, lengths = _find_gaps(unclaimed if unclaimed.any() else self._free)
-        wanted = max(1, min(expected, _MAX_RESERVED_BLOCKS))
-        fitting = np.flatnonzero(lengths >= wanted)
+        reserved = max(1, min(expected, _MAX_RESERVED_BLOCKS))
+        fitting = np.flatnonzero(lengths >= reserved)
         best = fitting[lengths[fitting].argmin()] if len(fitting) else lengths.argmax()
         start = int(starts[best])
-        table.reserved_range = (start, start + min(wanted, int(lengths[best])))
+        table.reserved_range = (start, start + min(reserved, int(lengths[best])))
         self._reserved[slice(*table.reserved_range)] = True
         return start
 

@@ -54,13 +54,15 @@ def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc
     """Return the tokens that the cache gets, and say how large it is; arguments and errors as of `make_engine`."""
     longest = batching.max_len or min(model.config.max_position_embeddings, DEFAULT_MAX_LEN)
     each = bytes_per_token(model.config, model.dtype)
-    wanted = batching.batch * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
+    needed_tokens = batching.batch * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
     free = device.get_free_memory()
     if batching.cache_gib is None:
-        tokens = min(wanted, int(CACHE_MEMORY_FRACTION * free / (nproc if device.type == "cpu" else 1)) // each)
-        why = "room for all" if tokens == wanted else f"{CACHE_MEMORY_FRACTION:g} of the free {format_size(free)}"
+        tokens = min(needed_tokens, int(CACHE_MEMORY_FRACTION * free / (nproc if device.type == "cpu" else 1)) // each)
+        reason = (
+            "room for all" if tokens == needed_tokens else f"{CACHE_MEMORY_FRACTION:g} of the free {format_size(free)}"
+        )
     else:
-        tokens, why = int(batching.cache_gib * 2**30) // each, "asked for"
+        tokens, reason = int(batching.cache_gib * 2**30) // each, "asked for"
         if tokens * each > free:
             raise DataError(
                 f"batching.cache_gib is {batching.cache_gib:g}, and {format_size(free)} are free",
@@ -68,7 +70,8 @@ def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc
             )
     if tokens < min(longest, 2 * BLOCK_SIZE):
         raise DataError(
-            f"the cache has room for {tokens} tokens of {each:,} bytes ({why})", "give more with --batching.cache-gib"
+            f"the cache has room for {tokens} tokens of {each:,} bytes ({reason})",
+            "give more with --batching.cache-gib",
         )
-    log.info(f"cache for {format_count(tokens)} tokens, {format_size(tokens * each)} ({why})")
+    log.info(f"cache for {format_count(tokens)} tokens, {format_size(tokens * each)} ({reason})")
     return tokens

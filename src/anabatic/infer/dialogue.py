@@ -84,13 +84,13 @@ class Dialogue:
         self.request = request
         self.num_answers += 1
         self.engine.submit([request])
-        said: list[str] = []
+        texts: list[str] = []
         try:
             for piece in self.engine.follow(request):
-                said.append(piece)
+                texts.append(piece)
                 yield piece
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(said)})
+            self.messages.append({"role": "assistant", "content": "".join(texts)})
 
     def _prompt_name(self) -> str:
         return "the system message with the question" if self.system and self.has_chat_template else "the message"

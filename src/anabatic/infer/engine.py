@@ -169,9 +169,9 @@ class Engine:
         Raises:
             DataError: there is none of that name, or requests are under way that ask it.
         """
-        asked = sum(request.adapter == name for request in (*self._schedule.waiting, *self._schedule.running))
-        if asked:
-            raise DataError(f"{asked} requests ask the adapter {name}", "wait for them, or cancel them")
+        num_requests = sum(request.adapter == name for request in (*self._schedule.waiting, *self._schedule.running))
+        if num_requests:
+            raise DataError(f"{num_requests} requests ask the adapter {name}", "wait for them, or cancel them")
         self._adapters.remove_adapter(name)
 
     def clear_prefix_cache(self) -> None:
@@ -265,11 +265,13 @@ class Engine:
                 f"shorten it to {self.max_len - 1} tokens or fewer, or use a model with a longer context",
             )
         entries = self._model.config.vocab_size
-        if strange := [token for token in sampling.logit_bias if int(token) >= entries]:
-            raise DataError(f"logit_bias names token {strange[0]}; the model has {entries}", "leave it out")
+        if unknown_tokens := [token for token in sampling.logit_bias if int(token) >= entries]:
+            raise DataError(f"logit_bias names token {unknown_tokens[0]}; the model has {entries}", "leave it out")
         stops = self.stop_ids if stop_ids is None else frozenset(stop_ids)
         salt, place = self._adapters.get_cache_salt(adapter), self._adapters.get_slot(adapter)
-        wanted = constrained_decoding.make_constraint(sampling, self.tokenizer, self._model.config.vocab_size, stops)
+        constraint = constrained_decoding.make_constraint(
+            sampling, self.tokenizer, self._model.config.vocab_size, stops
+        )
         return Request(
             list(prompt),
             sampling,
@@ -280,7 +282,7 @@ class Engine:
             adapter,
             place,
             salt,
-            wanted,
+            constraint,
         )
 
     def submit(self, requests: Iterable[Request]) -> None:

@@ -141,12 +141,12 @@ class Request:
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.chosen.append(1)
-        whole = self.constraint is not None and self.constraint.accept_token(token)
+        is_complete = self.constraint is not None and self.constraint.accept_token(token)
         if token in self.stop_ids:
             self.finish_reason, self._ended_by_id = "stop", True
         elif self._stop_strings.texts and self._has_stop_string():
             self.finish_reason, self.stop_string = "stop", self._stop_strings.matched
-        elif whole:
+        elif is_complete:
             self.finish_reason = "stop"
         elif len(self.ids) >= self.max_answer_tokens:
             self.finish_reason = "length"

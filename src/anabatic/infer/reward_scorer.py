@@ -44,11 +44,11 @@ class RewardScorer:
 
     def __init__(self, path: str | Path, device: Device) -> None:
         folder = resolve_model_folder(path)
-        shares = resolve_merged_adapters([], folder)
-        self._tokenizer = tokenizers.load_tokenizer(find_tokenizer_folder(folder, shares))
+        adapters = resolve_merged_adapters([], folder)
+        self._tokenizer = tokenizers.load_tokenizer(find_tokenizer_folder(folder, adapters))
         if not self._tokenizer.chat_template:
             raise ConfigError(f"{folder} has no chat template", "a reward model reads conversations: add one")
-        model: Any = _load_model(folder, shares)  # transformers' `to` is not typed as it is called
+        model: Any = _load_model(folder, adapters)  # transformers' `to` is not typed as it is called
         self._model = model.to(device.torch_device).eval().requires_grad_(False)
         self._device = device
         self.max_len: int = self._model.config.max_position_embeddings
@@ -120,7 +120,7 @@ def is_reward_model(path: str | Path) -> bool:
     return any(name.endswith(reward_head.CLASS_SUFFIX) for name in names)
 
 
-def _load_model(folder: Path, shares: Sequence[merging.WeightedAdapter]) -> PreTrainedModel:
+def _load_model(folder: Path, adapters: Sequence[merging.WeightedAdapter]) -> PreTrainedModel:
     if not is_reward_model(folder):
         what = f"{folder} is no reward model: it gives no number for a conversation"
         raise DataError(what, "train one with `anabatic reward`")
@@ -129,7 +129,7 @@ def _load_model(folder: Path, shares: Sequence[merging.WeightedAdapter]) -> PreT
     try:
         with _silence_transformers():
             model: PreTrainedModel
-            model, told = AutoModelForSequenceClassification.from_pretrained(
+            model, loading_info = AutoModelForSequenceClassification.from_pretrained(
                 base, local_files_only=True, output_loading_info=True, **changes
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -137,12 +137,12 @@ def _load_model(folder: Path, shares: Sequence[merging.WeightedAdapter]) -> PreT
     if model.config.num_labels != 1:
         raise ConfigError(f"{folder} has {model.config.num_labels} labels", "a reward model has one")
     if base == folder:
-        if missing := sorted(told["missing_keys"]):
+        if missing := sorted(loading_info["missing_keys"]):
             raise DataError(f"{folder}: weights are missing: {', '.join(missing[:3])}", "copy the folder again")
         return model
     if "score" not in (adapter_config.read_adapter_config(folder).get("modules_to_save") or []):
         raise DataError(f"{folder} brings no score head: modules_to_save lacks it", "copy the folder again")
-    merging.merge_adapters(model, shares)
+    merging.merge_adapters(model, adapters)
     adapter.insert_saved_adapter(model, folder)
     adapter.load_adapter(model, folder)
     return adapter.merge_into_linears(model)

@@ -54,16 +54,16 @@ def sample_tokens(
         chances = log_probability(warm, tokens)
     # Token numbers are exact in fp32 up to 2^24: one copy to the host brings everything.
     parts = [tokens.float().unsqueeze(1), chances.unsqueeze(1)]
-    most = max(sampling.top_logprobs for sampling in samplings)
-    if most:
-        values, best = logits.topk(most, dim=-1)
+    max_logprobs = max(sampling.top_logprobs for sampling in samplings)
+    if max_logprobs:
+        values, best = logits.topk(max_logprobs, dim=-1)
         parts += [values - logits.logsumexp(-1, keepdim=True), best.float()]
     rows = torch.cat(parts, dim=-1).tolist()
     return [
         (
             int(row[0]),
             row[1],
-            [(int(token), value) for value, token in zip(row[2 : 2 + n], row[2 + most :], strict=False)],
+            [(int(token), value) for value, token in zip(row[2 : 2 + n], row[2 + max_logprobs :], strict=False)],
         )
         for row, n in zip(rows, (sampling.top_logprobs for sampling in samplings), strict=True)
     ]
@@ -133,10 +133,10 @@ def choose_tokens(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence
         int64 `[B]`, on the device of `logits`.
     """
     tokens = logits.argmax(dim=-1)
-    drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-    whole = [row for row in drawn if _is_unfiltered(samplings[row])]
-    cut = [row for row in drawn if not _is_unfiltered(samplings[row])]
-    for rows, draw in ((whole, _draw_unfiltered), (cut, _draw_filtered)):
+    sampled_rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    unfiltered_rows = [row for row in sampled_rows if _is_unfiltered(samplings[row])]
+    cut = [row for row in sampled_rows if not _is_unfiltered(samplings[row])]
+    for rows, draw in ((unfiltered_rows, _draw_unfiltered), (cut, _draw_filtered)):
         if rows:
             every = len(rows) == logits.shape[0]
             some = logits.float() if every else logits[send_to_device(torch.tensor(rows), logits.device)].float()
@@ -166,22 +166,22 @@ def _draw_filtered(logits: Tensor, samplings: Sequence[Sampling], draws: Sequenc
     values, tokens = torch.topk(_scale_by_temperature(logits, samplings), max(limits), dim=-1)
     places = torch.arange(values.shape[-1], device=logits.device)[None, :]
     values = values.masked_fill(places >= _to_column(limits, logits), float("-inf"))
-    shares = torch.softmax(values, dim=-1)
-    before = shares.cumsum(dim=-1) - shares
+    probabilities = torch.softmax(values, dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
     keep = before < _to_column([sampling.top_p for sampling in samplings], logits)
-    keep &= shares >= _to_column([sampling.min_p for sampling in samplings], logits) * shares[:, :1]
+    keep &= probabilities >= _to_column([sampling.min_p for sampling in samplings], logits) * probabilities[:, :1]
     keep[:, 0] = True
-    return tokens.gather(1, _search_draws(shares.masked_fill(~keep, 0.0), draws)[:, None]).squeeze(1)
+    return tokens.gather(1, _search_draws(probabilities.masked_fill(~keep, 0.0), draws)[:, None]).squeeze(1)
 
 
-def _search_draws(shares: Tensor, draws: Sequence[float]) -> Tensor:
+def _search_draws(probabilities: Tensor, draws: Sequence[float]) -> Tensor:
     """Return which share of each row holds its draw."""
-    ends = shares.cumsum(dim=-1)
-    place = torch.searchsorted(ends, _to_column(draws, shares) * ends[:, -1:], right=True)
+    ends = probabilities.cumsum(dim=-1)
+    place = torch.searchsorted(ends, _to_column(draws, probabilities) * ends[:, -1:], right=True)
     # A draw that rounding pushed past the end takes the last token that has a share. No row without numbers (NaN) has
     # one; whoever asked finds out by its log-probability.
-    order = torch.arange(1, shares.shape[-1] + 1, device=shares.device)
-    last = ((shares > 0) * order).amax(dim=-1, keepdim=True) - 1
+    order = torch.arange(1, probabilities.shape[-1] + 1, device=probabilities.device)
+    last = ((probabilities > 0) * order).amax(dim=-1, keepdim=True) - 1
     return torch.minimum(place, last).clamp_(min=0).squeeze(1)
 
 

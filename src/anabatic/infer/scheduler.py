@@ -83,26 +83,28 @@ class RequestScheduler:
             if reading:
                 read += len(rows[request].tokens)
                 left = self._remaining_prompt_tokens(read, True)
-        begun = {name for request in self.running if self.waiting for name in self._unread_block_hashes(request)}
+        started_blocks = {
+            name for request in self.running if self.waiting for name in self._unread_block_hashes(request)
+        }
         while self.waiting and left > 0 and len(self.running) < self.max_batch:
             request = self.waiting[0]
-            if not self._admit_request(request, begun):
+            if not self._admit_request(request, started_blocks):
                 break
             self.waiting.popleft()
             rows[request] = self._make_row(request, left)
             read += len(rows[request].tokens)
             left = self._remaining_prompt_tokens(read, True)
-            begun.update(self._unread_block_hashes(request))
+            started_blocks.update(self._unread_block_hashes(request))
         return rows
 
     def _remaining_prompt_tokens(self, read: int, shared: bool) -> int:
         """Return how many tokens of prompts are still to be read in a step, which others share or not."""
-        most = (
+        max_tokens = (
             self._step_tokens
             if self.max_shared_prompt_tokens is None or not shared
             else min(self.max_shared_prompt_tokens, self._step_tokens)
         )
-        return most - read
+        return max_tokens - read
 
     def _requeue_beyond_border(self, border: int) -> None:
         """Let requests that have grown beyond the border begin again, the oldest first."""
@@ -134,11 +136,11 @@ class RequestScheduler:
             request.num_tokens,
         )
 
-    def _admit_request(self, request: Request, begun: set[bytes]) -> bool:
+    def _admit_request(self, request: Request, started_blocks: set[bytes]) -> bool:
         """Give a waiting request its blocks, those of an equal beginning first; False: it has to wait."""
         names = request.block_hashes((request.num_tokens - 1) // BLOCK_SIZE)
         found = self.block_pool.find_cached_prefix(names)
-        if len(found) < len(names) and names[len(found)] in begun:
+        if len(found) < len(names) and names[len(found)] in started_blocks:
             return False  # somebody is reading the same beginning: it is there in the next step
         blocks = -(-request.num_tokens // BLOCK_SIZE)
         if self.running and not self.block_pool.has_room_for(found, blocks - len(found) + len(self.running)):

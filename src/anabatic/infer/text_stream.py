@@ -93,8 +93,8 @@ class StopStringFilter:
 
     def flush(self) -> str:
         """Return what was held back: nothing came of it."""
-        held, self._pending = self._pending, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def measure_overlap(text: str, end: str) -> int:

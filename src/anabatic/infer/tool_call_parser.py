@@ -62,11 +62,11 @@ class ToolCallParser(Protocol):
 def detect_style(tokenizer: Any) -> ToolCallStyle | None:
     """Return how a chat template writes calls; None: in no way that is known, or not at all."""
     call = {"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": {"a": 1}}}
-    talk: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
-    text = _render_template(tokenizer, talk, None)
+    text = _render_template(tokenizer, messages, None)
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     before, found, after = text.partition(CALL_OPEN)
     if found and CALL_OPEN not in special:
@@ -159,9 +159,9 @@ class HermesParser:
 
     def _emit_text(self, events: list[ParsedSegment], count: int) -> None:
         if count > 0:
-            said, self._buffer = self._buffer[:count], self._buffer[count:]
+            text, self._buffer = self._buffer[:count], self._buffer[count:]
             self._scanner.shift_position(count)
-            events.append(ParsedSegment(said, said))
+            events.append(ParsedSegment(text, text))
 
 
 class Llama3Parser:
@@ -223,8 +223,8 @@ _PARSERS: dict[ToolCallStyle, Callable[[Collection[str], bool], ToolCallParser]]
 class ForcedCallParser:
     """An answer whose form was prescribed: the arguments of one tool, or a list of calls, each certain when it ends."""
 
-    def __init__(self, names: Collection[str], named: str | None) -> None:
-        self._names, self._forced_tool = names, named
+    def __init__(self, names: Collection[str], tool_name: str | None) -> None:
+        self._names, self._forced_tool = names, tool_name
         self._buffer = ""
         self._scanner = _JsonObjectScanner()
         self._num_calls = 0
@@ -270,16 +270,16 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 """OpenAI: a function whose parameters are left out has none."""
 
 
-def build_call_schema(tools: list[dict[str, Any]], named: str | None, several: bool = True) -> dict[str, Any]:
-    """Return the JSON schema of an answer that must call: the arguments of the tool `named`, or a list of calls.
+def build_call_schema(tools: list[dict[str, Any]], tool_name: str | None, several: bool = True) -> dict[str, Any]:
+    """Return the JSON schema of an answer that must call: the arguments of the tool `tool_name`, or a list of calls.
 
     Args:
         tools: as in a request, at least one.
     """
     functions = [tool["function"] for tool in tools]
     arguments = {one["name"]: one.get("parameters") or _NO_PARAMETERS for one in functions}
-    if named is not None:
-        return dict(arguments[named])
+    if tool_name is not None:
+        return dict(arguments[tool_name])
     calls = [
         {
             "type": "object",
@@ -289,8 +289,8 @@ def build_call_schema(tools: list[dict[str, Any]], named: str | None, several: b
         }
         for name, one in arguments.items()
     ]
-    most = MAX_FORCED_CALLS if several else 1
-    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}
+    max_calls = MAX_FORCED_CALLS if several else 1
+    return {"type": "array", "minItems": 1, "maxItems": max_calls, "items": {"anyOf": calls}}
 
 
 class _JsonObjectScanner:

@@ -91,13 +91,13 @@ class PythonTool:
 
 
 @contextmanager
-def open_python_tool(wanted: bool, settings: Settings, tokenizer: Any) -> Iterator[PythonTool | None]:
+def open_python_tool(enabled: bool, settings: Settings, tokenizer: Any) -> Iterator[PythonTool | None]:
     """Yield the tool of a model, None where it is not wanted or the tokenizer has no tokens for calls.
 
     Raises:
         Failure: programs cannot be isolated on this machine.
     """
-    if not wanted or get_python_tool_ids(tokenizer) is None:
+    if not enabled or get_python_tool_ids(tokenizer) is None:
         yield None
         return
     limits, workers = settings.to_sandbox_limits(), settings.workers

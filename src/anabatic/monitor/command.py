@@ -135,8 +135,8 @@ def _is_continuous(options: MonitorOptions) -> bool:
     """True when the command continues after the first reading: only a terminal, or who asks for it, wants that."""
     if options.once:
         return False
-    asked = options.interval is not None or options.prom is not None or options.log is not None
-    return asked or (options.output_format == "screen" and sys.stdout.isatty())
+    is_requested = options.interval is not None or options.prom is not None or options.log is not None
+    return is_requested or (options.output_format == "screen" and sys.stdout.isatty())
 
 
 def _start_exporter(
@@ -246,15 +246,15 @@ class _FramePrinter:
         return 1 if frame.problem and not frame.snapshot.devices else 0
 
     def _format_frame(self, frame: Frame) -> str:
-        shown = self._options.filter.filter_snapshot(frame.snapshot)
+        snapshot = self._options.filter.filter_snapshot(frame.snapshot)
         if self._options.output_format == "json":
-            row = output_formats.frame_to_row(frame, shown)
+            row = output_formats.frame_to_row(frame, snapshot)
             if self._reader is not None:
                 row["run"] = vars(self._reader.read())
             return json.dumps(replace_nonfinite(row), ensure_ascii=False) + "\n"
         if self._options.output_format == "csv":
             heading, self._needs_heading = self._needs_heading, False
-            return output_formats.format_csv(shown, heading)
+            return output_formats.format_csv(snapshot, heading)
         width, colour = _get_width(), sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         lines = self.render_frame(frame, width, None)
         return "".join(f"{screen.colorize_line(screen.fit_line(line, width), colour)}\n" for line in lines)

@@ -53,21 +53,21 @@ class DeviceFilter:
             ConfigError: one is not.
         """
         counts = count_devices_per_card(snapshot)
-        here = [format_device_label(each.npu_id, each.chip_id, counts) for each in snapshot.devices]
-        known = {*here, *(str(each.npu_id) for each in snapshot.devices)}
+        labels = [format_device_label(each.npu_id, each.chip_id, counts) for each in snapshot.devices]
+        known = {*labels, *(str(each.npu_id) for each in snapshot.devices)}
         missing = [word for word in self.devices if word not in known]
         if missing and snapshot.error is None:
-            raise ConfigError(f"no device {', '.join(missing)} here", f"this machine shows {', '.join(here)}")
+            raise ConfigError(f"no device {', '.join(missing)} here", f"this machine shows {', '.join(labels)}")
 
 
-def _assign_card_power(shown: Sequence[DeviceReading], snapshot: Snapshot) -> list[DeviceReading]:
+def _assign_card_power(devices: Sequence[DeviceReading], snapshot: Snapshot) -> list[DeviceReading]:
     """Tell the power of a card on the first of its dies that is shown."""
     watts = {each.npu_id: each.power_w for each in reversed(snapshot.devices) if each.power_w is not None}
-    told = {each.npu_id for each in shown if each.power_w is not None}
+    reporting_cards = {each.npu_id for each in devices if each.power_w is not None}
     found = []
-    for each in shown:
-        told_here = each if each.npu_id in told else replace(each, power_w=watts.get(each.npu_id))
-        told.add(each.npu_id)
+    for each in devices:
+        told_here = each if each.npu_id in reporting_cards else replace(each, power_w=watts.get(each.npu_id))
+        reporting_cards.add(each.npu_id)
         found.append(told_here)
     return found
 

@@ -21,34 +21,38 @@ CSV_COLUMNS = (
 )
 
 
-def frame_to_row(frame: Frame, shown: Snapshot) -> dict[str, Any]:
+def frame_to_row(frame: Frame, snapshot: Snapshot) -> dict[str, Any]:
     """Return a frame as one JSON-able object: the snapshot's fields, `age_s` and, after a failed reading, `error`."""
-    return {**shown.to_row(), "age_s": round(frame.get_age(), 3), "error": frame.problem or None, "hint": frame.hint}
+    return {**snapshot.to_row(), "age_s": round(frame.get_age(), 3), "error": frame.problem or None, "hint": frame.hint}
 
 
 def frame_to_log_row(frame: Frame) -> dict[str, Any]:
     """Return the row of `--log`, without what is not known: a failed reading has an error and no devices."""
     if not frame.problem:
-        whole = frame.snapshot.to_row()
+        row = frame.snapshot.to_row()
         for name in ("devices", "processes"):
-            whole[name] = [{key: value for key, value in each.items() if value is not None} for each in whole[name]]
-        return whole
+            row[name] = [{key: value for key, value in each.items() if value is not None} for each in row[name]]
+        return row
     taken = frame.snapshot.taken_at + frame.get_age()
     return Snapshot(frame.snapshot.source, error=frame.problem, hint=frame.hint, taken_at=taken).to_row()
 
 
-def format_csv(shown: Snapshot, heading: bool) -> str:
+def format_csv(snapshot: Snapshot, heading: bool) -> str:
     """Return a line per device; what is not known is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if heading:
         writer.writerow(CSV_COLUMNS)
-    for device in shown.devices:
+    for device in snapshot.devices:
         pids = [
-            str(each.pid) for each in shown.processes if (each.npu_id, each.chip_id) == (device.npu_id, device.chip_id)
+            str(each.pid)
+            for each in snapshot.processes
+            if (each.npu_id, each.chip_id) == (device.npu_id, device.chip_id)
         ]
-        own = {"taken_at": round(shown.taken_at, 3), "source": shown.source, "pids": " ".join(pids)}
-        writer.writerow([own[name] if name in own else getattr(device, name) for name in CSV_COLUMNS])
+        extra_columns = {"taken_at": round(snapshot.taken_at, 3), "source": snapshot.source, "pids": " ".join(pids)}
+        writer.writerow(
+            [extra_columns[name] if name in extra_columns else getattr(device, name) for name in CSV_COLUMNS]
+        )
     return text.getvalue()
 
 
@@ -169,8 +173,8 @@ def format_prometheus(frame: Frame, run: dict[str, float]) -> str:
             (_format_labels(**_make_npu_labels(each)), known) for each in npus if (known := value(each)) is not None
         ]
         add_series(f"npu_chip_info_{name}", text, found)
-    named = [(_format_labels(**_make_npu_labels(each), name=each.name), 1.0) for each in npus if each.name]
-    add_series("npu_chip_info_name", "the name", named)
+    name_series = [(_format_labels(**_make_npu_labels(each), name=each.name), 1.0) for each in npus if each.name]
+    add_series("npu_chip_info_name", "the name", name_series)
     coded = [
         (_format_labels(**_make_npu_labels(each)), float((each.error_codes or [0])[0]))
         for each in npus
@@ -203,15 +207,17 @@ def format_prometheus(frame: Frame, run: dict[str, float]) -> str:
 
 
 def _add_process_series(npus: list[DeviceReading], processes: list[DeviceProcess], series: Callable[..., None]) -> None:
-    held, counts = [], []
+    memory_series, counts = [], []
     for device in npus:
-        mine = [each for each in processes if (each.npu_id, each.chip_id) == (device.npu_id, device.chip_id)]
+        device_processes = [
+            each for each in processes if (each.npu_id, each.chip_id) == (device.npu_id, device.chip_id)
+        ]
         labels = _make_npu_labels(device)
-        counts.append((_format_labels(**labels), float(len(mine))))
-        held += [
+        counts.append((_format_labels(**labels), float(len(device_processes))))
+        memory_series += [
             (_format_labels(**labels, process_id=each.pid), float(each.mem_mb))
-            for each in mine
+            for each in device_processes
             if each.mem_mb is not None
         ]
     series("npu_chip_info_process_info_num", "the number of processes", counts)
-    series("npu_chip_info_process_info", "the memory of a process, MB", held)
+    series("npu_chip_info_process_info", "the memory of a process, MB", memory_series)

@@ -213,22 +213,26 @@ def format_run_lines(run: RunStatus, width: int) -> list[StyledLine]:
         ("", "  "),
     ]
     head.append((_STATE_STYLES.get(run.state, ""), run.state))
-    why = [("", f"  {run.why}")] if run.why else []
-    found: list[StyledLine] = [[*head, *why]]
+    reason_lines = [("", f"  {run.why}")] if run.why else []
+    found: list[StyledLine] = [[*head, *reason_lines]]
     if step is None:
         unread = f": {run.unread} lines of metrics.jsonl are no rows" if run.unread else ""
         return [*found, [("dim", f"no row yet{unread}")]]
-    share = value_format.compute_percent(step, total)
+    percent = value_format.compute_percent(step, total)
     eta = to_finite_number(run.last.get("eta_s"))
     parts = (
-        [f"step {step:.0f}"] if share is None else [f"step {step:.0f}/{total}", value_format.format_fixed(share, " %")]
+        [f"step {step:.0f}"]
+        if percent is None
+        else [f"step {step:.0f}/{total}", value_format.format_fixed(percent, " %")]
     )
     if eta is not None and run.state.startswith("running"):
         parts.append(f"ETA {format_duration(eta)}")
     if run.age_s is not None:
         parts.append(f"last row {value_format.format_age(run.age_s)} ago")
     bar: StyledLine = (
-        [] if share is None or width < 60 else [("bar", value_format.draw_bar(share, 10).replace(" ", "░")), ("", "  ")]
+        []
+        if percent is None or width < 60
+        else [("bar", value_format.draw_bar(percent, 10).replace(" ", "░")), ("", "  ")]
     )
     found.append([*bar, ("", "  ".join(parts))])
     loss, valid = to_finite_number(run.last.get("loss")), to_finite_number(run.valid.get("valid_loss"))

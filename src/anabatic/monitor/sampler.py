@@ -35,16 +35,16 @@ class Frame:
         return max((time.time() if self.now is None else self.now) - self.snapshot.taken_at, 0.0)
 
 
-def compute_pause(interval: float, took: float, share: float) -> float:
+def compute_pause(interval: float, took: float, max_fraction: float) -> float:
     """Return the seconds between a reading that took `took` and the next one."""
-    return max(interval - took, took * (1 - share) / share)
+    return max(interval - took, took * (1 - max_fraction) / max_fraction)
 
 
 class DeviceSampler:
     """Reads `source` every `interval` seconds in a thread of its own until it is closed."""
 
-    def __init__(self, source: DeviceSource, interval: float, share: float = MAX_READ_FRACTION) -> None:
-        self._source, self._interval, self._max_read_fraction = source, interval, share
+    def __init__(self, source: DeviceSource, interval: float, max_fraction: float = MAX_READ_FRACTION) -> None:
+        self._source, self._interval, self._max_read_fraction = source, interval, max_fraction
         self._frame: Frame | None = None
         self._new_frame = threading.Condition()
         self._closed = threading.Event()

@@ -186,8 +186,8 @@ def render_devices(
     snapshot: Snapshot, history: UtilizationHistory, width: int, counts: Mapping[int, int]
 ) -> list[StyledLine]:
     """Return the heading and a line per device; `counts` are the devices of each card, hidden ones too."""
-    named = min(max((cell_len(device.name or "") for device in snapshot.devices), default=0), _MAX_NAME_WIDTH)
-    needs = {"id": _get_id_width(snapshot, counts), "name": named}
+    name_width = min(max((cell_len(device.name or "") for device in snapshot.devices), default=0), _MAX_NAME_WIDTH)
+    needs = {"id": _get_id_width(snapshot, counts), "name": name_width}
     widths = _fit_column_widths(width, any(len(past) > 1 for past in history.values.values()), needs)
     powered = {device.npu_id for device in snapshot.devices if device.power_w is not None}
     util = next((device.util_kind for device in snapshot.devices if device.util_kind), None)
@@ -241,12 +241,14 @@ def _render_heading(cells: list[tuple[Style, str, int, bool]]) -> StyledLine:
     return _join_cells(short)
 
 
-def render_processes(snapshot: Snapshot, width: int, most: int | None, counts: Mapping[int, int]) -> list[StyledLine]:
-    """Return the heading and a line per process; at most `most` lines. Narrow screens leave the user out."""
+def render_processes(
+    snapshot: Snapshot, width: int, max_rows: int | None, counts: Mapping[int, int]
+) -> list[StyledLine]:
+    """Return the heading and a line per process; at most `max_rows` lines. Narrow screens leave the user out."""
     if not snapshot.processes:
         return [[("dim", "no processes")]] if snapshot.source not in ("psutil", "torch") else []
-    named = max(len(each.user or value_format.NOT_AVAILABLE) for each in snapshot.processes)
-    user = min(max(named, 4), 12) if width >= _MIN_USER_WIDTH else 0
+    user_width = max(len(each.user or value_format.NOT_AVAILABLE) for each in snapshot.processes)
+    user = min(max(user_width, 4), 12) if width >= _MIN_USER_WIDTH else 0
     widths = (_get_id_width(snapshot, counts), 8, *((user,) if user else ()), 7)
     widths += (max(width - sum(widths) - len(widths), 8),)
     right = (False, True, *((False,) if user else ()), True, False)
@@ -272,9 +274,9 @@ def render_processes(snapshot: Snapshot, width: int, most: int | None, counts: M
                 "",
             )
         )
-    if most is not None and len(lines) > most:
-        hidden = len(lines) - max(most, 1) + 1
-        lines = [*lines[: max(most, 1) - 1], [("dim", f"… {hidden} more")]]
+    if max_rows is not None and len(lines) > max_rows:
+        hidden = len(lines) - max(max_rows, 1) + 1
+        lines = [*lines[: max(max_rows, 1) - 1], [("dim", f"… {hidden} more")]]
     return lines
 
 
@@ -284,12 +286,14 @@ def _format_command(process: DeviceProcess) -> str:
     return f"{process.name or ''} (not visible here)".strip()
 
 
-def render_head(frame: Frame, shown: int, width: int) -> list[StyledLine]:
+def render_head(frame: Frame, num_shown: int, width: int) -> list[StyledLine]:
     """Return the title, and what is wrong."""
     snapshot, age = frame.snapshot, frame.get_age()
     devices = len(snapshot.devices)
     parts = [
-        f"{shown} of {devices} devices" if shown != devices else f"{devices} device{'s' if devices != 1 else ''}",
+        f"{num_shown} of {devices} devices"
+        if num_shown != devices
+        else f"{devices} device{'s' if devices != 1 else ''}",
         f"{snapshot.source} {snapshot.driver_version or ''}".strip(),
         value_format.format_clock(snapshot.taken_at),
     ]
@@ -305,9 +309,9 @@ def render_head(frame: Frame, shown: int, width: int) -> list[StyledLine]:
     return lines + [fit_line([("dim", f"note: {note}")], width) for note in snapshot.notes[:3]]
 
 
-def _render_unhealthy(shown: Snapshot, width: int) -> list[StyledLine]:
+def _render_unhealthy(snapshot: Snapshot, width: int) -> list[StyledLine]:
     """Return what to type about the first NPU that is not well."""
-    ill = next((one for one in shown.devices if one.kind == "npu" and one.health not in _HEALTHY), None)
+    ill = next((one for one in snapshot.devices if one.kind == "npu" and one.health not in _HEALTHY), None)
     if ill is None:
         return []
     return _wrap_paragraph("warn", f"{ill.health}: ", f"`npu-smi info -t health -i {ill.npu_id}` says why", width)
@@ -323,12 +327,12 @@ def _wrap_paragraph(style: Style, word: str, text: str, width: int) -> list[Styl
     ]
 
 
-def render_totals(shown: Snapshot) -> StyledLine:
+def render_totals(snapshot: Snapshot) -> StyledLine:
     """Return mean utilisation, memory and power of all; what is not known of any is n/a."""
-    known = [each.util_pct for each in shown.devices if each.util_pct is not None]
-    used = [each.used_mb for each in shown.devices if each.used_mb is not None]
-    total = [each.total_mb for each in shown.devices if each.total_mb is not None]
-    watts = [each.power_w for each in shown.devices if each.power_w is not None]
+    known = [each.util_pct for each in snapshot.devices if each.util_pct is not None]
+    used = [each.used_mb for each in snapshot.devices if each.used_mb is not None]
+    total = [each.total_mb for each in snapshot.devices if each.total_mb is not None]
+    watts = [each.power_w for each in snapshot.devices if each.power_w is not None]
     words = (
         f"mean {format_fixed(sum(known) / len(known) if known else None, '%')}",
         value_format.format_memory(sum(used) if used else None, sum(total) if total else None),
@@ -351,7 +355,7 @@ def fit_line(line: StyledLine, width: int) -> StyledLine:
 
 def render_screen(
     frame: Frame,
-    shown: Snapshot,
+    snapshot: Snapshot,
     history: UtilizationHistory,
     width: int,
     height: int | None,
@@ -360,26 +364,26 @@ def render_screen(
     """Return the whole screen.
 
     Args:
-        frame: what is known; `shown` its snapshot after filters.
+        frame: what is known; `snapshot` its snapshot after filters.
         run: lines about a training run, which stand above the devices.
         width: cells; below `MIN_WIDTH` lines are cut by the terminal.
         height: lines; None: as many as it takes.
     """
     width = max(width, MIN_WIDTH)
     counts = count_devices_per_card(frame.snapshot)
-    lines = render_head(frame, len(shown.devices), width) + _render_unhealthy(shown, width)
+    lines = render_head(frame, len(snapshot.devices), width) + _render_unhealthy(snapshot, width)
     if run:
         lines += [[], *(fit_line(line, width) for line in run)]
-    if shown.devices:
-        total = [*([[]] if run else []), render_totals(shown)] if len(shown.devices) > 1 else []
-        devices: list[StyledLine] = [*total, [], *render_devices(shown, history, width, counts)]
+    if snapshot.devices:
+        total = [*([[]] if run else []), render_totals(snapshot)] if len(snapshot.devices) > 1 else []
+        devices: list[StyledLine] = [*total, [], *render_devices(snapshot, history, width, counts)]
         room = None if height is None else max(height - len(lines), 2)
         if room is not None and len(devices) > room:
             devices = [*devices[: room - 1], [("dim", f"… {len(devices) - room + 1} more devices")]]
         lines += devices
         left = None if height is None else height - len(lines) - 1
         if left is None or left > 1:
-            lines += [[], *render_processes(shown, width, left, counts)]
+            lines += [[], *render_processes(snapshot, width, left, counts)]
     return lines
 
 

@@ -52,8 +52,8 @@ class LiveTerminal:
     def draw_lines(self, lines: Sequence[StyledLine]) -> None:
         """Draw `lines` from the top; nothing is cleared first, so nothing flickers."""
         width, height = self.get_size()
-        shown = [colorize_line(fit_line(line, width), self._colour) + _CLEAR_LINE for line in lines[:height]]
-        self._write_text(_CURSOR_HOME + "\r\n".join(shown) + _CLEAR_BELOW)
+        coloured = [colorize_line(fit_line(line, width), self._colour) + _CLEAR_LINE for line in lines[:height]]
+        self._write_text(_CURSOR_HOME + "\r\n".join(coloured) + _CLEAR_BELOW)
 
     def read_key(self, seconds: float) -> str:
         """Wait for a key, `seconds` at most; return it or an empty string."""

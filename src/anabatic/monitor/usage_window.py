@@ -62,8 +62,8 @@ class UsageWindow:
         mine: logic ids and UUIDs of the job's devices on this machine; empty: all of them.
     """
 
-    def __init__(self, source: DeviceSource, mine: Set[int | str] = frozenset()) -> None:
-        self._source, self._job_devices = source, mine
+    def __init__(self, source: DeviceSource, job_devices: Set[int | str] = frozenset()) -> None:
+        self._source, self._job_devices = source, job_devices
         self._lock = threading.Lock()
         self._current_stats, self._total_stats = _UsageStats(), _UsageStats()
         self._is_paused = False
@@ -84,19 +84,19 @@ class UsageWindow:
         return not self._job_devices or logic in self._job_devices or device.uuid in self._job_devices
 
     def _add_snapshot(self, found: Snapshot) -> None:
-        mine = [device for place, device in enumerate(found.devices) if self._is_job_device(place, device)]
-        cards = {device.npu_id for device in mine}
+        job_readings = [device for place, device in enumerate(found.devices) if self._is_job_device(place, device)]
+        cards = {device.npu_id for device in job_readings}
         watts = [each.power_w for each in found.devices if each.npu_id in cards and each.power_w is not None]
         for seen in (self._current_stats, self._total_stats):
-            for device in mine:
+            for device in job_readings:
                 seen.stats["util_pct"].add_value(None if self._is_profiled else device.util_pct)
                 seen.stats["memory_bytes"].add_value(None if device.used_mb is None else device.used_mb * MIB)
             seen.stats["power_w"].add_value(sum(watts) if watts else None)
 
-    def set_paused(self, held: bool) -> None:
-        """Leave readings out while `held`: an evaluation is not training."""
+    def set_paused(self, paused: bool) -> None:
+        """Leave readings out while `paused`: an evaluation is not training."""
         with self._lock:
-            self._is_paused = held
+            self._is_paused = paused
 
     def take_figures(self, seconds: float, tokens: float) -> dict[str, float]:
         """Return the figures since the last call, and begin anew; empty when there was no reading.

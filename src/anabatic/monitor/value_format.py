@@ -34,11 +34,11 @@ def format_memory(used_mb: float | None, total_mb: float | None) -> str:
     return NOT_AVAILABLE if used_mb is None and total_mb is None else f"{format_gib(used_mb)}/{format_gib(total_mb)}G"
 
 
-def draw_bar(share: float | None, width: int) -> str:
+def draw_bar(fraction: float | None, width: int) -> str:
     """Return a bar of `width` cells for 0 to 100 percent."""
-    if share is None or width < 1:
+    if fraction is None or width < 1:
         return " " * width
-    eighths = round(min(max(share, 0.0), 100.0) / 100 * width * 8)
+    eighths = round(min(max(fraction, 0.0), 100.0) / 100 * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_BAR_EIGHTHS[rest] if rest else "")).ljust(width)
 
@@ -48,13 +48,13 @@ def draw_history(values: Sequence[float | None], width: int, top: float | None =
 
     A value that was not known is a gap.
     """
-    shown = list(values)[-width:] if width > 0 else []
-    known = [value for value in shown if value is not None]
+    recent = list(values)[-width:] if width > 0 else []
+    known = [value for value in recent if value is not None]
     low = 0.0 if top is not None else min(known, default=0.0)
     high = top if top is not None else max(known, default=0.0)
     span = high - low or 1.0
     cells = [
-        " " if value is None else _HISTORY_LEVELS[min(max(int((value - low) / span * 7.999), 0), 7)] for value in shown
+        " " if value is None else _HISTORY_LEVELS[min(max(int((value - low) / span * 7.999), 0), 7)] for value in recent
     ]
     return "".join(cells).rjust(max(width, 0))
 

@@ -207,7 +207,7 @@ def derive_seed(name: str) -> int:
 
 
 def balance_batches(rollouts: Sequence[Rollout], bins: int, max_rollouts: int) -> list[list[Rollout]]:
-    """Part answers into batches of about equally many tokens, at most `max_rollouts` answers each, the longest first."""
+    """Split answers into batches of about equally many tokens, at most `max_rollouts` each, the longest first."""
     parts: list[list[Rollout]] = [[] for _ in range(bins)]
     sizes = [0] * bins
     for one in sorted(rollouts, key=lambda one: (-len(one.ids), one.number)):

@@ -40,10 +40,10 @@ class ResourceLimits:
     processes: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in _MINIMUMS.items():
+        for name, minimum in _MINIMUMS.items():
             value = getattr(self, name)
-            if not least <= value < 2**31:
-                raise ConfigError(f"the sandbox's {name} is {value}", f"use {least} or more, less than 2^31")
+            if not minimum <= value < 2**31:
+                raise ConfigError(f"the sandbox's {name} is {value}", f"use {minimum} or more, less than 2^31")
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,13 @@ class ProgramMonitor:
     def _read_stream(self, end: int) -> None:
         """Read what is there, and keep what may be kept."""
         data = os.read(end, _READ_BYTES)
-        said = self._output[end]
+        output = self._output[end]
         if not data:
             self._open_streams.discard(end)
         if end != self._report:
             self._num_written += len(data)
-        room = self._limits.output_bytes - len(said)
-        said += data[:room]
+        room = self._limits.output_bytes - len(output)
+        output += data[:room]
         if len(data) > room:
             self._status = "output"
 

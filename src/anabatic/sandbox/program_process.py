@@ -41,8 +41,8 @@ def apply_limits(limits: ResourceLimits, processes: int | None) -> None:
         rows.append((resource.RLIMIT_NPROC, processes, processes))
     for name, soft, hard in rows:
         ceiling = resource.getrlimit(name)[1]
-        least = [value for value in (hard, ceiling) if value != resource.RLIM_INFINITY]
-        resource.setrlimit(name, (min([soft, *least]), min(least, default=hard)))
+        limits_in_force = [value for value in (hard, ceiling) if value != resource.RLIM_INFINITY]
+        resource.setrlimit(name, (min([soft, *limits_in_force]), min(limits_in_force, default=hard)))
 
 
 def run_program(

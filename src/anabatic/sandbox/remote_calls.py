@@ -43,9 +43,9 @@ _BINARY_OPERATIONS = (
 )
 
 
-def call_function(function: Callable[..., Any], args: Iterable[Any], named: dict[str, Any]) -> Any:
+def call_function(function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function with what was sent for it."""
-    return function(*args, **named)
+    return function(*args, **kwargs)
 
 
 ALLOWED_OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -213,14 +213,14 @@ def _mutable_arguments(operands: Sequence[Any]) -> list[Any]:
 def _apply_changes(operands: Sequence[Any], changed: list[Any]) -> None:
     """Change our own arguments as the other end has changed its copies."""
     positional = operands[1] if len(operands) == 3 and isinstance(operands[1], list) else []
-    for own, new in zip(positional, changed, strict=False):
-        if type(own) is not type(new) or own == new:
+    for value, new in zip(positional, changed, strict=False):
+        if type(value) is not type(new) or value == new:
             continue
-        if isinstance(own, (list, bytearray)):
-            own[:] = new
-        elif isinstance(own, (dict, set)):
-            own.clear()
-            own.update(new)
+        if isinstance(value, (list, bytearray)):
+            value[:] = new
+        elif isinstance(value, (dict, set)):
+            value.clear()
+            value.update(new)
 
 
 def _accepts_text(kind: type[Exception]) -> bool:

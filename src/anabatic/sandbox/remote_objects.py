@@ -22,8 +22,8 @@ class RemoteObject:
         """Return what the other end calls it."""
         return int(self.__dict__["_number"])
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return _request_operation(self, "call", list(args), named)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _request_operation(self, "call", list(args), kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _READABLE_DUNDERS:
@@ -108,5 +108,5 @@ class CallbackProxy:
         """Return what the other end calls it."""
         return self._number
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._peer.request_operation("call", self, list(args), named)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._peer.request_operation("call", self, list(args), kwargs)

@@ -70,7 +70,7 @@ class _Zygote:
     """The process, and this end of the channel to it."""
 
     def __init__(self, way: str, readable: Sequence[str]) -> None:
-        own, other = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
         environment |= {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
         words = [
@@ -81,23 +81,23 @@ class _Zygote:
             "-c",
             _ZYGOTE_CODE,
             _SOURCE_ROOT,
-            str(other.fileno()),
+            str(child_end.fileno()),
             way,
             *readable,
         ]
-        with other, relaunch.block_group_signals():
+        with child_end, relaunch.block_group_signals():
             self.process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
+                pass_fds=[child_end.fileno()],
                 cwd="/",
                 env=environment,
                 start_new_session=True,
             )
-        self.channel = own
+        self.channel = parent_end
         self.owner_pid = os.getpid()
-        self.greeting = receive_message(own)
+        self.greeting = receive_message(parent_end)
         self._own_processes = {*process_memory.list_descendants(self.process.pid)}
 
     def send_message(self, message: dict[str, Any], handles: Sequence[int] = ()) -> None:
@@ -218,9 +218,9 @@ class Sandbox:
             DataError, Failure: as `run`.
         """
         if len(sources) < 2 or self._idle_zygotes.maxsize < 2:
-            return [self.run(source, files=own) for source, own in zip(sources, files, strict=True)]
+            return [self.run(source, files=program_files) for source, program_files in zip(sources, files, strict=True)]
         with ThreadPoolExecutor(self._idle_zygotes.maxsize) as pool:
-            return list(pool.map(lambda source, own: self.run(source, files=own), sources, files))
+            return list(pool.map(lambda source, program_files: self.run(source, files=program_files), sources, files))
 
     def close(self) -> None:
         """End the processes; the one of a program under way in another thread ends with it."""
@@ -237,8 +237,8 @@ class Sandbox:
             answers = self._exchange_messages(parts)  # once more: the kernel ends a zygote that has no memory
         for answer in answers:
             if answer is None or "failed" in answer:
-                why = "its process was killed twice" if answer is None else answer["failed"]
-                raise Failure(f"the sandbox cannot run a program: {why}", _RESOURCES_HINT)
+                reason = "its process was killed twice" if answer is None else answer["failed"]
+                raise Failure(f"the sandbox cannot run a program: {reason}", _RESOURCES_HINT)
         return [ProgramOutcome(**answer) for answer in answers if answer is not None]
 
     def _exchange_messages(self, parts: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
@@ -278,8 +278,8 @@ def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOut
     if program.status in ("timeout", "memory", "output"):
         return replace(program, finished=False, cpu_seconds=used)
     if not tests.is_ok:
-        said = replace(program, status=tests.status, stderr=tests.stderr, code=tests.code)
-        return replace(said, finished=False, cpu_seconds=used)
+        merged = replace(program, status=tests.status, stderr=tests.stderr, code=tests.code)
+        return replace(merged, finished=False, cpu_seconds=used)
     if not tests.finished:
         return replace(program, finished=False, cpu_seconds=used)
     return replace(program, status="ok", finished=True, passed=True, cpu_seconds=used)
@@ -291,8 +291,8 @@ def _follow_zygotes(
     """Let zygotes run a program, or a program and its tests, and return their answers; None: that one is gone."""
     pipes = [os.pipe() for _ in parts[1:] for _ in range(2)]
     wires = [[pipes[0][0], pipes[1][1]], [pipes[1][0], pipes[0][1]]] if pipes else [[]]
-    for zygote, part, own in zip(zygotes, parts, wires, strict=True):
-        zygote.send_message(part, own)
+    for zygote, part, wire in zip(zygotes, parts, wires, strict=True):
+        zygote.send_message(part, wire)
     for handle in (handle for pipe in pipes for handle in pipe):
         os.close(handle)
     answers: list[dict[str, Any] | None] = [None] * len(parts)
@@ -331,7 +331,7 @@ def probe_protections() -> Protections:
 
 def unprotected_error(found: Protections) -> Failure:
     """Return the error for a machine where programs cannot be isolated."""
-    reasons = "; ".join(f"{way}: {why}" for way, why in found.reasons.items())
+    reasons = "; ".join(f"{way}: {reason}" for way, reason in found.reasons.items())
     return Failure(
         f"programs of a model would not be isolated: no protection of {', '.join(found.missing_guards)} ({reasons})",
         "allow user namespaces (sysctl user.max_user_namespaces; docker run --security-opt seccomp=unconfined) or use "
@@ -343,12 +343,12 @@ def _start_best_mode(readable: Sequence[str], ways: Sequence[str]) -> tuple[_Zyg
     reasons: dict[str, str] = {}
     for way in ways:
         zygote = _Zygote(way, readable)
-        told = zygote.greeting
-        if told and "guards" in told:
-            guards = dict(told["guards"])
+        greeting = zygote.greeting
+        if greeting and "guards" in greeting:
+            guards = dict(greeting["guards"])
             if way == NAMESPACES and process_memory.can_list_children():
                 guards["memory"] = f"counted every {_POLL_SECONDS * 1000:g} ms"
             return zygote, Protections(way, guards, reasons)
         zygote.close()
-        reasons[way] = told["refused"] if told else "its process ended"
+        reasons[way] = greeting["refused"] if greeting else "its process ended"
     raise Failure(f"the sandbox's process does not start: {reasons}", _RESOURCES_HINT)

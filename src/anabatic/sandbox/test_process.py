@@ -63,9 +63,9 @@ def prepare_tests(helpers: str, tests: str, source: int, sink: int) -> Callable[
         for node in _trusted_definitions(helpers):
             exec(compile(ast.Module([node], []), "<helpers>", "exec"), scope)
         known = {*scope, *dir(builtins)}
-        wanted = sorted(set(_collect_names(compile(tests, "<tests>", "exec"))) - known)
-        found = peer.request_operation(_SCOPE_OPERATION, wanted)
-        for name in wanted:  # and no other: `abs` is the tests' own
+        undefined_names = sorted(set(_collect_names(compile(tests, "<tests>", "exec"))) - known)
+        found = peer.request_operation(_SCOPE_OPERATION, undefined_names)
+        for name in undefined_names:  # and no other: `abs` is the tests' own
             kind, value = found[name]
             if kind == "value":
                 scope[name] = value
@@ -77,9 +77,9 @@ def prepare_tests(helpers: str, tests: str, source: int, sink: int) -> Callable[
     return prepare_scope
 
 
-def _exit_without_result(why: str) -> None:
+def _exit_without_result(reason: str) -> None:
     """End without a verdict: what became of the program tells the rest."""
-    os.write(2, f"the program left before its last test: {why}\n".encode(errors="replace"))
+    os.write(2, f"the program left before its last test: {reason}\n".encode(errors="replace"))
     os._exit(0)
 
 

@@ -77,11 +77,15 @@ def read_devices(live: shared_memory.SimSegment, sample: float = SAMPLE_SECONDS)
         if row.lost:
             continue
         busy = min(100, round(100 * (row.busy_ns - before[index]) / spent)) if spent else 0
-        gone = sum(held[index] for _, _, held, alive in processes if not alive)  # until its memory is taken back
+        gone = sum(
+            held_bytes[index] for _, _, held_bytes, alive in processes if not alive
+        )  # until its memory is taken back
         npu, chip = divmod(index, 2) if family == "A3" else (index, 0)
         watt = _IDLE_WATT + 3 * (index % 3) + busy * (_BUSY_WATT - _IDLE_WATT) / 100
-        mine = tuple(
-            SmiProcess(pid, word, held[index] >> 20) for pid, word, held, alive in processes if alive and held[index]
+        device_processes = tuple(
+            SmiProcess(pid, word, held_bytes[index] >> 20)
+            for pid, word, held_bytes, alive in processes
+            if alive and held_bytes[index]
         )
         readings.append(
             SmiReading(
@@ -96,7 +100,7 @@ def read_devices(live: shared_memory.SimSegment, sample: float = SAMPLE_SECONDS)
                 aicore=busy,
                 used_mib=max(row.hbm_used - gone, 0) >> 20,
                 total_mib=row.hbm_total >> 20,
-                processes=mine,
+                processes=device_processes,
                 ddr="0    / 15137" if family == "910" else "0    / 0",
             )
         )

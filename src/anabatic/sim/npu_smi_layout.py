@@ -180,12 +180,12 @@ def format_topology(readings: Sequence[SmiReading], family: ChipFamily, cores: i
     """Return `npu-smi info -t topo`: how each pair of chips is joined, and the cores that are nearest."""
     label = "Phy-ID" if family == "A3" else "NPU"
     names = [f"{label}{reading.logic_id}" for reading in readings]
-    share = max(cores // max(len(readings), 1), 1)
+    cores_per_device = max(cores // max(len(readings), 1), 1)
     lines = ["\t   " + "".join(f"{name:<11}" for name in names) + "CPU Affinity"]
     for index, one in enumerate(readings):
         joined = [_link_type(one, other, family) for other in readings]
-        first = min(index * share, cores - 1)
-        near = f"{first}-{min(first + share - 1, cores - 1)}"
+        first = min(index * cores_per_device, cores - 1)
+        near = f"{first}-{min(first + cores_per_device - 1, cores - 1)}"
         lines.append(f"{names[index]:<11}" + "".join(f"{word:<11}" for word in joined) + near)
     return "\n".join(lines) + "\n\nLegend:\n\n" + _LEGEND.format(_A3_LEGEND if family == "A3" else "")
 

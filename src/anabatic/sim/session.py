@@ -41,7 +41,7 @@ def run_simulation(
     """
     if os.environ.get(machine_spec.SEGMENT_VARIABLE):
         raise UserError("this already runs inside a simulation", "one `anabatic sim` is enough for the whole command")
-    wanted = machine_spec.build_machine(npus, chip, hbm, tuple(fault), report, trace)
+    machine = machine_spec.build_machine(npus, chip, hbm, tuple(fault), report, trace)
     _require_memory(npus)
     # A place that cannot be written is reported before an hour of work; if we are killed, the files say so.
     for path in filter(None, (report, trace)):
@@ -50,7 +50,7 @@ def run_simulation(
         )
     built = native_build.prepare_build()
     remove_dead_machines()
-    name = shared_memory.create_segment(wanted)
+    name = shared_memory.create_segment(machine)
     folder = _reports_folder() / name
     try:
         variables = environment.build_environment(os.environ, built, name)
@@ -59,13 +59,13 @@ def run_simulation(
             variables[machine_spec.REPORT_VARIABLE] = str(folder)
         if trace:
             variables[machine_spec.TRACE_VARIABLE] = "1"
-        log.debug(f"simulating {npus} x {wanted.chip.soc} with {format_size(wanted.hbm_bytes)} each as {name}")
+        log.debug(f"simulating {npus} x {machine.chip.soc} with {format_size(machine.hbm_bytes)} each as {name}")
         started = time.monotonic()
         with shared_memory.attach_segment(name) as live:  # still there when its name is gone
 
             def write_reports(code: int) -> None:
                 if report or trace:
-                    _write_reports(wanted, live, folder, command, code, time.monotonic() - started)
+                    _write_reports(machine, live, folder, command, code, time.monotonic() - started)
 
             return supervisor.run_command(command, variables, name, write_reports)
     finally:
@@ -85,16 +85,16 @@ def _reports_folder() -> Path:
 
 
 def _write_reports(
-    wanted: SimMachine, live: Any, folder: Path, command: Sequence[str], code: int, seconds: float
+    machine: SimMachine, live: Any, folder: Path, command: Sequence[str], code: int, seconds: float
 ) -> None:
     from anabatic.sim import report_table, simulation_report
 
-    if wanted.report_path:
-        built = simulation_report.build_report(wanted, live, folder, command, code, seconds)
-        simulation_report.write_report(built, wanted.report_path)
+    if machine.report_path:
+        built = simulation_report.build_report(machine, live, folder, command, code, seconds)
+        simulation_report.write_report(built, machine.report_path)
         sys.stderr.write(report_table.render_table(built))
-    if wanted.trace_path:
-        simulation_report.write_trace(folder, wanted.trace_path)
+    if machine.trace_path:
+        simulation_report.write_trace(folder, machine.trace_path)
 
 
 def _require_memory(npus: int) -> None:

@@ -50,7 +50,7 @@ def run_command(
                 f"name its interpreter (python {command[0]}), or chmod +x {command[0]}",
             )
         raise UserError(f'there is no program "{command[0]}"', "what stands after -- is typed as in a shell")
-    ours, theirs = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
+    read_end, write_end = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
     sys.stdout.flush()
     sys.stderr.flush()
     old = signal.pthread_sigmask(
@@ -61,16 +61,16 @@ def run_command(
     )  # the supervisor's children come to us when it is killed
     supervisor = os.fork()
     if supervisor == 0:
-        os.close(theirs)
-        _supervise_command(command, environment, machine, ours)
-    os.close(ours)
+        os.close(write_end)
+        _supervise_command(command, environment, machine, read_end)
+    os.close(read_end)
     try:
         status = _wait_for_supervisor(supervisor)
         if os.waitstatus_to_exitcode(status) < 0:
             _terminate_children()  # nothing, when it was COMMAND that died of the signal
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        os.close(theirs)
+        os.close(write_end)
         shared_memory.remove_segment(machine)
     ended(os.waitstatus_to_exitcode(status))
     return _exit_like(status)

@@ -38,13 +38,13 @@ def _list_symbols(library: Path, kind: str) -> set[str]:
 
 def generate_stub_source(needing: Iterable[Path], having: Iterable[Path]) -> str:
     """Return C that defines what libraries of the wheel need and ours do not have."""
-    wanted: set[str] = set()
+    symbols: set[str] = set()
     present: set[str] = set()
     for library in needing:
-        wanted |= _list_symbols(library, "undefined")
+        symbols |= _list_symbols(library, "undefined")
         present |= _list_symbols(library, "defined")
     for library in having:
         present |= _list_symbols(library, "defined")
-    names = sorted(name for name in wanted - present if _CANN_SYMBOL.fullmatch(name))
+    names = sorted(name for name in symbols - present if _CANN_SYMBOL.fullmatch(name))
     lines = [f'int {name}(void) {{ static int told; return refuse("{name}", &told); }}' for name in names]
     return "\n".join([_C_PROLOGUE, *lines, ""])

@@ -92,8 +92,8 @@ def find_unpacked_wheel(root: Path, torch: TorchInstallation) -> TorchNpuWheel |
         *root.glob(f"torch_npu-{torch.base_version}-{PYTHON_TAG}"),
         *root.glob(f"torch_npu-{torch.base_version}.post*-{PYTHON_TAG}"),
     ]
-    whole = [folder for folder in folders if all((folder / part).is_file() for part in _REQUIRED_FILES)]
-    return max(map(_wheel_of_folder, whole), key=_post_release, default=None)
+    complete = [folder for folder in folders if all((folder / part).is_file() for part in _REQUIRED_FILES)]
+    return max(map(_wheel_of_folder, complete), key=_post_release, default=None)
 
 
 def _post_release(wheel: TorchNpuWheel) -> int:
@@ -136,8 +136,18 @@ def _wheel_of_folder(folder: Path) -> TorchNpuWheel:
 
 
 def _download_wheel(target: Path, torch: TorchInstallation) -> None:
-    wish = f"torch_npu=={torch.base_version}.*"
-    words = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(target), wish]
+    requirement = f"torch_npu=={torch.base_version}.*"
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(target),
+        requirement,
+    ]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode == 0:
         return

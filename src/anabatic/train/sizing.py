@@ -236,8 +236,8 @@ def resolve_total_steps(
         steps = max(1, round(tokens / global_batch))
         if (passes := tokens / max(epoch_tokens, 1)) > MAX_USEFUL_EPOCHS:
             log.warn(
-                f"{reason} are {passes:,.0f} passes over the data; after {MAX_USEFUL_EPOCHS} they teach next to nothing:"
-                " give more text, a smaller model, or --schedule.epochs 4"
+                f"{reason} are {passes:,.0f} passes over the data; after {MAX_USEFUL_EPOCHS} they teach next to"
+                " nothing: give more text, a smaller model, or --schedule.epochs 4"
             )
     plan.values["steps"], plan.reasons["steps"] = steps, reason
     return steps

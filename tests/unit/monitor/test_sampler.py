@@ -77,9 +77,9 @@ def test_one_reading_at_a_time_however_long_it_takes() -> None:
 
 
 def test_a_slow_source_is_asked_less_often() -> None:
-    assert compute_pause(5.0, took=0.25, share=0.1) == 4.75
-    assert compute_pause(5.0, took=3.0, share=0.1) == pytest.approx(27.0)
-    assert compute_pause(1.0, took=2.0, share=0.5) == 2.0
+    assert compute_pause(5.0, took=0.25, max_fraction=0.1) == 4.75
+    assert compute_pause(5.0, took=3.0, max_fraction=0.1) == pytest.approx(27.0)
+    assert compute_pause(1.0, took=2.0, max_fraction=0.5) == 2.0
 
 
 def test_figures_of_a_job_are_mean_least_and_most_of_its_own_devices() -> None:

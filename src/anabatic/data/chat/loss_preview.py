@@ -117,7 +117,7 @@ def _escape_character(one: str) -> str:
 def iter_conversations(
     sets: Sequence[ShardSet | ShardSubset], max_conversations: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield `(source, ids, mask)` of the first `max_conversations` conversations, of every source in turn; of a pair, both."""
+    """Yield `(source, ids, mask)` of the first `max_conversations`, of every source in turn; of a pair, both."""
     chats = [one for one in sets if one.is_chat]
     deepest = max((one.num_docs for one in chats), default=0)
     places = ((one, number) for number in range(deepest) for one in chats if number < one.num_docs)

@@ -103,7 +103,8 @@ def rename_columns(row: dict[str, Any], columns: ColumnMapping) -> dict[str, Any
     for standard_name, file_name in columns.renamed_columns:
         if file_name not in row:
             raise BadRowError(
-                f'no column "{file_name}", which data.columns.{standard_name} names; the row has {format_column_names(row)}'
+                f'no column "{file_name}", which data.columns.{standard_name} names; the row has'
+                f" {format_column_names(row)}"
                 f"{did_you_mean(file_name, row)}"
             )
     taken = {file_name for _, file_name in columns.renamed_columns}
@@ -164,7 +165,8 @@ def hint_missing_columns(columns: ColumnMapping, present: Mapping[str, Any] | li
     )
     if unknown_name is not None:
         guess = did_you_mean(unknown_name, known)
-        return f'data.columns is OUR_NAME=NAME, and none of ours is "{unknown_name}".{guess} Ours: {", ".join(sorted(known))}'
+        ours = ", ".join(sorted(known))
+        return f'data.columns is OUR_NAME=NAME, and none of ours is "{unknown_name}".{guess} Ours: {ours}'
     if absent:
         return f"if it is called otherwise: --data.columns {absent[0]}=NAME; or fix the row, {SKIP_HINT}"
     nearest = did_you_mean(columns.text_column, present)

@@ -71,8 +71,8 @@ def find_cann_roots(machine: TargetMachine) -> list[str]:
     """Return where CANN is installed, each place once, the environment's first."""
     files = machine.files
     home = machine.env.get("HOME", "")
-    named = [machine.env.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
-    places = [*named, *_DEFAULT_ROOTS]
+    env_roots = [machine.env.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
+    places = [*env_roots, *_DEFAULT_ROOTS]
     places += [f"{_ASCEND_FOLDER}/{name}" for name in files.list_names(_ASCEND_FOLDER, "cann-*")[:_MAX_INSTALLATIONS]]
     places += [
         f"{_ASCEND_FOLDER}/ascend-toolkit/{name}"
@@ -185,8 +185,8 @@ def check_toolkit(machine: TargetMachine) -> Iterator[CheckResult]:
     if missing:
         yield make_result("toolkit.incomplete", root=found.root, missing=", ".join(missing))
         return
-    told = {part: read_component_version(machine, found.root, part) for part in _COMPONENTS}
-    seen = {part: version for part, version in told.items() if version}
+    versions = {part: read_component_version(machine, found.root, part) for part in _COMPONENTS}
+    seen = {part: version for part, version in versions.items() if version}
     if len(set(seen.values())) > 1:
         yield make_result("toolkit.mixed", versions=", ".join(f"{part} {version}" for part, version in seen.items()))
     elif seen:
@@ -203,15 +203,17 @@ def check_kernels(machine: TargetMachine) -> Iterator[CheckResult]:
         return
     opp = machine.env.get("ASCEND_OPP_PATH") or f"{found.root}/opp"
     folder = f"{opp}/built-in/op_impl/ai_core/tbe/kernel"
-    there = [name for name in machine.files.list_names(folder, "ascend*") if machine.files.is_dir(f"{folder}/{name}")]
-    wanted = hardware.detect_ops_folder(machine)
-    if wanted in there or chip_names.OLD_OPS_FOLDERS.get(wanted) in there:
-        yield make_result("kernels.ok", soc=wanted)
-    elif there and not wanted:
-        yield make_result("kernels.some", soc=", ".join(there))
+    installed = [
+        name for name in machine.files.list_names(folder, "ascend*") if machine.files.is_dir(f"{folder}/{name}")
+    ]
+    needed = hardware.detect_ops_folder(machine)
+    if needed in installed or chip_names.OLD_OPS_FOLDERS.get(needed) in installed:
+        yield make_result("kernels.ok", soc=needed)
+    elif installed and not needed:
+        yield make_result("kernels.some", soc=", ".join(installed))
     else:
-        soc = wanted or "ascend910b"
-        others = f" ({', '.join(there)})" if there else ""
+        soc = needed or "ascend910b"
+        others = f" ({', '.join(installed)})" if installed else ""
         package = chip_names.name_ops_package(soc, found.version_key)
         yield make_result(
             "kernels.missing", soc=soc, folder=folder, others=others, package=package, version=found.version

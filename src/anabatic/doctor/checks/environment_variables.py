@@ -36,13 +36,13 @@ def _format_command(name: str, instead: str) -> str:
 
 
 def _check_variable(row: VariableRule, value: str) -> Iterator[CheckResult]:
-    shown = value[:_MAX_SHOWN_CHARS]
+    excerpt = value[:_MAX_SHOWN_CHARS]
     if not row.value_rule.is_valid(value):
         identity = "variables.raises" if row.raises_on_invalid else "variables.wrong"
         yield make_result(
             identity,
             name=row.name,
-            value=shown,
+            value=excerpt,
             expected=row.value_rule.expected,
             command=_format_command(row.name, row.replacement),
         )
@@ -53,7 +53,7 @@ def _check_variable(row: VariableRule, value: str) -> Iterator[CheckResult]:
             yield make_result(
                 identity,
                 name=row.name,
-                value=shown,
+                value=excerpt,
                 why=harm.reason,
                 command=_format_command(row.name, harm.replacement),
             )
@@ -116,17 +116,19 @@ def _check_foreign_names(machine: TargetMachine) -> Iterator[CheckResult]:
     """Names of another stack, which mean nothing on an NPU."""
     if not machine.has_npu or machine.has_gpu:
         return
-    for name, own in _FOREIGN_NAMES:
-        if name in machine.env and own not in machine.env:
+    for name, correct_name in _FOREIGN_NAMES:
+        if name in machine.env and correct_name not in machine.env:
             value = machine.env[name]
             instead = (
-                f"export {own}={value[:_MAX_SHOWN_CHARS]}" if own != "HCCL_CONNECT_TIMEOUT" else f"export {own}=1200"
+                f"export {correct_name}={value[:_MAX_SHOWN_CHARS]}"
+                if correct_name != "HCCL_CONNECT_TIMEOUT"
+                else f"export {correct_name}=1200"
             )
             yield _make_harm_result(
                 name,
                 machine,
-                f"has no meaning on an NPU; there it is {own}",
-                f"对 NPU 无效；对应的是 {own}",
+                f"has no meaning on an NPU; there it is {correct_name}",
+                f"对 NPU 无效；对应的是 {correct_name}",
                 f"unset {name} ; {instead}",
             )
 
@@ -194,13 +196,13 @@ def _check_allocator(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def _check_hccl_timeouts(machine: TargetMachine) -> Iterator[CheckResult]:
     """HCCL_EVENT_TIMEOUT must be longer than HCCL_EXEC_TIMEOUT (Ascend/pytorch docs; defaults 1868 and 1836)."""
-    told = [machine.env.get(name, "") for name in ("HCCL_EXEC_TIMEOUT", "HCCL_EVENT_TIMEOUT")]
+    timeouts = [machine.env.get(name, "") for name in ("HCCL_EXEC_TIMEOUT", "HCCL_EVENT_TIMEOUT")]
     execute, event = (
         int(word) if word.isdecimal() and len(word) < 12 else default
-        for word, default in zip(told, (1836, 1868), strict=True)
+        for word, default in zip(timeouts, (1836, 1868), strict=True)
     )
-    if any(told) and execute and event and event <= execute:
-        name = "HCCL_EXEC_TIMEOUT" if told[0] else "HCCL_EVENT_TIMEOUT"
+    if any(timeouts) and execute and event and event <= execute:
+        name = "HCCL_EXEC_TIMEOUT" if timeouts[0] else "HCCL_EVENT_TIMEOUT"
         yield _make_harm_result(
             name,
             machine,
@@ -212,10 +214,10 @@ def _check_hccl_timeouts(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def _check_hccl_intra(machine: TargetMachine) -> Iterator[CheckResult]:
     """HCCL_INTRA_* : both 1, or only a 0, is illegal (hccl_env)."""
-    told = {name: machine.env.get(name) for name in ("HCCL_INTRA_ROCE_ENABLE", "HCCL_INTRA_PCIE_ENABLE")}
-    values = list(told.values())
+    switches = {name: machine.env.get(name) for name in ("HCCL_INTRA_ROCE_ENABLE", "HCCL_INTRA_PCIE_ENABLE")}
+    values = list(switches.values())
     if values == ["1", "1"] or ("0" in values and None in values) or values == ["0", "0"]:
-        name = next(one for one, value in told.items() if value is not None)
+        name = next(one for one, value in switches.items() if value is not None)
         yield _make_harm_result(
             name,
             machine,
@@ -340,10 +342,10 @@ def _check_task_queue(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def _check_cpu_affinity(machine: TargetMachine) -> Iterator[CheckResult]:
     """A process whose cores are restricted already is not bound (CPU_AFFINITY_CONF.md)."""
-    name, told = "CPU_AFFINITY_CONF", machine.get_fact("cpu", dict)
-    value, count, allowed = machine.env.get(name, ""), told.get("count"), told.get("allowed")
-    wanted = re.match(r"(mode:)?[12]", value) and "force:1" not in value
-    if wanted and isinstance(count, int) and isinstance(allowed, int) and allowed < count:
+    name, cpu_facts = "CPU_AFFINITY_CONF", machine.get_fact("cpu", dict)
+    value, count, allowed = machine.env.get(name, ""), cpu_facts.get("count"), cpu_facts.get("allowed")
+    is_bound = re.match(r"(mode:)?[12]", value) and "force:1" not in value
+    if is_bound and isinstance(count, int) and isinstance(allowed, int) and allowed < count:
         yield _make_harm_result(
             name,
             machine,
@@ -366,20 +368,23 @@ def _check_allocator_versions(machine: TargetMachine) -> Iterator[CheckResult]:
     name = "PYTORCH_NPU_ALLOC_CONF"
     value = machine.env.get(name, "").lower()
     found = cann.find_active_cann(machine)
-    here = (version_matrix.parse_version(hardware.read_driver_version(machine)), found.version_key if found else None)
-    for key, *least in _ALLOCATOR_REQUIREMENTS:
-        wanted = [version_matrix.parse_version(one) for one in least]
-        old = any(have and want and have < want for have, want in zip(here, wanted, strict=True))
+    installed = (
+        version_matrix.parse_version(hardware.read_driver_version(machine)),
+        found.version_key if found else None,
+    )
+    for key, *requirements in _ALLOCATOR_REQUIREMENTS:
+        minimum = [version_matrix.parse_version(one) for one in requirements]
+        old = any(have and want and have < want for have, want in zip(installed, minimum, strict=True))
         if old and re.search(rf"(^|,)\s*{re.escape(key)}", value):
-            needs = f"driver {least[0]}" + (f", CANN {least[1]}" if least[1] else "")
+            needs = f"driver {requirements[0]}" + (f", CANN {requirements[1]}" if requirements[1] else "")
             yield _make_harm_result(name, machine, f"{key} needs {needs}", f"{key} 需要 {needs}", f"unset {name}")
 
 
 def _check_zero_copy(machine: TargetMachine) -> Iterator[CheckResult]:
     """TORCH_HCCL_ZERO_COPY: A3 with expandable segments only (Ascend/pytorch docs)."""
     name, grows = "TORCH_HCCL_ZERO_COPY", "expandable_segments:true"
-    here = machine.env.get("PYTORCH_NPU_ALLOC_CONF", "") + machine.env.get("PYTORCH_ALLOC_CONF", "")
-    good = hardware.detect_ops_folder(machine) in ("", "ascend910_93") and grows in here.lower()
+    allocator_settings = machine.env.get("PYTORCH_NPU_ALLOC_CONF", "") + machine.env.get("PYTORCH_ALLOC_CONF", "")
+    good = hardware.detect_ops_folder(machine) in ("", "ascend910_93") and grows in allocator_settings.lower()
     if machine.env.get(name) == "1" and not good:
         yield _make_harm_result(
             name,

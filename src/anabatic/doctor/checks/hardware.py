@@ -49,10 +49,10 @@ def check_npus(machine: TargetMachine) -> Iterator[CheckResult]:
         yield make_result("npu.not_passed", count=count, flags=format_docker_flags(machine))
     elif count:
         yield make_result("npu.no_driver", count=count)
-    elif there := [
+    elif present := [
         one for one in (f"{_DRIVER_FOLDER}/version.info", machine.npu_smi_path) if one and machine.files.exists(one)
     ]:
-        yield make_result("npu.hidden", there=", ".join(there), flags=format_docker_flags(machine))
+        yield make_result("npu.hidden", there=", ".join(present), flags=format_docker_flags(machine))
     else:
         yield make_result("npu.none")
 
@@ -81,18 +81,18 @@ def read_driver_version(machine: TargetMachine) -> str:
     info = machine.files.read_text(f"{_DRIVER_FOLDER}/version.info") or ""
     found = re.search(r"^\s*Version\s*=\s*(\S+)", info, re.M)
     version = found[1] if found and version_matrix.parse_version(found[1]) else ""
-    said = str(machine.notes.get("driver", ""))
-    return version or (said if version_matrix.parse_version(said) else "")
+    note = str(machine.notes.get("driver", ""))
+    return version or (note if version_matrix.parse_version(note) else "")
 
 
 def check_driver(machine: TargetMachine) -> Iterator[CheckResult]:
     """The driver's version file."""
-    version, there = read_driver_version(machine), machine.files.exists(f"{_DRIVER_FOLDER}/version.info")
-    if not machine.has_npu or (machine.num_pci_npus and not machine.npu_node_numbers and not there):
+    version, is_installed = read_driver_version(machine), machine.files.exists(f"{_DRIVER_FOLDER}/version.info")
+    if not machine.has_npu or (machine.num_pci_npus and not machine.npu_node_numbers and not is_installed):
         return
-    if version and (there or machine.is_simulated or not machine.is_container):
-        yield make_result("driver.ok" if there else "driver.smi", version=version)
-    elif there:
+    if version and (is_installed or machine.is_simulated or not machine.is_container):
+        yield make_result("driver.ok" if is_installed else "driver.smi", version=version)
+    elif is_installed:
         yield make_result("driver.unreadable")
     elif machine.is_container:
         yield make_result("driver.not_mounted", flags=format_docker_flags(machine))
@@ -115,8 +115,8 @@ def check_container_mounts(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def detect_soc_name(machine: TargetMachine) -> str:
     """Return the SoC name, from torch, else from npu-smi; empty when nobody says."""
-    told = str(machine.get_fact("import", dict).get("name") or "")
-    return chip_names.normalize_soc_name(told if "Ascend" in told else str(machine.notes.get("name", "")))
+    soc_name = str(machine.get_fact("import", dict).get("name") or "")
+    return chip_names.normalize_soc_name(soc_name if "Ascend" in soc_name else str(machine.notes.get("name", "")))
 
 
 def detect_ops_folder(machine: TargetMachine) -> str:
@@ -154,13 +154,13 @@ def check_gpus(machine: TargetMachine) -> Iterator[CheckResult]:
         elif not machine.has_npu:
             yield make_result("gpu.none")
         return
-    told = machine.get_fact("nvidia-smi", dict)
-    if not told:
+    gpu_facts = machine.get_fact("nvidia-smi", dict)
+    if not gpu_facts:
         yield make_result("gpu.no_smi", count=count)
-    elif told.get("code") is None:
+    elif gpu_facts.get("code") is None:
         yield make_result("gpu.hung")
     else:
-        yield from _check_gpu_rows(str(told.get("text", "")), told.get("code") == 0)
+        yield from _check_gpu_rows(str(gpu_facts.get("text", "")), gpu_facts.get("code") == 0)
 
 
 def _check_gpu_rows(text: str, good: bool) -> Iterator[CheckResult]:

@@ -32,8 +32,8 @@ def _count_devices(machine: TargetMachine) -> int:
 def check_memory(machine: TargetMachine) -> Iterator[CheckResult]:
     """Host memory, and what a container may use of it."""
     text = machine.files.read_text("/proc/meminfo") or ""
-    told = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d{1,15}) kB", text, re.M)}
-    total, free = told.get("MemTotal", 0), told.get("MemAvailable", 0)
+    sizes = {name: int(value) * 1024 for name, value in re.findall(r"^(\w+):\s+(\d{1,15}) kB", text, re.M)}
+    total, free = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
     if not total:
         yield make_result("memory.unknown")
         return
@@ -53,10 +53,10 @@ def check_memory(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def _list_disks(machine: TargetMachine) -> dict[str, dict[str, Any]]:
     """Label -> path, free, total; what is not of that shape is left out."""
-    told = machine.get_fact("disk", dict)
+    disk_facts = machine.get_fact("disk", dict)
     return {
         str(label): row
-        for label, row in told.items()
+        for label, row in disk_facts.items()
         if isinstance(row, dict) and _as_int(row.get("free")) is not None and _as_int(row.get("total"))
     }
 
@@ -67,11 +67,11 @@ def check_disk(machine: TargetMachine) -> Iterator[CheckResult]:
     if not places:
         yield make_result("disk.unknown")
         return
-    told: dict[tuple[int, int], dict[str, Any]] = {}
+    disks: dict[tuple[int, int], dict[str, Any]] = {}
     for row in places.values():
-        told.setdefault((row["free"], row["total"]), row)  # one file system, one line
+        disks.setdefault((row["free"], row["total"]), row)  # one file system, one line
     bad = False
-    for row in told.values():
+    for row in disks.values():
         free, path = row["free"], row.get("path", "?")
         if free < 20 * GIB:
             bad = True
@@ -82,7 +82,7 @@ def check_disk(machine: TargetMachine) -> Iterator[CheckResult]:
         yield make_result("disk.readonly", path=home.get("path", "?"))
     if not bad:
         yield make_result(
-            "disk.ok", places=", ".join(f"{row.get('path', '?')} {format_size(row['free'])}" for row in told.values())
+            "disk.ok", places=", ".join(f"{row.get('path', '?')} {format_size(row['free'])}" for row in disks.values())
         )
 
 
@@ -101,8 +101,8 @@ def check_shm(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def check_cpu(machine: TargetMachine) -> Iterator[CheckResult]:
     """Processors, and how many this process may use."""
-    told = machine.get_fact("cpu", dict)
-    count, allowed = _as_int(told.get("count")), _as_int(told.get("allowed"))
+    cpu_facts = machine.get_fact("cpu", dict)
+    count, allowed = _as_int(cpu_facts.get("count")), _as_int(cpu_facts.get("allowed"))
     if not count or not allowed:
         yield make_result("cpu.unknown")
         return
@@ -150,12 +150,12 @@ def check_open_files(machine: TargetMachine) -> Iterator[CheckResult]:
 
 def check_sandbox(machine: TargetMachine) -> Iterator[CheckResult]:
     """What keeps programs that a model has written from files and network (evaluation, rewards, the python tool)."""
-    told = machine.get_fact("sandbox", dict)
-    guards, missing = told.get("guards"), told.get("missing")
+    sandbox_facts = machine.get_fact("sandbox", dict)
+    guards, missing = sandbox_facts.get("guards"), sandbox_facts.get("missing")
     if not isinstance(guards, dict) or not isinstance(missing, list):
         return
     if missing:
-        reasons = told.get("reasons")
+        reasons = sandbox_facts.get("reasons")
         why = "; ".join(f"{way}: {reason}" for way, reason in reasons.items()) if isinstance(reasons, dict) else "?"
         yield make_result("sandbox.weak", missing=", ".join(map(str, missing)), why=why[:200])
     else:
@@ -178,17 +178,17 @@ def check_ports(machine: TargetMachine) -> Iterator[CheckResult]:
         return
     used = _find_listening_ports(machine)
     master = _parse_port(machine.env.get("MASTER_PORT", ""), _DEFAULT_MASTER_PORT)
-    wanted = {master}
-    shown = str(master)
+    ports = {master}
+    port_text = str(master)
     if machine.has_npu and not machine.is_simulated:
         base = _parse_port(machine.env.get("HCCL_IF_BASE_PORT", ""), _HCCL_BASE_PORT)
-        wanted |= set(range(base, base + _NUM_HCCL_PORTS))
-        shown = f"{master}, {base}-{base + _NUM_HCCL_PORTS - 1}"
+        ports |= set(range(base, base + _NUM_HCCL_PORTS))
+        port_text = f"{master}, {base}-{base + _NUM_HCCL_PORTS - 1}"
         yield from _check_ephemeral_range(machine, base)
-    if taken := sorted(used & wanted):
+    if taken := sorted(used & ports):
         yield make_result("ports.used", used=", ".join(map(str, taken)))
     else:
-        yield make_result("ports.ok", wanted=shown)
+        yield make_result("ports.ok", wanted=port_text)
 
 
 def _parse_port(text: str, default: int) -> int:

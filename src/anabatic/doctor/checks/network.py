@@ -18,8 +18,8 @@ _VIRTUAL_INTERFACE = re.compile(r"lo$|docker|veth|br-|virbr|cali|flannel|cni|tun
 
 def get_interface_addresses(machine: TargetMachine) -> dict[str, list[str]]:
     """Interface -> its addresses; what is not of that shape is left out."""
-    told = machine.get_fact("interfaces", dict)
-    return {str(name): [str(one) for one in rows] for name, rows in told.items() if isinstance(rows, list)}
+    interfaces = machine.get_fact("interfaces", dict)
+    return {str(name): [str(one) for one in rows] for name, rows in interfaces.items() if isinstance(rows, list)}
 
 
 def list_outward_interfaces(machine: TargetMachine) -> list[str]:
@@ -57,10 +57,10 @@ def check_host_network(machine: TargetMachine) -> Iterator[CheckResult]:
             best = useful[0] if useful else "lo"
             yield make_result("network.interface", name=name, value=value[:60], names=", ".join(names), best=best)
     addresses = [one for rows in known.values() for one in rows]
-    own = machine.env.get("HCCL_IF_IP", "")
-    if own and own not in addresses:
+    host_address = machine.env.get("HCCL_IF_IP", "")
+    if host_address and host_address not in addresses:
         wrong = True
-        yield make_result("network.address", name="HCCL_IF_IP", value=own[:60], addresses=", ".join(addresses))
+        yield make_result("network.address", name="HCCL_IF_IP", value=host_address[:60], addresses=", ".join(addresses))
     if not useful:
         yield make_result("network.none")
     elif not wrong:
@@ -86,8 +86,8 @@ def check_device_links(machine: TargetMachine) -> Iterator[CheckResult]:
     """What hccn_tool says of the devices' network ports."""
     if not machine.npu_node_numbers or machine.is_simulated:
         return
-    told = machine.get_fact("hccn", dict)
-    rows = {str(card): row for card, row in told.items() if isinstance(row, dict) and str(card).isdecimal()}
+    link_facts = machine.get_fact("hccn", dict)
+    rows = {str(card): row for card, row in link_facts.items() if isinstance(row, dict) and str(card).isdecimal()}
     state = {int(card): str(row.get("link", "")).upper() for card, row in rows.items()}
     down = [card for card, text in state.items() if "DOWN" in text]
     up = [card for card, text in state.items() if "UP" in text and card not in down]

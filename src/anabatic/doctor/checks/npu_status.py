@@ -48,23 +48,23 @@ def check_npu_smi(machine: TargetMachine) -> Iterator[CheckResult]:
     """Whether npu-smi answers, and with how many devices."""
     if not machine.has_npu:
         return
-    told, found = machine.get_fact("npu-smi", dict), parse_info_table(machine)
-    text = " ".join(str(told.get("text", "")).split())
-    if not told and machine.npu_smi_path:
+    npu_smi_facts, table = machine.get_fact("npu-smi", dict), parse_info_table(machine)
+    text = " ".join(str(npu_smi_facts.get("text", "")).split())
+    if not npu_smi_facts and machine.npu_smi_path:
         if not machine.files.is_live:
             yield make_result("npu-smi.unasked", path=machine.npu_smi_path)
         else:
             runs = os.access(machine.npu_smi_path, os.X_OK)
             yield make_result("npu-smi.hung") if runs else make_result("npu-smi.denied", path=machine.npu_smi_path)
-    elif not told:
+    elif not npu_smi_facts:
         yield make_result("npu-smi.missing")
-    elif told.get("code", 0) is None:
+    elif npu_smi_facts.get("code", 0) is None:
         yield make_result("npu-smi.hung")
-    elif found.devices:
-        version = found.tool_version or found.driver_version or "?"
-        yield make_result("npu-smi.ok", version=version, count=len(found.devices))
-        if len(found.devices) < len(machine.npu_node_numbers):
-            yield make_result("npu-smi.fewer", count=len(found.devices), nodes=len(machine.npu_node_numbers))
+    elif table.devices:
+        version = table.tool_version or table.driver_version or "?"
+        yield make_result("npu-smi.ok", version=version, count=len(table.devices))
+        if len(table.devices) < len(machine.npu_node_numbers):
+            yield make_result("npu-smi.fewer", count=len(table.devices), nodes=len(machine.npu_node_numbers))
     else:
         yield _explain_refusal(machine, text)
 
@@ -84,9 +84,9 @@ def check_ecc(machine: TargetMachine) -> Iterator[CheckResult]:
     """Memory errors that ECC could not correct (`npu-smi info -t ecc`)."""
     if not machine.has_npu:
         return
-    told = {str(card): str(text) for card, text in machine.get_fact("ecc", dict).items()}
+    ecc_texts = {str(card): str(text) for card, text in machine.get_fact("ecc", dict).items()}
     bad, read = [], 0
-    for card, text in told.items():
+    for card, text in ecc_texts.items():
         parsed = output_parser.parse_output(text)
         if isinstance(parsed, KeyValueOutput) and parsed.npu_id is not None and str(parsed.npu_id) != card:
             bad.append(make_result("ecc.other", card=card, other=parsed.npu_id))
@@ -117,18 +117,18 @@ def check_health(machine: TargetMachine) -> Iterator[CheckResult]:
     devices = parse_info_table(machine).devices if machine.has_npu else []
     if not devices:
         return
-    told = [(device, device.health if device.health not in _NO_HEALTH else None) for device in devices]
-    for bad in dict.fromkeys(state for _, state in told if state and state != _HEALTH_OK):
-        those = [device for device, state in told if state == bad]
+    health_by_device = [(device, device.health if device.health not in _NO_HEALTH else None) for device in devices]
+    for bad in dict.fromkeys(state for _, state in health_by_device if state and state != _HEALTH_OK):
+        those = [device for device, state in health_by_device if state == bad]
         identity = "health.warning" if bad == _HEALTH_WARNING else "health.bad"
         yield make_result(identity, which=_format_npu_names(those), card=those[0].npu_id, health=bad)
     if hot := [device for device in devices if device.temp_c is not None and device.temp_c >= HOT_CELSIUS]:
         yield make_result(
             "temperature.hot", which=_format_npu_names(hot), celsius=max(device.temp_c or 0 for device in hot)
         )
-    if all(state is None for _, state in told):
+    if all(state is None for _, state in health_by_device):
         yield make_result("health.unknown")
-    elif all(state == _HEALTH_OK for _, state in told):
+    elif all(state == _HEALTH_OK for _, state in health_by_device):
         warm = [device.temp_c for device in devices if device.temp_c is not None]
         span = "-".join(str(one) for one in sorted({min(warm), max(warm)})) if warm else "?"
         yield make_result("health.ok", count=len(devices), celsius=f"{span} C")

@@ -45,8 +45,8 @@ def _is_too_old(torch: str) -> bool:
 
 def check_python(machine: TargetMachine) -> Iterator[CheckResult]:
     """The interpreter and the C library."""
-    told = machine.get_fact("python", dict)
-    version, libc = str(told.get("version", "")), str(told.get("libc", ""))
+    python_facts = machine.get_fact("python", dict)
+    version, libc = str(python_facts.get("version", "")), str(python_facts.get("libc", ""))
     found = version_matrix.parse_version(version)
     if found is None:
         yield make_result("python.unknown")
@@ -135,43 +135,47 @@ def check_version_matrix(machine: TargetMachine) -> Iterator[CheckResult]:
     release = version_matrix.find_release(wheel)
     if wheel:
         match = version_matrix.match_torch_npu_with_cann(wheel, found.version)
-        wanted = release.cann if release else "?"
+        required_cann = release.cann if release else "?"
         yield make_result(
-            f"release.{match}", wheel=wheel, cann=found.version, wanted=wanted, command=suggest_install_command(machine)
+            f"release.{match}",
+            wheel=wheel,
+            cann=found.version,
+            wanted=required_cann,
+            command=suggest_install_command(machine),
         )
     if driver := hardware.read_driver_version(machine):
         match = version_matrix.match_cann_with_driver(found.version, driver)
-        wanted = version_matrix.format_drivers(found.version) or "?"
-        yield make_result(f"hdk.{match}", cann=found.version, driver=driver, wanted=wanted)
+        required_cann = version_matrix.format_drivers(found.version) or "?"
+        yield make_result(f"hdk.{match}", cann=found.version, driver=driver, wanted=required_cann)
 
 
 def check_imports(machine: TargetMachine) -> Iterator[CheckResult]:
     """What a child that imported torch and torch_npu told."""
-    told = machine.get_fact("import", dict)
-    if not told:
+    import_facts = machine.get_fact("import", dict)
+    if not import_facts:
         if not machine.files.is_live:
             yield make_result("import.unknown")
         return
-    what = "`import torch`" if not told.get("torch") else "`import torch_npu`"
-    if told.get("torch_npu"):
+    what = "`import torch`" if not import_facts.get("torch") else "`import torch_npu`"
+    if import_facts.get("torch_npu"):
         what = "torch.npu.is_available()"
-    if told.get("signal"):
-        yield make_result("import.crash", what=what, signal=told["signal"])
-    elif told.get("hung"):
-        yield make_result("import.hung", what=what, seconds=told["hung"])
-    elif told.get("error"):
-        yield from _explain_import_failure(machine, told)
+    if import_facts.get("signal"):
+        yield make_result("import.crash", what=what, signal=import_facts["signal"])
+    elif import_facts.get("hung"):
+        yield make_result("import.hung", what=what, seconds=import_facts["hung"])
+    elif import_facts.get("error"):
+        yield from _explain_import_failure(machine, import_facts)
     else:
-        yield from _check_import_result(machine, told)
+        yield from _check_import_result(machine, import_facts)
 
 
-def _explain_import_failure(machine: TargetMachine, told: dict[str, Any]) -> Iterator[CheckResult]:
-    error = str(told["error"])
-    if not told.get("torch"):
+def _explain_import_failure(machine: TargetMachine, import_facts: dict[str, Any]) -> Iterator[CheckResult]:
+    error = str(import_facts["error"])
+    if not import_facts.get("torch"):
         yield make_result("import.torch", error=error, command=_suggest_reinstall(machine))
         return
     yield make_result("import.torch_npu", error=error, fix=_suggest_import_fix(machine, error))
-    if told.get("stage") == "torch_npu" and machine.env.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+    if import_facts.get("stage") == "torch_npu" and machine.env.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         yield make_result("import.autoload")
 
 
@@ -196,24 +200,24 @@ def _suggest_import_fix(machine: TargetMachine, error: str) -> str:
     return next((fix for pattern, fix in rows if re.search(pattern, error)), suggest_install_command(machine))
 
 
-def _check_import_result(machine: TargetMachine, told: dict[str, Any]) -> Iterator[CheckResult]:
-    version, name = str(told.get("torch", "?")), str(told.get("name", ""))
-    if told.get("torch_npu") and machine.has_npu:
-        count = told.get("npus") or 0
+def _check_import_result(machine: TargetMachine, import_facts: dict[str, Any]) -> Iterator[CheckResult]:
+    version, name = str(import_facts.get("torch", "?")), str(import_facts.get("name", ""))
+    if import_facts.get("torch_npu") and machine.has_npu:
+        count = import_facts.get("npus") or 0
         if not count:
             yield make_result(
                 "import.no_device", fix="unset ASCEND_RT_VISIBLE_DEVICES ; npu-smi info ; ls ~/ascend/log/debug/plog"
             )
             return
-        yield make_result("import.npu", torch_npu=told["torch_npu"], count=count, name=name)
+        yield make_result("import.npu", torch_npu=import_facts["torch_npu"], count=count, name=name)
         visible = machine.env.get("ASCEND_RT_VISIBLE_DEVICES")
         if machine.npu_node_numbers and count != len(machine.npu_node_numbers) and visible is None:
             yield make_result("import.fewer", count=count, nodes=len(machine.npu_node_numbers))
-    elif machine.has_gpu and told.get("cuda") and "gpus" in told:
-        if told["gpus"]:
-            yield make_result("import.gpu", torch=version, count=told["gpus"], name=name)
+    elif machine.has_gpu and import_facts.get("cuda") and "gpus" in import_facts:
+        if import_facts["gpus"]:
+            yield make_result("import.gpu", torch=version, count=import_facts["gpus"], name=name)
         else:
-            yield make_result("import.no_gpu", torch=version, cuda=told["cuda"])
+            yield make_result("import.no_gpu", torch=version, cuda=import_facts["cuda"])
     else:
         yield make_result("import.ok", torch=version)
 
@@ -228,11 +232,11 @@ def check_triton(machine: TargetMachine) -> Iterator[CheckResult]:
         packages.get("triton"),
         version_matrix.get_base_version(packages.get("torch", "")),
     )
-    wanted = version_matrix.TRITON_ASCEND_VERSIONS.get(torch)
+    required = version_matrix.TRITON_ASCEND_VERSIONS.get(torch)
     if plain and not ascend:
         yield make_result("triton.plain", version=plain)
-    elif ascend and wanted and version_matrix.get_base_version(ascend) != wanted:
-        yield make_result("triton.other", version=ascend, torch=torch, wanted=wanted)
+    elif ascend and required and version_matrix.get_base_version(ascend) != required:
+        yield make_result("triton.other", version=ascend, torch=torch, wanted=required)
     elif ascend:
         yield make_result("triton.ok", version=ascend)
     else:

@@ -139,15 +139,15 @@ def find_release(wheel: str) -> TorchNpuRelease | None:
 
 def match_torch_npu_with_cann(wheel: str, cann: str) -> Compatibility:
     """Say whether a torch_npu runs on a CANN."""
-    release, wanted = find_release(wheel), get_cann_line(cann)
-    if release is None or not wanted:
+    release, cann_line = find_release(wheel), get_cann_line(cann)
+    if release is None or not cann_line:
         return "unknown"
-    if release.cann == wanted:
+    if release.cann == cann_line:
         return "matched"
     known = {row.cann for row in TORCH_NPU_RELEASES} | {one for block in CANN_BLOCKS.values() for one in block}
-    if wanted in CANN_BLOCKS[release.cann_block]:
+    if cann_line in CANN_BLOCKS[release.cann_block]:
         return "compatible"
-    return "broken" if wanted in known or (parse_version(cann) or (0,)) < (9, 2) else "unknown"
+    return "broken" if cann_line in known or (parse_version(cann) or (0,)) < (9, 2) else "unknown"
 
 
 def match_cann_with_driver(cann: str, driver: str) -> Compatibility:
@@ -164,10 +164,10 @@ def match_cann_with_driver(cann: str, driver: str) -> Compatibility:
 
 
 def _matches_line(found: VersionKey, prefix: str) -> bool:
-    wanted = parse_version(prefix)
-    if wanted is None:
+    expected = parse_version(prefix)
+    if expected is None:
         return False
-    return found == wanted if prefix.count(".") > 1 else found[:2] == wanted[:2]
+    return found == expected if prefix.count(".") > 1 else found[:2] == expected[:2]
 
 
 def list_wheels(cann: str, torch: str = "") -> list[str]:
@@ -186,7 +186,7 @@ def list_supported_wheels(cann: str) -> list[str]:
     tried first.
     """
     oldest = parse_version(OLDEST_TORCH) or (0, 0, 0, 0)
-    made = [one for one in list_wheels(cann) if (parse_version(get_base_version(one)) or oldest) >= oldest]
+    wheels = [one for one in list_wheels(cann) if (parse_version(get_base_version(one)) or oldest) >= oldest]
     allowed = [
         one
         for release in TORCH_NPU_RELEASES
@@ -194,7 +194,7 @@ def list_supported_wheels(cann: str) -> list[str]:
         if get_cann_line(cann) in CANN_BLOCKS[release.cann_block]
         and (parse_version(get_base_version(one)) or oldest) >= oldest
     ]
-    return made or sorted(allowed, key=lambda one: get_base_version(one) not in TESTED_TORCH)
+    return wheels or sorted(allowed, key=lambda one: get_base_version(one) not in TESTED_TORCH)
 
 
 def format_drivers(cann: str) -> str:

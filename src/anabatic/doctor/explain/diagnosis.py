@@ -114,8 +114,8 @@ def rank_findings(result: LogScan) -> LogReport:
     """Order what was seen: the first cause first."""
     _demote_carriers(result.sightings)
     by_entry: dict[str, list[Sighting]] = {}
-    for sight in result.sightings:
-        by_entry.setdefault(sight.entry.id, []).append(sight)
+    for sighting in result.sightings:
+        by_entry.setdefault(sighting.entry.id, []).append(sighting)
     findings = [_merge_sightings(sights) for sights in by_entry.values()]
     findings.sort(key=lambda finding: _get_sort_key(finding.first_sighting))
     causes = [finding for finding in findings if finding.role == "cause"]
@@ -128,38 +128,44 @@ def rank_findings(result: LogScan) -> LogReport:
 def _demote_carriers(sights: list[Sighting]) -> None:
     """Make what only passes on an error general, where what it passes on stands on the same or the next lines."""
     solid: dict[tuple[str, int | None], list[int]] = {}
-    for sight in sights:
-        if sight.role in ("cause", "consequence") and sight.entry.confidence != "low" and not _is_carrier(sight):
-            solid.setdefault((sight.file, sight.rank), []).append(sight.order)
+    for sighting in sights:
+        if (
+            sighting.role in ("cause", "consequence")
+            and sighting.entry.confidence != "low"
+            and not _is_carrier(sighting)
+        ):
+            solid.setdefault((sighting.file, sighting.rank), []).append(sighting.order)
     for orders in solid.values():
         orders.sort()
-    for sight in sights:
-        orders = solid.get((sight.file, sight.rank), [])
-        at = bisect_left(orders, sight.order)
-        if at < len(orders) and orders[at] - sight.order <= MAX_CARRIED_LINES and _is_carrier(sight):
-            sight.role = "wrapper"
+    for sighting in sights:
+        orders = solid.get((sighting.file, sighting.rank), [])
+        at = bisect_left(orders, sighting.order)
+        if at < len(orders) and orders[at] - sighting.order <= MAX_CARRIED_LINES and _is_carrier(sighting):
+            sighting.role = "wrapper"
 
 
-def _is_carrier(sight: Sighting) -> bool:
-    return sight.entry.id in _CARRIER_ENTRIES or sight.code.startswith("hccl:")
+def _is_carrier(sighting: Sighting) -> bool:
+    return sighting.entry.id in _CARRIER_ENTRIES or sighting.code.startswith("hccl:")
 
 
 def _merge_sightings(sights: list[Sighting]) -> LogFinding:
     sights = sorted(sights, key=_get_sort_key)
-    ranks = sorted({sight.rank for sight in sights if sight.rank is not None})
-    return LogFinding(sights[0].entry, sights[0].code, sights[0], sum(sight.count for sight in sights), ranks, sights)
+    ranks = sorted({sighting.rank for sighting in sights if sighting.rank is not None})
+    return LogFinding(
+        sights[0].entry, sights[0].code, sights[0], sum(sighting.count for sighting in sights), ranks, sights
+    )
 
 
-def _get_sort_key(sight: Sighting) -> tuple[int, bool, datetime, int, bool]:
+def _get_sort_key(sighting: Sighting) -> tuple[int, bool, datetime, int, bool]:
     """Sort key: a guess, as from the prefix of a code, after what is known, of one line its words before a number."""
-    guess = sight.entry.confidence == "low"
-    less = bool(sight.code) != (sight.role == "wrapper")
-    return knowledge_base.ROLES.index(sight.role), guess, sight.time or datetime.max, sight.order, less
+    guess = sighting.entry.confidence == "low"
+    less = bool(sighting.code) != (sighting.role == "wrapper")
+    return knowledge_base.ROLES.index(sighting.role), guess, sighting.time or datetime.max, sighting.order, less
 
 
 def _has_comparable_times(findings: list[LogFinding]) -> bool:
-    sights = [sight for finding in findings for sight in finding.sightings]
-    return len({sight.file for sight in sights}) < 2 or all(sight.time for sight in sights)
+    sights = [sighting for finding in findings for sighting in finding.sightings]
+    return len({sighting.file for sighting in sights}) < 2 or all(sighting.time for sighting in sights)
 
 
 def _look_up_codes(words: list[str], known: KnowledgeBase) -> LogReport:
@@ -171,5 +177,5 @@ def _look_up_codes(words: list[str], known: KnowledgeBase) -> LogReport:
         if entry is None:
             raise DataError(f"no component of CANN counts its codes like {word}", "give the log in which it stands")
         result.sightings.append(Sighting(entry, code, "", None, 0, "", 0, None, entry.role, False, order))
-    findings = [_merge_sightings([sight]) for sight in result.sightings]
+    findings = [_merge_sightings([sighting]) for sighting in result.sightings]
     return LogReport(findings, [], result, is_code_lookup=True)

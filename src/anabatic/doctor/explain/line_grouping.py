@@ -57,7 +57,7 @@ class LineGrouper:
             return []
         counts = Counter(found)
         firsts = dict(zip(reversed(found), range(len(found) - 1, -1, -1), strict=True))
-        return [(firsts[told], count) for told, count in counts.items()]
+        return [(firsts[group_key], count) for group_key, count in counts.items()]
 
 
 def compile_line_pattern(line: bytes) -> re.Pattern[bytes] | None:

@@ -78,9 +78,9 @@ def collect_logs(words: tuple[str, ...]) -> LogSelection:
 
 def default_folders() -> list[Path]:
     """Return where CANN writes, the first that counts first (hicann/runtime, ASCEND_PROCESS_LOG_PATH)."""
-    named = os.environ.get("ASCEND_PROCESS_LOG_PATH")
+    env_folder = os.environ.get("ASCEND_PROCESS_LOG_PATH")
     work = os.environ.get("ASCEND_WORK_PATH")
-    return [Path(named)] if named else [Path(work) / "log"] if work else [Path.home() / "ascend" / "log"]
+    return [Path(env_folder)] if env_folder else [Path(work) / "log"] if work else [Path.home() / "ascend" / "log"]
 
 
 def parse_rank(path: Path) -> int | None:

@@ -120,7 +120,7 @@ def scan_logs(
             result.ranks.add(log.rank)
         if not reader.num_bytes and len(result.notes) == before:
             result.notes.append(f"{log.name} is empty")
-    result.sightings = sorted(kept.values(), key=lambda sight: sight.order)
+    result.sightings = sorted(kept.values(), key=lambda sighting: sighting.order)
     return result
 
 
@@ -174,8 +174,8 @@ class _LogFileScanner:
         """Tell of a traceback that has no last line, where nothing else in the file says what happened."""
         at = _find_cut_traceback(self.tail)
         entry = matcher.knowledge.by_code.get(CUT_TRACEBACK_CODE)
-        own = (sight for sight in self.kept.values() if sight.file == self.log.name)
-        if at < 0 or entry is None or any(sight.role in ("cause", "consequence") for sight in own):
+        file_sightings = (sighting for sighting in self.kept.values() if sighting.file == self.log.name)
+        if at < 0 or entry is None or any(sighting.role in ("cause", "consequence") for sighting in file_sightings):
             return
         self.num_lines -= self.tail.count(b"\n", at)
         self._record_match(
@@ -204,15 +204,15 @@ class _LogFileScanner:
             return
         if rank is not None:
             self.result.ranks.add(rank)
-        own = _parse_time(_TIMESTAMP.search(raw), self.year)
-        time = own or self._find_time_before(lines[max(0, index - _TIME_SEARCH_LINES) : index]) or self.last_time
-        shown = clean_line(_cut_around(raw, hit.offset))
-        at = max(0, shown.find(clean_line(raw[hit.offset : hit.offset + _MARK_BYTES])))
+        timestamp = _parse_time(_TIMESTAMP.search(raw), self.year)
+        time = timestamp or self._find_time_before(lines[max(0, index - _TIME_SEARCH_LINES) : index]) or self.last_time
+        excerpt = clean_line(_cut_around(raw, hit.offset))
+        at = max(0, excerpt.find(clean_line(raw[hit.offset : hit.offset + _MARK_BYTES])))
         line = self.num_lines + index + 1
         order = len(self.result.files) * _ORDER_STRIDE + line
         role = "notice" if warning else hit.entry.role
         self.kept[key] = Sighting(
-            hit.entry, hit.code, self.log.name, rank, line, shown, at, time, role, own is not None, order, count
+            hit.entry, hit.code, self.log.name, rank, line, excerpt, at, time, role, timestamp is not None, order, count
         )
 
     def _find_time_before(self, lines: list[bytes]) -> datetime | None:

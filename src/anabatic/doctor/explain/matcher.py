@@ -186,19 +186,19 @@ class LogMatcher:
         suspect = self.candidates[bare]
         if suspect.is_rare and not _RARE_NUMBER.search(b"\n".join([lines[index] for index in where]).lower()):
             return
-        told: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         nothing = False
         if len(where) >= line_grouping.MIN_GROUPED_LINES and not suspect.needs_exact_match:
-            told = self.line_grouper.group_lines(bare, [lines[index] for index in where])
+            spans = self.line_grouper.group_lines(bare, [lines[index] for index in where])
             heard = (
-                [bool(self.match_line(lines[where[place]], suspect)) for place, _ in told]
+                [bool(self.match_line(lines[where[place]], suspect)) for place, _ in spans]
                 if suspect.ends_traceback
                 else []
             )
             nothing = bool(heard) and not any(heard)
             if not all(heard):
-                told = []  # the line before each decides
-        for place, count in told or [(place, 1) for place in range(len(where))]:
+                spans = []  # the line before each decides
+        for place, count in spans or [(place, 1) for place in range(len(where))]:
             index = where[place]
             hits = [] if nothing else self.match_line(lines[index], suspect)
             if not hits and suspect.ends_traceback and (not index or _TRACEBACK_LINE.match(lines[index - 1])):

@@ -134,14 +134,14 @@ def _render_first_cause(finding: LogFinding, language: Language, width: int) -> 
 
 
 def _render_finding(finding: LogFinding, head: Text, language: Language, width: int) -> RenderableType:
-    said = finding.entry.get_explanation(language)
+    explanation = finding.entry.get_explanation(language)
     parts: list[RenderableType] = [head]
     if finding.first_sighting.text:
         parts.append(Padding(Text(_shorten_line(finding.first_sighting, 3 * width - 12), style="dim"), (0, 0, 0, 2)))
     rows = [
-        (get_label("meaning", language), said.meaning, ""),
-        (get_label("cause", language), said.cause, ""),
-        (get_label("fix", language), said.fix, "bold"),
+        (get_label("meaning", language), explanation.meaning, ""),
+        (get_label("cause", language), explanation.cause, ""),
+        (get_label("fix", language), explanation.fix, "bold"),
     ]
     if finding.first_sighting.file:
         rows.append((get_label("where", language), _format_where(finding, language), ""))
@@ -164,8 +164,8 @@ def _render_finding(finding: LogFinding, head: Text, language: Language, width: 
 
 def _render_others(findings: list[LogFinding], language: Language, width: int) -> RenderableType:
     parts: list[RenderableType] = [Text(get_label("also", language), style="bold")]
-    shown = findings[:MAX_OTHERS]
-    for finding in shown:
+    listed = findings[:MAX_OTHERS]
+    for finding in listed:
         role = finding.role
         line = Text.assemble(
             (finding.code or finding.entry.id, "bold"),
@@ -176,7 +176,7 @@ def _render_others(findings: list[LogFinding], language: Language, width: int) -
         )
         parts.append(Padding(line, (0, 0, 0, 2)))
         parts += [Text(f"    {row}") for row in wrap_text(finding.entry.get_explanation(language).meaning, width - 4)]
-    if left := len(findings) - len(shown):
+    if left := len(findings) - len(listed):
         parts.append(Padding(Text(get_label("more", language, left), style="dim"), (0, 0, 0, 2)))
     return Group(*parts)
 
@@ -212,12 +212,12 @@ def _format_ranks(ranks: list[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _shorten_line(sight: Sighting, width: int) -> str:
+def _shorten_line(sighting: Sighting, width: int) -> str:
     """Return as much of the line as fits in three rows, with the place that was recognised."""
-    text = sight.text
+    text = sighting.text
     if len(text) <= width:
         return text
-    start = 0 if sight.offset < 2 * width // 3 else min(sight.offset - width // 3, len(text) - width)
+    start = 0 if sighting.offset < 2 * width // 3 else min(sighting.offset - width // 3, len(text) - width)
     end = start + width
     return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
 
@@ -239,31 +239,31 @@ def report_to_dict(report: LogReport, language: Language) -> dict[str, Any]:
 
 
 def _finding_to_dict(finding: LogFinding, language: Language) -> dict[str, Any]:
-    said = finding.entry.get_explanation(language)
+    explanation = finding.entry.get_explanation(language)
     return {
         "id": finding.entry.id,
         "code": finding.code or None,
         "role": finding.role,
-        "meaning": said.meaning,
-        "cause": said.cause,
-        "fix": said.fix,
+        "meaning": explanation.meaning,
+        "cause": explanation.cause,
+        "fix": explanation.fix,
         "confidence": finding.entry.confidence,
         "source": finding.entry.source,
         "count": finding.count,
         "ranks": finding.ranks,
-        "seen": [_sighting_to_dict(sight) for sight in finding.sightings if sight.file],
+        "seen": [_sighting_to_dict(sighting) for sighting in finding.sightings if sighting.file],
     }
 
 
-def _sighting_to_dict(sight: Sighting) -> dict[str, Any]:
+def _sighting_to_dict(sighting: Sighting) -> dict[str, Any]:
     return {
-        "file": sight.file,
-        "line": sight.line,
-        "rank": sight.rank,
-        "time": sight.time.isoformat() if sight.time else None,
-        "time_on_line": sight.has_own_time,
-        "count": sight.count,
-        "text": sight.text,
+        "file": sighting.file,
+        "line": sighting.line,
+        "rank": sighting.rank,
+        "time": sighting.time.isoformat() if sighting.time else None,
+        "time_on_line": sighting.has_own_time,
+        "count": sighting.count,
+        "text": sighting.text,
     }
 
 
@@ -276,6 +276,6 @@ def format_hint(report: LogReport, language: Language) -> str:
         or first.entry.id.startswith(knowledge_base.UNKNOWN_EXCEPTION_PREFIX)
     ):
         return ""
-    said = first.entry.get_explanation(language)
-    between = "" if said.meaning.endswith("。") else " "
-    return f"hint: {first.code or first.entry.id}: {said.meaning}{between}{said.fix}"
+    explanation = first.entry.get_explanation(language)
+    between = "" if explanation.meaning.endswith("。") else " "
+    return f"hint: {first.code or first.entry.id}: {explanation.meaning}{between}{explanation.fix}"

@@ -64,8 +64,8 @@ class AdmissionControl:
         clock: tells the time, in seconds.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_waiting, self._clock = most, clock
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_waiting, self._clock = max_requests, clock
         self._queues: dict[Engine, _EngineQueue] = {}
         self._refused, self._warned_at = 0, -math.inf
 

@@ -59,17 +59,17 @@ def from_anabatic_error(error: AnabaticError, status: int = 400, param: str | No
 
 def template_error(error: ChatTemplateError, name: str, param: str) -> ApiError:
     """Return what a chat template has against a conversation; the folder of the model is nobody's business."""
-    why = error.reason if len(error.reason) <= _MAX_ECHO_CHARS else f"{error.reason[:_MAX_ECHO_CHARS]}..."
-    return ApiError(400, f"the chat template of {name} refuses the conversation: {why}. {error.hint}", param)
+    reason = error.reason if len(error.reason) <= _MAX_ECHO_CHARS else f"{error.reason[:_MAX_ECHO_CHARS]}..."
+    return ApiError(400, f"the chat template of {name} refuses the conversation: {reason}. {error.hint}", param)
 
 
-def describe_unreadable_body(why: BaseException | None) -> str:
+def describe_unreadable_body(reason: BaseException | None) -> str:
     """Return why a body could not be read as JSON, by what reading it ended in."""
-    if isinstance(why, RecursionError):
+    if isinstance(reason, RecursionError):
         return "the body is nested too deeply"
-    if isinstance(why, UnicodeError):
+    if isinstance(reason, UnicodeError):
         return "the body is no UTF-8, or it is compressed: send JSON as it is"
-    if isinstance(why, ValueError):  # all that is left: Python's bound for whole numbers
+    if isinstance(reason, ValueError):  # all that is left: Python's bound for whole numbers
         return "the body holds an integer that is too long, of thousands of digits"
     return "the body cannot be read as JSON"
 

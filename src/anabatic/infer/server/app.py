@@ -120,38 +120,38 @@ class ApiRoutes:
         """Describe one model."""
         return JSONResponse(self._registry.describe_model(name))
 
-    async def create_chat_completion(self, asked: ChatRequest, http: Request) -> Response:
+    async def create_chat_completion(self, body: ChatRequest, http: Request) -> Response:
         """Answer a conversation."""
-        served = self._registry.find_model(asked.model)
-        requests = await self._run_in_thread(self._registry.make_chat_requests, served, asked)
-        shape = CompletionBuilder(True, served.name, (), bool(asked.logprobs), lambda: served.make_parser(asked))
-        return await self._answer_requests(served, asked, requests, shape, http)
+        served = self._registry.find_model(body.model)
+        requests = await self._run_in_thread(self._registry.make_chat_requests, served, body)
+        shape = CompletionBuilder(True, served.name, (), bool(body.logprobs), lambda: served.make_parser(body))
+        return await self._answer_requests(served, body, requests, shape, http)
 
     async def responses(self, body: ResponsesRequest, http: Request) -> Response:
         """Answer what OpenAI calls a response: messages, calls of functions and their results as items."""
         served = self._registry.find_model(body.model)
         try:
-            asked = body.to_chat_request()
+            chat_request = body.to_chat_request()
         except ValidationError as error:
             raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
-        requests = await self._run_in_thread(self._registry.make_chat_requests, served, asked)
-        shape = ResponsesBuilder(body, served.name, lambda: served.make_parser(asked))
-        return await self._answer_requests(served, asked, requests, shape, http)
+        requests = await self._run_in_thread(self._registry.make_chat_requests, served, chat_request)
+        shape = ResponsesBuilder(body, served.name, lambda: served.make_parser(chat_request))
+        return await self._answer_requests(served, chat_request, requests, shape, http)
 
     async def retrieve_response(self, name: str) -> Response:
         """Responses are not kept."""
         raise ApiError(404, f"this server stores no responses, {name[:100]!r} among them", None, "response_not_found")
 
-    async def completions(self, asked: CompletionRequest, http: Request) -> Response:
+    async def completions(self, body: CompletionRequest, http: Request) -> Response:
         """Continue texts."""
-        served = self._registry.find_model(asked.model)
-        requests = await self._run_in_thread(self._registry.make_completion_requests, served, asked)
+        served = self._registry.find_model(body.model)
+        requests = await self._run_in_thread(self._registry.make_completion_requests, served, body)
         echo: list[str] = []
-        if asked.echo:
-            texts = [_decode_prompt(served, prompt) for prompt in asked.list_prompts()]
-            echo = [text for text in texts for _ in range(asked.n)]
-        shape = CompletionBuilder(False, served.name, echo, asked.logprobs is not None)
-        return await self._answer_requests(served, asked, requests, shape, http)
+        if body.echo:
+            texts = [_decode_prompt(served, prompt) for prompt in body.list_prompts()]
+            echo = [text for text in texts for _ in range(body.n)]
+        shape = CompletionBuilder(False, served.name, echo, body.logprobs is not None)
+        return await self._answer_requests(served, body, requests, shape, http)
 
     def _engine_stopped_error(self) -> ApiError:
         return ApiError(503, f"the engine has stopped: {self._worker.failure}", None, "engine_stopped")
@@ -159,7 +159,7 @@ class ApiRoutes:
     async def _answer_requests(
         self,
         served: ServedModel,
-        asked: GenerationRequest,
+        body: GenerationRequest,
         requests: list[Any],
         shape: CompletionBuilder | ResponsesBuilder,
         http: Request,
@@ -167,16 +167,16 @@ class ApiRoutes:
         limits = self._registry.limits
         if self._worker.failure:
             raise self._engine_stopped_error()
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        usage = body.stream_options is not None and body.stream_options.include_usage
         flow = ResponseStream(
-            self._worker, self.server_metrics, self._admission, served, shape, requests, asked.n, usage, limits.seconds
+            self._worker, self.server_metrics, self._admission, served, shape, requests, body.n, usage, limits.seconds
         )
-        return flow.respond_streaming() if asked.stream else await flow.respond_complete(http)
+        return flow.respond_streaming() if body.stream else await flow.respond_complete(http)
 
-    async def embeddings(self, asked: EmbeddingRequest, http: Request) -> Response:
+    async def embeddings(self, body: EmbeddingRequest, http: Request) -> Response:
         """Turn texts into vectors: the mean of a model's last hidden states, of length 1."""
-        served = self._registry.find_model(asked.model)
-        texts = asked.list_inputs()
+        served = self._registry.find_model(body.model)
+        texts = body.list_inputs()
         if len(texts) > 2048:
             raise ApiError(400, f"{len(texts)} inputs; at most 2048 at once", "input")
         for text in texts:
@@ -187,17 +187,17 @@ class ApiRoutes:
         if served.adapter is not None:
             raise ApiError(400, f"{served.name} is an adapter: embeddings are those of a model", "model")
         rows = await self._run_passes(embed_rows(served.model, tokens), http)
-        pack = _encode_base64 if asked.encoding_format == "base64" else list
+        pack = _encode_base64 if body.encoding_format == "base64" else list
         data = [{"object": "embedding", "index": at, "embedding": pack(row)} for at, row in enumerate(rows)]
         total = sum(map(len, tokens))
         used = {"prompt_tokens": total, "total_tokens": total}
         return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": used})
 
-    async def classify_inputs(self, asked: ClassifyRequest, http: Request) -> Response:
+    async def classify_inputs(self, body: ClassifyRequest, http: Request) -> Response:
         """Say which class trajectories are of, or how good a reward model finds conversations."""
-        judges = asked.messages is not None
-        classifier = self._registry.find_classifier(asked.model, judges)
-        inputs: Sequence[Any] = asked.list_conversations() if judges else asked.list_inputs()
+        judges = body.messages is not None
+        classifier = self._registry.find_classifier(body.model, judges)
+        inputs: Sequence[Any] = body.list_conversations() if judges else body.list_inputs()
         if len(inputs) > 2048:
             raise ApiError(400, f"{len(inputs)} inputs; at most 2048 at once", "messages" if judges else "input")
         if isinstance(classifier, RewardScorer):
@@ -207,14 +207,14 @@ class ApiRoutes:
             rows = await self._run_passes(classifier.predict_by_passes(inputs), http)
         return JSONResponse({"object": "list", "data": [{"index": at, **row} for at, row in enumerate(rows)]})
 
-    async def tokenize(self, asked: TokenizeRequest) -> Response:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         """Count the tokens of a text or a conversation."""
-        served = self._registry.find_model(asked.model)
+        served = self._registry.find_model(body.model)
 
         def count_tokens() -> list[int]:
-            if asked.messages is not None:
-                return self._registry.encode_conversation(served, asked.messages, None)
-            text = asked.prompt or ""
+            if body.messages is not None:
+                return self._registry.encode_conversation(served, body.messages, None)
+            text = body.prompt or ""
             require_fits_context([text], served.engine.max_len, self._registry.limits, "prompt")
             return list(served.engine.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -302,9 +302,9 @@ def create_app(
             404: f"there is nothing at {request.url.path[:200]}",
             405: f"{request.method[:20]} is not done here",
         }
-        made = ApiError(error.status_code, what.get(error.status_code, str(error.detail))).to_response()
-        made.headers.update(error.headers or {})
-        return made
+        response = ApiError(error.status_code, what.get(error.status_code, str(error.detail))).to_response()
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(Exception)
     async def _handle_unexpected_error(_: Request, __: Exception) -> Response:

@@ -77,18 +77,18 @@ class EngineWorker(threading.Thread):
         self._groups: list[RequestGroup] = []
         self.failure: str = ""
 
-    def submit_group(self, ticket: RequestGroup) -> None:
+    def submit_group(self, group: RequestGroup) -> None:
         """Queue the requests of a ticket. Any thread may call."""
-        self._orders.put(lambda: self._admit_group(ticket))
+        self._orders.put(lambda: self._admit_group(group))
 
-    def cancel_group(self, ticket: RequestGroup) -> None:
+    def cancel_group(self, group: RequestGroup) -> None:
         """Free what the requests of a ticket hold; nobody waits for them any more. Any thread may call.
 
         A step that reads for them alone ends at once; another one is short, see `Engine`.
         """
-        for request in ticket.requests:
+        for request in group.requests:
             request.is_abandoned = True
-        self._orders.put(lambda: self._drop_group(ticket))
+        self._orders.put(lambda: self._drop_group(group))
 
     def run_between_steps(self, function: Callable[[], Any]) -> Future[Any]:
         """Run a function between two steps. Any thread may call."""
@@ -119,8 +119,8 @@ class EngineWorker(threading.Thread):
         except Exception as error:  # a fault of ours: clients get an error, not silence
             log.LOGGER.exception("the thread that answers ended")
             self.failure = f"{type(error).__name__}: {error}"
-            for ticket in self._groups:
-                ticket.push_delta(error)
+            for group in self._groups:
+                group.push_delta(error)
 
     def _run_orders(self) -> bool:
         """Follow the orders that wait; without work, wait for one. False: the end."""
@@ -133,38 +133,38 @@ class EngineWorker(threading.Thread):
                 return False
             order()
 
-    def _admit_group(self, ticket: RequestGroup) -> None:
-        ticket.engine.submit(ticket.requests)
-        self._groups.append(ticket)
+    def _admit_group(self, group: RequestGroup) -> None:
+        group.engine.submit(group.requests)
+        self._groups.append(group)
 
-    def _drop_group(self, ticket: RequestGroup) -> None:
-        if ticket in self._groups:
-            ticket.engine.cancel_requests(ticket.requests)
-            self._groups.remove(ticket)
+    def _drop_group(self, group: RequestGroup) -> None:
+        if group in self._groups:
+            group.engine.cancel_requests(group.requests)
+            self._groups.remove(group)
 
     def _step_engine(self, engine: Engine) -> None:
-        mine = [ticket for ticket in self._groups if ticket.engine is engine]
+        engine_groups = [group for group in self._groups if group.engine is engine]
         try:
             engine.step()
         except AnabaticError as error:
-            for ticket in mine:
-                self._drop_group(ticket)
-                ticket.push_delta(error)
+            for group in engine_groups:
+                self._drop_group(group)
+                group.push_delta(error)
             return
         now = time.monotonic()
-        for ticket in mine:
-            self._send_deltas(ticket, now)
-            if ticket.is_done:
-                self._groups.remove(ticket)
+        for group in engine_groups:
+            self._send_deltas(group, now)
+            if group.is_done:
+                self._groups.remove(group)
 
-    def _send_deltas(self, ticket: RequestGroup, now: float) -> None:
+    def _send_deltas(self, group: RequestGroup, now: float) -> None:
         """Hand over what is new of a ticket."""
-        for index, request in enumerate(ticket.requests):
-            told, tokens = ticket.sent_tokens.get(index, 0), len(request.ids)
-            if told == -1 or (told == tokens and not request.finish_reason):
+        for index, request in enumerate(group.requests):
+            num_sent, tokens = group.sent_tokens.get(index, 0), len(request.ids)
+            if num_sent == -1 or (num_sent == tokens and not request.finish_reason):
                 continue
-            if ticket.first_token_at is None:
-                ticket.first_token_at = now
-            ticket.last_token_at = now
-            ticket.sent_tokens[index] = -1 if request.finish_reason else tokens
-            ticket.push_delta(TextDelta(index, request.take_text(), tokens, request.finish_reason))
+            if group.first_token_at is None:
+                group.first_token_at = now
+            group.last_token_at = now
+            group.sent_tokens[index] = -1 if request.finish_reason else tokens
+            group.push_delta(TextDelta(index, request.take_text(), tokens, request.finish_reason))

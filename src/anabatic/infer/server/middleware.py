@@ -111,13 +111,13 @@ class GuardMiddleware:
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Read the whole body; None: the client has gone."""
-        most = int(self._limits.body_mib * 2**20)
-        told = dict(scope["headers"]).get(b"content-length", b"")
+        max_bytes = int(self._limits.body_mib * 2**20)
+        content_length = dict(scope["headers"]).get(b"content-length", b"")
         too_large = ApiError(413, f"the body has more than {self._limits.body_mib:g} MiB", None, "body_too_large")
-        if told.isdigit() and int(told) > most:
+        if content_length.isdigit() and int(content_length) > max_bytes:
             raise too_large
         try:
-            return await asyncio.wait_for(_read_all(receive, most, too_large), self._limits.body_seconds)
+            return await asyncio.wait_for(_read_all(receive, max_bytes, too_large), self._limits.body_seconds)
         except asyncio.TimeoutError as error:
             raise ApiError(408, f"the body took more than {self._limits.body_seconds:g} s") from error
 
@@ -140,7 +140,7 @@ def _require_one_length(scope: Scope) -> None:
         raise error
 
 
-async def _read_all(receive: Receive, most: int, too_large: ApiError) -> bytes | None:
+async def _read_all(receive: Receive, max_bytes: int, too_large: ApiError) -> bytes | None:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -149,7 +149,7 @@ async def _read_all(receive: Receive, most: int, too_large: ApiError) -> bytes |
             return None
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > most:
+        if size > max_bytes:
             raise too_large
         if not message.get("more_body"):
             return b"".join(parts)

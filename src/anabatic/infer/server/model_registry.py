@@ -71,17 +71,17 @@ class ServedModel:
         """True when the chat template shows tools to the model."""
         return tool_call_parser.shows_tools(self.engine.tokenizer)
 
-    def make_parser(self, asked: ChatRequest) -> tool_call_parser.ToolCallParser | None:
+    def make_parser(self, body: ChatRequest) -> tool_call_parser.ToolCallParser | None:
         """Return what finds the calls in an answer; None: there are none to find, or they come as text."""
-        names = [tool.function.name for tool in asked.offered_tools()]
+        names = [tool.function.name for tool in body.offered_tools()]
         if not names:
             return None
-        if asked.is_call_forced():
-            choice = asked.tool_choice
+        if body.is_call_forced():
+            choice = body.tool_choice
             return tool_call_parser.ForcedCallParser(
                 names, choice.function.name if isinstance(choice, NamedTool) else None
             )
-        several = asked.parallel_tool_calls is not False
+        several = body.parallel_tool_calls is not False
         return (
             None if self.tool_call_style is None else tool_call_parser.make_parser(self.tool_call_style, names, several)
         )
@@ -196,61 +196,63 @@ class ModelRegistry:
         Raises:
             ApiError: 400, the chat template refuses one, or it is too long.
         """
-        made = []
+        encoded = []
         for at, messages in enumerate(conversations):
             plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
             require_fits_context(plain, scorer.max_len, self.limits, "messages")
             param = f"messages[{at}]" if len(conversations) > 1 else "messages"
             try:
-                made.append(scorer.encode_conversation(plain))
+                encoded.append(scorer.encode_conversation(plain))
             except ChatTemplateError as error:
                 raise template_error(error, "the model", param) from error
             except AnabaticError as error:
                 raise from_anabatic_error(error, param=param) from error
-        return made
+        return encoded
 
     def _not_found_error(self, name: str | None, names: list[str]) -> ApiError:
-        there = ", ".join(names) or "none"
+        served_names = ", ".join(names) or "none"
         what = "no model of this kind is served" if name is None else f"there is no model {to_valid_utf8(name)[:200]!r}"
-        return ApiError(404, f"{what}.{did_you_mean(name or '', names)} Served: {there}", "model", "model_not_found")
+        return ApiError(
+            404, f"{what}.{did_you_mean(name or '', names)} Served: {served_names}", "model", "model_not_found"
+        )
 
-    def make_chat_requests(self, served: ServedModel, asked: ChatRequest) -> list[Request]:
+    def make_chat_requests(self, served: ServedModel, body: ChatRequest) -> list[Request]:
         """Return the requests of a conversation, one for each of its n answers."""
-        tools = asked.offered_tools()
+        tools = body.offered_tools()
         if tools and not served.shows_tools:
             raise ApiError(400, f"the chat template of {served.name} does not tell the model of tools", "tools")
-        ids = self.encode_conversation(served, asked.messages, tools, asked.template_variables())
-        sampling = self._make_sampling(asked, asked.requested_tokens())
-        if asked.logprobs:
-            sampling = replace(sampling, top_logprobs=asked.top_logprobs or 0)
-        kind = asked.response_format
+        ids = self.encode_conversation(served, body.messages, tools, body.template_variables())
+        sampling = self._make_sampling(body, body.requested_tokens())
+        if body.logprobs:
+            sampling = replace(sampling, top_logprobs=body.top_logprobs or 0)
+        kind = body.response_format
         if kind is not None and kind.type != "text":
             schema = kind.json_schema.schema_ if kind.json_schema is not None else {"type": "object"}
             sampling = self._constrain_sampling(sampling, "json", schema)
-        if asked.is_call_forced():
-            choice = asked.tool_choice
-            named = choice.function.name if isinstance(choice, NamedTool) else None
-            several = asked.parallel_tool_calls is not False
+        if body.is_call_forced():
+            choice = body.tool_choice
+            tool_name = choice.function.name if isinstance(choice, NamedTool) else None
+            several = body.parallel_tool_calls is not False
             shape = tool_call_parser.build_call_schema(
-                [tool.model_dump(exclude_none=True) for tool in tools], named, several
+                [tool.model_dump(exclude_none=True) for tool in tools], tool_name, several
             )
             sampling = self._constrain_sampling(sampling, "json", shape, "tool_choice")
-        return self._make_requests(served, [ids], sampling, asked)
+        return self._make_requests(served, [ids], sampling, body)
 
-    def make_completion_requests(self, served: ServedModel, asked: CompletionRequest) -> list[Request]:
+    def make_completion_requests(self, served: ServedModel, body: CompletionRequest) -> list[Request]:
         """Return the requests of the prompts, n for each."""
         tokenizer = served.engine.tokenizer
         prompts = []
-        self._require_few_answers(len(asked.list_prompts()) * asked.n)
-        for prompt in asked.list_prompts():
+        self._require_few_answers(len(body.list_prompts()) * body.n)
+        for prompt in body.list_prompts():
             require_fits_context(
                 [prompt] if isinstance(prompt, str) else [], served.engine.max_len, self.limits, "prompt"
             )
             ids = encode_continuation(tokenizer, prompt) if isinstance(prompt, str) else prompt
             served.require_known_tokens(ids, "prompt")
             prompts.append(ids)
-        sampling = replace(self._make_sampling(asked, asked.requested_tokens()), top_logprobs=asked.logprobs or 0)
-        return self._make_requests(served, prompts, sampling, asked)
+        sampling = replace(self._make_sampling(body, body.requested_tokens()), top_logprobs=body.logprobs or 0)
+        return self._make_requests(served, prompts, sampling, body)
 
     def encode_conversation(
         self,
@@ -275,28 +277,28 @@ class ModelRegistry:
                 "model",
             )
         plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
-        shown = [_replace_surrogates(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
-        require_fits_context([plain, shown], served.engine.max_len, self.limits, "messages")
+        tool_schemas = [_replace_surrogates(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
+        require_fits_context([plain, tool_schemas], served.engine.max_len, self.limits, "messages")
         try:
-            return encode_chat(tokenizer, plain, shown, variables=_replace_surrogates(dict(variables or {})))
+            return encode_chat(tokenizer, plain, tool_schemas, variables=_replace_surrogates(dict(variables or {})))
         except ChatTemplateError as error:
             raise template_error(error, served.name, "messages") from error
         except AnabaticError as error:
             raise from_anabatic_error(error, param="messages") from error
 
-    def _make_sampling(self, asked: GenerationRequest, tokens: int | None) -> Sampling:
+    def _make_sampling(self, body: GenerationRequest, tokens: int | None) -> Sampling:
         """Return how an answer is sampled: as asked, else as the server's settings say."""
-        most = self.limits.new_tokens
-        if tokens is not None and tokens > most:
-            raise ApiError(400, f"{tokens} tokens are asked for; this server writes at most {most}", "max_tokens")
-        given = {key: value for key in _SAMPLING_FIELDS if (value := getattr(asked, key)) is not None}
-        if asked.top_k is not None:
-            given["top_k"] = asked.top_k if asked.top_k > 0 else None
-        if asked.seed is not None:
-            given["seed"] = asked.seed % 2**63
-        given["max_new_tokens"] = min(tokens or self.sampling.max_new_tokens, most)
-        sampling = replace(self.sampling, **given, stop=asked.stop_texts() or self.sampling.stop)
-        for kind, value in (asked.structured_outputs or {}).items():
+        max_tokens = self.limits.new_tokens
+        if tokens is not None and tokens > max_tokens:
+            raise ApiError(400, f"{tokens} tokens are asked for; this server writes at most {max_tokens}", "max_tokens")
+        given = {key: value for key in _SAMPLING_FIELDS if (value := getattr(body, key)) is not None}
+        if body.top_k is not None:
+            given["top_k"] = body.top_k if body.top_k > 0 else None
+        if body.seed is not None:
+            given["seed"] = body.seed % 2**63
+        given["max_new_tokens"] = min(tokens or self.sampling.max_new_tokens, max_tokens)
+        sampling = replace(self.sampling, **given, stop=body.stop_texts() or self.sampling.stop)
+        for kind, value in (body.structured_outputs or {}).items():
             sampling = self._constrain_sampling(sampling, kind, value)
         return sampling
 
@@ -327,11 +329,11 @@ class ModelRegistry:
             raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
 
     def _make_requests(
-        self, served: ServedModel, prompts: list[list[int]], sampling: Sampling, asked: GenerationRequest
+        self, served: ServedModel, prompts: list[list[int]], sampling: Sampling, body: GenerationRequest
     ) -> list[Request]:
-        self._require_few_answers(len(prompts) * asked.n)
+        self._require_few_answers(len(prompts) * body.n)
         engine = served.engine
-        made = []
+        requests = []
         for at, prompt in enumerate(prompts):
             ids = prompt
             room = engine.max_len - min(sampling.max_new_tokens, engine.max_len // 2)
@@ -340,14 +342,14 @@ class ModelRegistry:
             elif len(ids) >= engine.max_len:
                 message = f"the prompt has {len(ids)} tokens; with an answer at most {engine.max_len} fit"
                 raise ApiError(400, message, "messages", "context_length_exceeded")
-            for which in range(asked.n):
+            for which in range(body.n):
                 seed = sampling.seed
-                one = sampling if seed is None else replace(sampling, seed=(seed + at * asked.n + which) % 2**63)
+                one = sampling if seed is None else replace(sampling, seed=(seed + at * body.n + which) % 2**63)
                 try:
-                    made.append(engine.request(ids, one, adapter=served.adapter))
+                    requests.append(engine.request(ids, one, adapter=served.adapter))
                 except AnabaticError as error:
                     raise from_anabatic_error(error) from error
-        return made
+        return requests
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -37,20 +37,20 @@ class ServerMetrics:
     def _make_histogram(self, name: str, about: str) -> Histogram:
         return Histogram(f"anabatic_{name}", about, ("model",), buckets=_LATENCY_BUCKETS, registry=self._registry)
 
-    def count_request(self, model: str, end: str, ticket: RequestGroup | None = None) -> None:
+    def count_request(self, model: str, end: str, group: RequestGroup | None = None) -> None:
         """Count a request.
 
         Args:
             end: `stop`, `length`, `gone` (the client), `timeout`, `error`, `refused`.
         """
         self._requests.labels(model, end).inc()
-        if ticket is None or ticket.first_token_at is None or ticket.last_token_at is None:
+        if group is None or group.first_token_at is None or group.last_token_at is None:
             return
-        self._time_to_first_token.labels(model).observe(ticket.first_token_at - ticket.started_at)
-        self._request_latency.labels(model).observe(ticket.last_token_at - ticket.started_at)
-        longest = max(len(request.ids) for request in ticket.requests)
+        self._time_to_first_token.labels(model).observe(group.first_token_at - group.started_at)
+        self._request_latency.labels(model).observe(group.last_token_at - group.started_at)
+        longest = max(len(request.ids) for request in group.requests)
         if longest > 1:
-            self._time_per_token.labels(model).observe((ticket.last_token_at - ticket.first_token_at) / (longest - 1))
+            self._time_per_token.labels(model).observe((group.last_token_at - group.first_token_at) / (longest - 1))
 
     def count_response(self, status: int) -> None:
         """Count an answer: 429 is a full queue, 500 and 503 are faults."""

@@ -90,10 +90,10 @@ def require_fits_context(texts: Iterable[Any], max_len: int, limits: ServerLimit
     Raises:
         ApiError: 400.
     """
-    most = max_len * limits.bytes_per_token
+    max_bytes = max_len * limits.bytes_per_token
     size = sum(map(_count_bytes, texts))
-    if size > most:
-        about = f"{most} bytes at most, limits.bytes_per_token for each of its {max_len} tokens"
+    if size > max_bytes:
+        about = f"{max_bytes} bytes at most, limits.bytes_per_token for each of its {max_len} tokens"
         message = f"the texts have {size} bytes; a context of this model takes {about}"
         raise ApiError(400, message, param, "context_length_exceeded")
 

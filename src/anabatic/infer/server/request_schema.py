@@ -242,10 +242,10 @@ class ChatRequest(GenerationRequest):
     def template_variables(self) -> dict[str, Any]:
         """Return the variables of the chat template."""
         effort = self.reasoning_effort
-        own = (
+        reserved = (
             {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort not in NO_THINKING_EFFORTS}
         )
-        return own | (self.chat_template_kwargs or {})
+        return reserved | (self.chat_template_kwargs or {})
 
     @model_validator(mode="after")
     def _check_template_variables(self) -> ChatRequest:

@@ -92,11 +92,11 @@ class CompletionBuilder:
             return self._build_chunk(at, {"delta": {"role": "assistant", "content": ""}})
         return self._build_chunk(at, {"text": self.echo_texts[at] if self.echo_texts else ""})
 
-    def text_chunk(self, at: int, text: str, request: Request, told: int, upto: int) -> dict[str, Any]:
-        """Return a chunk with text, and the log-probabilities of tokens `told` to `upto`."""
+    def text_chunk(self, at: int, text: str, request: Request, sent_tokens: int, upto: int) -> dict[str, Any]:
+        """Return a chunk with text, and the log-probabilities of tokens `sent_tokens` to `upto`."""
         body: dict[str, Any] = {"delta": {"content": text}} if self.is_chat else {"text": text}
         if self.has_logprobs:
-            body["logprobs"] = self._build_logprobs(request, told, upto)
+            body["logprobs"] = self._build_logprobs(request, sent_tokens, upto)
         return self._build_chunk(at, body)
 
     def tool_call_chunk(self, at: int, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:

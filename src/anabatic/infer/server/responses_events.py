@@ -51,10 +51,10 @@ class ResponsesBuilder:
 
     def build_body(self, status: str, output: list[dict[str, Any]], counts: dict[str, Any] | None) -> dict[str, Any]:
         """Return the object of a response."""
-        asked = self.request
-        told = asked.model_dump(mode="json", by_alias=True, exclude_none=True)
+        request = self.request
+        body = request.model_dump(mode="json", by_alias=True, exclude_none=True)
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        text = told.get("text", {})
+        text = body.get("text", {})
         return {
             "id": self.id,
             "object": "response",
@@ -63,23 +63,23 @@ class ResponsesBuilder:
             "background": False,
             "error": None,
             "incomplete_details": reason,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "store": False,
-            "temperature": asked.temperature,
+            "temperature": request.temperature,
             "text": {"format": {"type": "text"}, **text},
-            "tool_choice": told.get("tool_choice", "auto"),
-            "tools": [{"strict": None, "parameters": None, **tool} for tool in told.get("tools", [])],
-            "top_p": asked.top_p,
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": [{"strict": None, "parameters": None, **tool} for tool in body.get("tools", [])],
+            "top_p": request.top_p,
             "truncation": "disabled",
             "usage": counts,
-            "user": asked.user,
+            "user": request.user,
         }
 
 
@@ -88,8 +88,8 @@ class ResponseEventFormatter:
 
     def __init__(self, shape: ResponsesBuilder, requests: Sequence[Request]) -> None:
         self._builder, self._requests = shape, requests
-        made = shape.make_parser()
-        self._call_stream = None if made is None else ToolCallStream(made)
+        parser = shape.make_parser()
+        self._call_stream = None if parser is None else ToolCallStream(parser)
         self._output: list[dict[str, Any]] = []
         self._text: list[str] = []
         self._has_open_message = False  # one is open
@@ -142,10 +142,10 @@ class ResponseEventFormatter:
 
     def fail_stream(self, error: ApiError) -> list[bytes]:
         """Return the events of a response that has failed."""
-        told = error.to_body()["error"]
+        error_body = error.to_body()["error"]
         self._status = "failed"
-        failed = self.build_snapshot() | {"error": {"code": "server_error", "message": told["message"]}}
-        about = {"code": told["code"], "message": told["message"], "param": told["param"]}
+        failed = self.build_snapshot() | {"error": {"code": "server_error", "message": error_body["message"]}}
+        about = {"code": error_body["code"], "message": error_body["message"], "param": error_body["param"]}
         return [self._encode_event("error", **about), self._encode_event("response.failed", response=failed)]
 
     def _add_text(self, text: str) -> list[bytes]:

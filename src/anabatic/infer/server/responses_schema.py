@@ -178,8 +178,8 @@ class ResponsesRequest(StrictModel):
             raise ValueError("background: this server stores no responses; leave it out")
         for name in ("previous_response_id", "conversation", "prompt", "max_tool_calls"):
             if getattr(self, name) is not None:
-                why = "send the earlier items again in input" if name != "max_tool_calls" else "leave it out"
-                raise ValueError(f"{name} is not supported, this server stores nothing: {why}")
+                hint = "send the earlier items again in input" if name != "max_tool_calls" else "leave it out"
+                raise ValueError(f"{name} is not supported, this server stores nothing: {hint}")
         return self
 
     def to_chat_request(self) -> ChatRequest:
@@ -194,14 +194,16 @@ class ResponsesRequest(StrictModel):
             tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in self.tools]
             body["tools"] = [{"type": "function", "function": tool} for tool in tools]
         choice = self.tool_choice
-        named = isinstance(choice, FlatChoice)
-        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if named else choice  # type: ignore[union-attr]
+        is_named = isinstance(choice, FlatChoice)
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if is_named else choice  # type: ignore[union-attr]
         if self.reasoning is not None:
             body["reasoning_effort"] = self.reasoning.effort
         form = self.text.format if self.text is not None else None
         if form is not None:
-            told = {"name": form.name or "answer", "schema": form.schema_, "strict": form.strict}
-            body["response_format"] = {"type": form.type} | ({"json_schema": told} if form.schema_ is not None else {})
+            json_schema = {"name": form.name or "answer", "schema": form.schema_, "strict": form.strict}
+            body["response_format"] = {"type": form.type} | (
+                {"json_schema": json_schema} if form.schema_ is not None else {}
+            )
         return ChatRequest.model_validate(body)
 
     def _build_messages(self) -> list[dict[str, Any]]:

@@ -259,5 +259,5 @@ def _to_columns(points: Points) -> list[list[float | None]]:
     return [[step for step, _ in points], [None if value is None else float(f"{value:.6g}") for _, value in points]]
 
 
-def _drop_every_second(held: dict[_Key, _Value]) -> dict[_Key, _Value]:
-    return held if len(held) <= MAX_STORED_POINTS else dict(list(held.items())[::2])
+def _drop_every_second(rows: dict[_Key, _Value]) -> dict[_Key, _Value]:
+    return rows if len(rows) <= MAX_STORED_POINTS else dict(list(rows.items())[::2])

@@ -206,8 +206,8 @@ def read_virtual(lines: list[str]) -> VirtualTable | None:
         if total:
             table.total_vnpu = int(total[1])
         elif len(row) >= 5 and parse_int(row[0]) is not None:
-            named = {"container_id": row[2] or None, "status": parse_int(row[3]), "template": row[4] or None}
-            table.vnpus.append({"vnpu_id": parse_int(row[0]), "vgroup_id": parse_int(row[1]), **named})
+            fields = {"container_id": row[2] or None, "status": parse_int(row[3]), "template": row[4] or None}
+            table.vnpus.append({"vnpu_id": parse_int(row[0]), "vgroup_id": parse_int(row[1]), **fields})
         elif words[:1] == ["AICORE"]:
             names = words
             header = line
@@ -221,9 +221,9 @@ def read_virtual(lines: list[str]) -> VirtualTable | None:
 def _append_units(names: list[str], header: str, units: str) -> list[str]:
     """Put each unit behind the name that it stands below."""
     starts = [match.start() for match in re.finditer(r"[^\s|]+", header)]
-    named = list(names)
+    with_units = list(names)
     for match in re.finditer(r"[^\s|]+", units):
         below = sum(start <= match.start() for start in starts[: len(names)])
         if below:
-            named[below - 1] += f" {match[0]}"
-    return named
+            with_units[below - 1] += f" {match[0]}"
+    return with_units

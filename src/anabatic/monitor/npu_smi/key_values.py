@@ -131,8 +131,8 @@ def _normalize_block(block: KeyValueBlock, npu: int | None) -> dict[str, Any] | 
         if key in _TEXT_KEYS:
             found[_TEXT_KEYS[key]] = None if value in ("", "NA", "-") else value
         elif key in _NUMBER_KEYS:
-            whole = parse_int(value)
-            found[_NUMBER_KEYS[key]] = parse_float(value) if whole is None else whole
+            number = parse_int(value)
+            found[_NUMBER_KEYS[key]] = parse_float(value) if number is None else number
     if block.processes:
         found["processes"] = block.processes
     if not found:
@@ -151,9 +151,9 @@ def _join_continuations(lines: list[str]) -> list[tuple[str, tuple[str, str] | N
     for line in lines:
         pair = _parse_pair(line)
         more = _CONTINUATION_LINE.fullmatch(line) if pair is None else None
-        said = max((place for place, (above, _) in enumerate(rows) if above.strip()), default=-1) if more else -1
-        if more is not None and said >= 0 and (told := rows[said][1]) is not None:
-            rows[said:] = [(rows[said][0], (told[0], f"{told[1]}\n{more[1]}".strip()))]
+        value_row = max((place for place, (above, _) in enumerate(rows) if above.strip()), default=-1) if more else -1
+        if more is not None and value_row >= 0 and (value := rows[value_row][1]) is not None:
+            rows[value_row:] = [(rows[value_row][0], (value[0], f"{value[1]}\n{more[1]}".strip()))]
         else:
             rows.append((line, pair))
     return rows

@@ -114,13 +114,13 @@ def strip_line_prefixes(text: str) -> list[str]:
     if before is None or len(before) > _MAX_PREFIX_CHARS:
         return lines
     exact, loose = _source_patterns(_split_prefix(before), lines)
-    own = [exact.match(line) for line in lines]
-    places = [index for index, match in enumerate(own) if match]
-    between = [index for index in range(places[0], places[-1] + 1) if own[index] or not loose.match(lines[index])]
+    matches = [exact.match(line) for line in lines]
+    places = [index for index, match in enumerate(matches) if match]
+    between = [index for index in range(places[0], places[-1] + 1) if matches[index] or not loose.match(lines[index])]
     if 2 * len(places) < len([index for index in between if lines[index].strip()]):
         return lines
     return [
         line[match.end() :] if match else line
-        for line, match in zip(lines, own, strict=True)
+        for line, match in zip(lines, matches, strict=True)
         if match or not loose.match(line)
     ]

@@ -68,9 +68,9 @@ _MAPPING_COLUMN = re.compile("|".join(re.escape(name) for name in sorted(_MAPPIN
 def _parse_cell(word: str) -> CellValue:
     if word in ("-", "NA"):
         return None
-    whole = parse_int(word)
-    if whole is not None:
-        return whole
+    number = parse_int(word)
+    if number is not None:
+        return number
     fraction = parse_float(word)
     return word if fraction is None else fraction
 
@@ -96,8 +96,8 @@ def _parse_affinity(words: list[str], columns: list[str]) -> str | None:
     """Return the CPUs of a row, a list of which may be written with blanks; None where there are none."""
     if "CPU_Affinity" not in columns:
         return None
-    told = words if columns == ["CPU_Affinity"] else words[columns.index("CPU_Affinity") :][:1]
-    cpus = "".join(told)
+    cells = words if columns == ["CPU_Affinity"] else words[columns.index("CPU_Affinity") :][:1]
+    cpus = "".join(cells)
     return None if cpus.upper() in ("", "-", "NA", "N/A") else cpus
 
 

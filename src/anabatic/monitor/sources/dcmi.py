@@ -208,13 +208,13 @@ class DcmiSource:
         return None
 
     def _read_processes(self, place: tuple[int, ...]) -> list[DeviceProcess]:
-        held, count = (_ProcessMemory * MAX_PROCESSES)(), c_int(MAX_PROCESSES)
+        buffer, count = (_ProcessMemory * MAX_PROCESSES)(), c_int(MAX_PROCESSES)
         name = "get_device_proc_mem_info" if self._is_v2 else "get_device_resource_info"
-        if not self._call_library(name, *place, ctypes.cast(held, POINTER(_ProcessMemory)), byref(count)):
+        if not self._call_library(name, *place, ctypes.cast(buffer, POINTER(_ProcessMemory)), byref(count)):
             return []
         chip = place[1] if len(place) > 1 else None
-        shown = held[: max(0, min(count.value, MAX_PROCESSES))]
-        return [DeviceProcess(place[0], chip, int(each.pid), mem_mb=int(each.bytes) >> 20) for each in shown]
+        valid = buffer[: max(0, min(count.value, MAX_PROCESSES))]
+        return [DeviceProcess(place[0], chip, int(each.pid), mem_mb=int(each.bytes) >> 20) for each in valid]
 
 
 def open_source() -> DcmiSource | str | None:

@@ -61,16 +61,16 @@ def run_command(command: list[str], timeout: float = TIMEOUT_SECONDS) -> tuple[s
         )
         _running_children.add(child)
         try:
-            said = _read_output(child, Path(command[0]).name, timeout)
+            output = _read_output(child, Path(command[0]).name, timeout)
         finally:
             _end_child(child)
             _running_children.discard(child)
-        return said.decode("utf-8", "replace"), child.returncode
+        return output.decode("utf-8", "replace"), child.returncode
 
 
 def _read_output(child: subprocess.Popen[bytes], name: str, timeout: float) -> bytes:
     assert child.stdout is not None
-    said, deadline = bytearray(), time.monotonic() + timeout
+    output, deadline = bytearray(), time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         while True:
@@ -79,9 +79,9 @@ def _read_output(child: subprocess.Popen[bytes], name: str, timeout: float) -> b
                 raise TimeoutError(f"{name} did not answer within {timeout:g} s")
             chunk = os.read(child.stdout.fileno(), 1 << 16)
             if not chunk:
-                return bytes(said)
-            said += chunk
-            if len(said) > MAX_OUTPUT_BYTES:
+                return bytes(output)
+            output += chunk
+            if len(output) > MAX_OUTPUT_BYTES:
                 raise TimeoutError(f"{name} printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
 
 
@@ -119,8 +119,8 @@ def parse_snapshot(text: str) -> Snapshot:
         )
     if not found.devices:
         first = table.error if table.error is not None else next(iter(table.unparsed_lines), "")
-        said = "".join(letter if letter.isprintable() else "?" for letter in first.strip()[:200])
-        found.error = f"npu-smi lists no device: {said or 'no output'}"
+        excerpt = "".join(letter if letter.isprintable() else "?" for letter in first.strip()[:200])
+        found.error = f"npu-smi lists no device: {excerpt or 'no output'}"
         found.hint = suggest_fix(text)
     return found
 
@@ -192,5 +192,7 @@ def open_source() -> NpuSmiSource | str | None:
     if path is not None:
         return NpuSmiSource(path)
     folders = [*os.environ.get("PATH", "").split(os.pathsep), *_NPU_SMI_FOLDERS]
-    there = next((place for folder in folders if os.path.isfile(place := os.path.join(folder or ".", "npu-smi"))), None)
-    return there and f"{there} may not be run by this user: become root, or join the group HwHiAiUser"
+    binary = next(
+        (place for folder in folders if os.path.isfile(place := os.path.join(folder or ".", "npu-smi"))), None
+    )
+    return binary and f"{binary} may not be run by this user: become root, or join the group HwHiAiUser"

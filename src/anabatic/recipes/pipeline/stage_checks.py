@@ -76,9 +76,9 @@ def warn_low_disk_space(out: Path, stages: list[StagePlan], reasons: Mapping[str
     free = shutil.disk_usage(place).free
     if free < needed_bytes:
         log.warn(
-            f"the stages write about {format_size(needed_bytes)} of models and checkpoints, {place} has {format_size(free)} "
-            f"free: free some"
-            " space, choose another folder with --out, or keep fewer checkpoints (save.keep_last)"
+            f"the stages write about {format_size(needed_bytes)} of models and checkpoints, {place} has"
+            f" {format_size(free)} free: free some space,"
+            " choose another folder with --out, or keep fewer checkpoints (save.keep_last)"
         )
 
 

@@ -42,7 +42,7 @@ def enter_namespaces(readable: Sequence[str]) -> tuple[int, int | None]:
     devices, links, root = readable_paths.list_devices(), readable_paths.list_library_links(), os.getuid() == 0
     two_users = _new_user_namespace()
     syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_NET | syscalls.NEW_IPC | syscalls.NEW_UTS)
-    own = become_namespace_leader()
+    own_namespace = become_namespace_leader()
     mounts = os.open("/proc/self/mountinfo", os.O_RDONLY)
     syscalls.mount("none", "/", "", syscalls.RECURSIVE | syscalls.PRIVATE)
     syscalls.mount("tmpfs", _NEW_ROOT, "tmpfs", syscalls.NO_SUID | syscalls.NO_DEV, "size=1m,mode=755")
@@ -67,8 +67,8 @@ def enter_namespaces(readable: Sequence[str]) -> tuple[int, int | None]:
         "none", "/", "", syscalls.REMOUNT | syscalls.BIND | syscalls.READ_ONLY | syscalls.NO_SUID | syscalls.NO_DEV
     )
     if two_users:
-        return own, 0
-    return own, None if root or not counts_processes() else _OWN_PROCESSES
+        return own_namespace, 0
+    return own_namespace, None if root or not counts_processes() else _OWN_PROCESSES
 
 
 def counts_processes() -> bool:
@@ -92,9 +92,9 @@ def become_namespace_leader() -> int:
     return os.open("/proc/self/ns/pid", os.O_RDONLY)
 
 
-def fork_into_namespace(own: int) -> int:
+def fork_into_namespace(own_namespace: int) -> int:
     """Fork; the child leads a new process namespace: whatever it starts ends with it."""
-    syscalls.enter_namespace(own, syscalls.NEW_PID)
+    syscalls.enter_namespace(own_namespace, syscalls.NEW_PID)
     syscalls.unshare(syscalls.NEW_PID)
     return os.fork()
 

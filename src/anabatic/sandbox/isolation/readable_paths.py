@@ -14,9 +14,11 @@ _LIBRARY_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"
 def list_readable_paths(more: Sequence[str]) -> list[str]:
     """Return real files and folders, none below another."""
     paths = sysconfig.get_paths()
-    own = [paths["stdlib"], paths["platstdlib"], os.path.join(sys.base_prefix, "lib"), sys.executable]
+    interpreter_paths = [paths["stdlib"], paths["platstdlib"], os.path.join(sys.base_prefix, "lib"), sys.executable]
     found: list[str] = []
-    for path in sorted({os.path.realpath(path) for path in (*own, *_LIBRARY_PATHS, *more) if os.path.exists(path)}):
+    for path in sorted(
+        {os.path.realpath(path) for path in (*interpreter_paths, *_LIBRARY_PATHS, *more) if os.path.exists(path)}
+    ):
         if not any(path.startswith(upper + "/") for upper in found):
             found.append(path)
     return found
