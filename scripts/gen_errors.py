@@ -34,9 +34,9 @@ PAGES = {
     ),
     "zh": (
         "# 错误",
-        "`error:` 和 `hint:` 可能说的话，按[架构](../concepts/architecture.md)中的房间排列。"
-        "`…` 代表发生时才知道的内容。退出码由种类决定。"
-        "其他程序（CANN、HCCL、torch_npu、驱动）的错误见[解释错误](../guides/explain.md)。消息本身是英文。",
+        "`error:` 和 `hint:` 的全部信息，按[架构](../concepts/architecture.md)中的模块排列。"
+        "`…` 代表运行时才能确定的内容。退出码由错误类型决定。"
+        "其他程序（CANN、HCCL、torch_npu、驱动）的错误见[解释错误](../guides/explain.md)。信息本身为英文。",
         "| 错误 | 提示 |",
         "退出码",
     ),
