@@ -26,7 +26,7 @@ import torch
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import Optim, Save
 from anabatic.core.paths import RunFolder
-from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.models.pretrained import prepare_model

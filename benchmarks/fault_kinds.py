@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import psutil
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.sim import fault_injection, shared_memory
 from fault_machines import Machine
 
@@ -84,7 +84,7 @@ class Site:
 
     def begun(self, since: float) -> list[int]:
         """Steps at which the training has begun or gone on since a time."""
-        rows = json_lines.read_json_lines(self.run / "events.jsonl")
+        rows = json_reader.read_json_lines(self.run / "events.jsonl")
         return [row["step"] for row in rows if row["event"] in ("start", "resume") and row["time"] > since]
 
     def workers(self) -> dict[int, tuple[Machine, psutil.Process]]:

@@ -35,7 +35,7 @@ PROGRAMS = {
     "ijson": "import ijson",
     "explain.matcher (ours)": "import anabatic.doctor.explain.matcher",
     "ahocorasick": "import ahocorasick",
-    "k8s.manifest_rules (ours)": "import anabatic.launch.k8s.manifest_rules",
+    "k8s.manifest_rules (ours)": "import anabatic.launch.k8s.manifests",
     "jsonschema": "import jsonschema",
     "shell_parser (ours)": "import anabatic.convert.shell_parser",
     "bashlex": "import bashlex",
@@ -307,7 +307,7 @@ def manifests(libraries: str) -> None:
     import kubernetes_validate
 
     from anabatic.config.sections.kubernetes import Kubernetes
-    from anabatic.launch.k8s.manifest_rules import POD_TEMPLATE
+    from anabatic.launch.k8s.manifests import POD_TEMPLATE
     from anabatic.launch.k8s.pod_template import build_pod_template
 
     def make(changed: dict[str, Any]) -> dict[str, Any]:

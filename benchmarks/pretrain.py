@@ -114,8 +114,8 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) 
     from anabatic.config.sections.common import DeviceSettings, Optim
     from anabatic.data.batching.loader import Loader
     from anabatic.device.device import select_device
+    from anabatic.models import fused_ops
     from anabatic.models.forward import ModelRoot, compute_summed_loss
-    from anabatic.models.fused import installer
     from anabatic.models.pretrained import load_model
     from anabatic.parallel.process_groups import World
     from anabatic.train.optim.optimizer import Optimizer
@@ -124,7 +124,7 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) 
     device, world = select_device(DeviceSettings()), World()
     model = load_model(task.folder, device.torch_device)
     if compiled:
-        installer.compile_blocks(model)
+        fused_ops.compile_blocks(model)
     model.train()
     optimizer = Optimizer(model, Optim(name=optimizer_name), 2e-3, 5e-3, device, world)
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)

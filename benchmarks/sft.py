@@ -118,17 +118,16 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     """The path of the `sft` recipe, with the loop's log at every tenth step."""
     import torch
 
-    from anabatic.config.sections.common import Data, DeviceSettings, Optim
-    from anabatic.config.sections.parallel import Parallel
-    from anabatic.config.sections.tuner import Lora
+    from anabatic.config.sections.common import Data, DeviceSettings, Optim, Parallel
+    from anabatic.config.sections.train_jobs import Lora
     from anabatic.data.batching.loader import Loader
     from anabatic.data.chat.loss_mask import LossPolicy
     from anabatic.data.shards import dataset_cache
     from anabatic.device.device import select_device
+    from anabatic.models import fused_ops
     from anabatic.models.forward import compute_summed_loss
-    from anabatic.models.fused import installer
     from anabatic.models.lora import adapter
-    from anabatic.models.materialize import materialize_model
+    from anabatic.models.model_init import materialize_model
     from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
     from anabatic.parallel.process_groups import World
     from anabatic.parallel.sharding import resolve_sharding
@@ -147,7 +146,7 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     load_folder_weights(model, task.model)
     if task.lora:
         adapter.init_adapter_weights(model, lora, 0)
-    installer.apply_fused_setting(model, "auto", device.type)
+    fused_ops.apply_fused_setting(model, "auto", device.type)
     model.train()
     optim = Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
     optimizer = Optimizer(model, optim, 1e-4, 0.0, device, world)

@@ -27,7 +27,7 @@ from anabatic.config.vessels.evaluate import parse_bounds
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.vessels.commands import predict_classes
 from anabatic.vessels.io import split_file
-from anabatic.vessels.metrics import evaluation
+from anabatic.vessels.metrics import classification
 from anabatic.vessels.model import forest
 from anabatic.vessels.model.forest import Forest
 from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
@@ -94,7 +94,7 @@ def regions(segments: SegmentSet, boxes: list[str]) -> list[tuple[str, set[str]]
     found = []
     for one in boxes:
         name, _, box = one.partition("=")
-        rows = np.flatnonzero(evaluation.is_inside_box(places, parse_bounds(name, box)))
+        rows = np.flatnonzero(classification.is_inside_box(places, parse_bounds(name, box)))
         found.append((name, {segments.rows[at].vessel for at in rows.tolist()}))
     return found
 

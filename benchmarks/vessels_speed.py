@@ -31,9 +31,8 @@ from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
 from anabatic.data.sequence.word_tokenizer import WordEncoder, build_word_tokenizer
 from anabatic.device.device import select_device
-from anabatic.models import classifier, pretrained
+from anabatic.models import classifier, fused_ops, pretrained
 from anabatic.models.classifier import ClassifierDescription, ClassLoss, get_class_head
-from anabatic.models.fused import installer
 from anabatic.models.model_init import build_meta_qwen3, init_weights
 from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic.vessels.words.segment_reader import read_segments
@@ -116,7 +115,7 @@ def packed(model: Any, ids: list[list[int]], labels: list[int], train: bool) -> 
     """Rows of like length side by side, nothing padded."""
     device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
     model = pretrained.prepare_model(model, device.torch_device)
-    installer.apply_fused_setting(model, "auto", device.type)
+    fused_ops.apply_fused_setting(model, "auto", device.type)
     description = ClassifierDescription(tuple(map(str, range(max(labels) + 1))), "char-v1-r10")
     loss = ClassLoss(description, device)
     order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))

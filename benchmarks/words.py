@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.segments import as_line, iter_segments, make_word_spec
 

@@ -23,7 +23,7 @@ from docstring_parser import parse
 
 import migration_tables
 from anabatic.cli import run
-from anabatic.config.loading import command_table, common_settings, recipe_template, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, settings, validation, yaml_reader
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/gen_reference.py (make reference); do not edit. -->"
@@ -74,8 +74,8 @@ def row(cls: type, name: str, hint: Any, value: Any, key: str, language: English
     """Return one line of a table of settings."""
     default = "" if value in ("", None, [], {}) else f"`{yaml_reader.dump_scalar(value)}`"
     meaning = language.meaning(
-        f"{recipe_template.find_documenting_class(cls, name).__name__}.{name}",
-        recipe_template.field_docs(cls).get(name, ""),
+        f"{settings.find_documenting_class(cls, name).__name__}.{name}",
+        settings.field_docs(cls).get(name, ""),
     )
     cells = (f"`{key}`", kind(hint, language.texts["types"]), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -121,7 +121,7 @@ def other_defaults(cls: type, section: str, section_cls: type) -> str:
 
 def described(cls: type, language: English) -> list[str]:
     """Return the paragraphs that explain a class."""
-    return [language.meaning(cls.__name__, recipe_template.class_doc(cls)), ""]
+    return [language.meaning(cls.__name__, settings.class_doc(cls)), ""]
 
 
 def config_page(language: English) -> str:

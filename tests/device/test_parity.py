@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
-from anabatic.device.attention import AttentionOptions
+from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.device import select_device
 from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, get_device_ops
-from anabatic.device.segments import PackedSegments
 
 
 def accelerator(kind: str) -> torch.device:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import warm
 
 LONGEST = 600
@@ -82,7 +82,7 @@ def kill(process: Running) -> None:
 
 def losses(folder: Path) -> dict[int, float]:
     """Step -> loss as logged; every step at most once."""
-    rows = [row for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    rows = [row for row in json_reader.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
     found = {row["step"]: row["loss"] for row in rows}
     assert len(found) == len(rows), "a step was recorded twice"
     return found
@@ -92,14 +92,14 @@ def evaluations(folder: Path) -> list[tuple[int, float]]:
     """(step, held-out loss) of every evaluation."""
     return [
         (row["step"], row["valid_loss"])
-        for row in json_lines.read_json_lines(folder / "metrics.jsonl")
+        for row in json_reader.read_json_lines(folder / "metrics.jsonl")
         if row["kind"] == "eval"
     ]
 
 
 def events(folder: Path) -> list[str]:
     """The names of a run's events, in order."""
-    return [row["event"] for row in json_lines.read_json_lines(folder / "events.jsonl")]
+    return [row["event"] for row in json_reader.read_json_lines(folder / "events.jsonl")]
 
 
 def checkpoints(folder: Path) -> list[int]:
@@ -118,7 +118,7 @@ def wait_for_step(process: Running, folder: Path, step: int) -> None:
     since = time.time()  # psutil's create_time may be a second too early: the boot time has whole seconds
     rows = folder / "metrics.jsonl"
     wait_for(
-        process, lambda: any(row["step"] >= step and row["time"] > since for row in json_lines.read_json_lines(rows))
+        process, lambda: any(row["step"] >= step and row["time"] > since for row in json_reader.read_json_lines(rows))
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import SHORT, Home, Options
 
@@ -51,7 +51,7 @@ def test_a_curriculum_in_two_processes(home: Home, base: Path, tmp_path: Path) -
     home.together(home.sft(one, base, more=more), home.sft(two, base, 2, more=more))
     drawn = []
     for folder in (one, two):
-        found = [row for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+        found = [row for row in json_reader.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
         assert [row["stage"] for row in found] == [1] * 6 + [2] * 8 + [3] * 6
         drawn.append([row["samples"] for row in found])
     assert drawn[0] == drawn[1]
@@ -79,5 +79,5 @@ def test_a_curriculum_by_loss_is_killed_and_goes_on(home: Home, base: Path, tmp_
     hard = np.load(one / "difficulty.npy") > np.median(np.load(one / "difficulty.npy"))
     said = np.array([number % 2 == 0 for number in range(120)])
     assert (hard == said).mean() > 0.9  # what the base model was trained on is easier than numbers
-    found = [row for row in json_lines.read_json_lines(one / "metrics.jsonl") if row["kind"] == "train"]
+    found = [row for row in json_reader.read_json_lines(one / "metrics.jsonl") if row["kind"] == "train"]
     assert found[7]["samples"]["hard"] == 0 and found[-1]["samples"]["hard"] > 0

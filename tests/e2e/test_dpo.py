@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.testing.tiny_models import CORPUS_TEXT
 from e2e import command
 from e2e.home import SHORT, Home, Options
@@ -40,7 +40,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind]
+    return [row for row in json_reader.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import SHORT, Home
 
@@ -31,7 +31,7 @@ def test_padded_training_is_killed_and_continued(home: Home, base: Path, tmp_pat
     assert "rows as alpaca (instruction, input, output); " in again and "(from the cache)" in again
     assert len(command.losses(whole)) == SHORT and command.losses(killed) == command.losses(whole)
     padding = [
-        [row["padding"] for row in json_lines.read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
+        [row["padding"] for row in json_reader.read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
         for run in (whole, killed)
     ]
     assert padding[0] == padding[1] and max(padding[0]) < 0.2

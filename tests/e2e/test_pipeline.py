@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home
 
@@ -70,7 +70,7 @@ STAGES = ["tokenizer", "base", "mid", "eval", "sft", "chat"]
 
 def states(out: Path) -> list[tuple[str, str]]:
     """(stage, how it went) of the newest `anabatic run`."""
-    rows = list(json_lines.read_json_lines(out / "pipeline.jsonl"))
+    rows = list(json_reader.read_json_lines(out / "pipeline.jsonl"))
     first = max(index for index, row in enumerate(rows) if row["event"] == "pipeline_start")
     return [(row["stage"], row["state"]) for row in rows[first:] if row["event"] == "stage" and row["state"] != "run"]
 
@@ -98,7 +98,7 @@ def test_a_pipeline_from_text_to_a_conversation(home: Home, tmp_path: Path) -> N
     assert list(command.losses(out / "base")) == list(range(1, 61))
     evaluation = json.loads((out / "eval" / "eval.json").read_text())
     assert set(evaluation) >= {"bits_per_byte", "tasks"} and set(evaluation["tasks"]) == {"spelling", "identity"}
-    turns = [row["role"] for row in json_lines.read_json_lines(out / "chat" / "chat.jsonl")]
+    turns = [row["role"] for row in json_reader.read_json_lines(out / "chat" / "chat.jsonl")]
     assert turns == ["user", "assistant"] * 2
     report = (out / "report.html").read_text()
     assert "A tiny demo" in report and all(name in report for name in STAGES) and "Who are you?" in report
@@ -113,5 +113,5 @@ def test_a_pipeline_from_text_to_a_conversation(home: Home, tmp_path: Path) -> N
 
     home.anabatic("run", recipe, "--set", "question=Hello")
     assert states(out) == [("chat", "stale"), *((name, "skip") for name in STAGES[:5]), ("chat", "done")]
-    assert next(json_lines.read_json_lines(out / "chat" / "chat.jsonl"))["content"] == "Hello"
-    assert next(json_lines.read_json_lines(out / "chat.old" / "chat.jsonl"))["content"] == "Who are you?"
+    assert next(json_reader.read_json_lines(out / "chat" / "chat.jsonl"))["content"] == "Hello"
+    assert next(json_reader.read_json_lines(out / "chat.old" / "chat.jsonl"))["content"] == "Who are you?"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import STEPS, Home
 
@@ -45,7 +45,7 @@ def read(folder: Path) -> dict[int, list[list[int]]]:
     """Step -> the pieces of data that all ranks read in it."""
     found: dict[int, list[list[int]]] = {}
     for file in folder.glob("rows-rank-*.jsonl"):
-        for line in json_lines.read_json_lines(file):
+        for line in json_reader.read_json_lines(file):
             found[line["step"]] = sorted(found.get(line["step"], []) + line["rows"])
     assert list(sorted(found)) == list(range(1, STEPS + 1))
     pieces = [tuple(row) for rows in found.values() for row in rows]

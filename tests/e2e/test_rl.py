@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home
 
@@ -22,7 +22,7 @@ def vowels(text, row):
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind]
+    return [row for row in json_reader.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind]
 
 
 def test_two_processes_equal_one(home: Home, base: Path, tmp_path: Path) -> None:

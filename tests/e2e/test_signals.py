@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home
 from e2e.test_launch import launch
@@ -57,12 +57,12 @@ def _are_there(process: command.Running, count: int) -> bool:
 
 def saved(out: Path) -> list[int]:
     """Steps of all checkpoints, in the order in which they were written."""
-    return [row["step"] for row in json_lines.read_json_lines(out / "events.jsonl") if row["event"] == "checkpoint"]
+    return [row["step"] for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] == "checkpoint"]
 
 
 def stops(out: Path) -> list[int]:
     """Steps after which the run was stopped."""
-    return [row["step"] for row in json_lines.read_json_lines(out / "events.jsonl") if row["event"] == "stop"]
+    return [row["step"] for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] == "stop"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

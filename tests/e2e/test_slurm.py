@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command, slurm
 from e2e.home import Home
 
@@ -58,7 +58,7 @@ def reached(out: Path, step: int) -> bool:
     """True when a run has logged a step."""
     rows = out / "metrics.jsonl"
     return rows.exists() and any(
-        row["kind"] == "train" and row["step"] >= step for row in json_lines.read_json_lines(rows)
+        row["kind"] == "train" and row["step"] >= step for row in json_reader.read_json_lines(rows)
     )
 
 
@@ -72,7 +72,9 @@ def restarted(times: int, job: dict[str, str]) -> bool:
 
 
 def stops(out: Path) -> list[int]:
-    events = [row for row in json_lines.read_json_lines(out / "events.jsonl") if row["event"] in ("stop", "checkpoint")]
+    events = [
+        row for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] in ("stop", "checkpoint")
+    ]
     found = [row["step"] for row in events if row["event"] == "stop"]
     saved = [row["step"] for row in events if row["event"] == "checkpoint"]
     assert len(saved) == len(set(saved)) and set(found) <= set(saved), "saved once, by every stop"

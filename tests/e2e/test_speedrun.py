@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e.home import Home
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_every_stage_of_the_speedrun(home: Home, shared_data: Path, tmp_path: Pa
     print("\n".join(told.err.splitlines()[-12:]))  # the seconds of each stage
     ended = {
         row["stage"]: row["state"]
-        for row in json_lines.read_json_lines(out / "pipeline.jsonl")
+        for row in json_reader.read_json_lines(out / "pipeline.jsonl")
         if row["event"] == "stage"
     }
     names = ["tokenizer", "base", "base_eval", "mid", "sft", "sft_eval", "rl", "eval", "chat"]
@@ -82,7 +82,7 @@ def test_every_stage_of_the_speedrun(home: Home, shared_data: Path, tmp_path: Pa
         tasks = json.loads((out / stage / "eval.json").read_text())["tasks"]
         assert {name: task["n"] for name, task in tasks.items()} == {"gsm8k_chat": 4, "humaneval_chat": 4}
     rewards = [
-        row["reward"] for row in json_lines.read_json_lines(out / "rl" / "metrics.jsonl") if row["kind"] == "train"
+        row["reward"] for row in json_reader.read_json_lines(out / "rl" / "metrics.jsonl") if row["kind"] == "train"
     ]
     assert len(rewards) == 2 and all(0 <= reward <= 1 for reward in rewards)
     report = (out / "report.html").read_text()

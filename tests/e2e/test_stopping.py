@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home, Options
 
@@ -40,7 +40,7 @@ def test_it_stops_once_and_for_all(home: Home, base: Path, tmp_path: Path) -> No
         weights = [load_file(folder / name / "model.safetensors") for folder in (one, killed)]
         assert all(tensor.equal(weights[1][key]) for key, tensor in weights[0].items())
 
-    samples = [row for row in json_lines.read_json_lines(one / "metrics.jsonl") if row["kind"] == "sample"]
+    samples = [row for row in json_reader.read_json_lines(one / "metrics.jsonl") if row["kind"] == "sample"]
     assert [row["step"] for row in samples] == [4, 8, 12]
 
     again = home.anabatic(*home.sft(one, base, more=SETTINGS))

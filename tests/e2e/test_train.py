@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e import command
 from e2e.home import SHORT, STEPS, Home
 
@@ -40,7 +40,7 @@ def check(folder: Path, steps: int, checkpoints: list[int]) -> None:
 
 
 def rows(folder: Path, key: str) -> list[Any]:
-    return [row[key] for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    return [row[key] for row in json_reader.read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
 
 
 def check_same(one: Path, two: Path) -> None:

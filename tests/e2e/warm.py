@@ -49,9 +49,9 @@ FIRST = ("PYTHON", "LD_", "OMP_", "MKL_", "HF_", "TRANSFORMERS_")
 """How variables begin that are read when Python or a library is loaded: who has others starts cold."""
 
 
-def same_start(environment: Mapping[str, str], other: Mapping[str, str]) -> bool:
+def same_start(variables: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """True when a process with these variables would load what one with the others has loaded."""
-    one, two = ({key: value for key, value in each.items() if key.startswith(FIRST)} for each in (environment, other))
+    one, two = ({key: value for key, value in each.items() if key.startswith(FIRST)} for each in (variables, other))
     return one == two
 
 
@@ -178,7 +178,7 @@ def _plain() -> Server:
 
 @functools.cache
 def _simulated(cache: Path) -> Server:
-    from anabatic.sim import environment, native_build
+    from anabatic.sim import native_build, session
 
     old = os.environ.get("ANABATIC_CACHE")
     os.environ["ANABATIC_CACHE"] = str(cache)
@@ -188,7 +188,7 @@ def _simulated(cache: Path) -> Server:
         os.environ.pop("ANABATIC_CACHE")
         if old is not None:
             os.environ["ANABATIC_CACHE"] = old
-    return Server(environment.build_environment(os.environ, built, "each program has its own"), os.environ)
+    return Server(session.build_environment(os.environ, built, "each program has its own"), os.environ)
 
 
 # --- the server's end -----------------------------------------------------------------------------------------------

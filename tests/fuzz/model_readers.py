@@ -13,9 +13,10 @@ from anabatic.core.errors import DataError
 from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.tokenizer import hf_folder
-from anabatic.models import gguf, pretrained, transformers4_names, weights_reader
+from anabatic.models import pretrained, weights_reader
 from anabatic.models.lora import adapter_config
 from anabatic.plan import model_shape
+from anabatic.recipes.export import gguf_converter
 from fuzz.engine import Good
 from fuzz.reading import Reader
 from fuzz.rows_readers import ROWS
@@ -79,7 +80,7 @@ def _index() -> list[Good]:
 
 
 def _gguf(path: Path) -> None:
-    gguf.find_gguf_fault(path)
+    gguf_converter.find_gguf_fault(path)
 
 
 def _adapter(path: Path) -> None:
@@ -172,7 +173,7 @@ def shard_set(path: Path) -> None:
 
 
 def _older(path: Path) -> None:
-    transformers4_names.write_older_names(path.parent)
+    weights_reader.write_older_names(path.parent)
 
 
 READERS = [

@@ -7,13 +7,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.evals import answer_cache
 from anabatic.monitor import output_formats, screen
 from anabatic.monitor import run_reader as monitor_runs
 from anabatic.monitor.sampler import Frame
 from anabatic.monitor.snapshot import parse_snapshot_row
-from anabatic.train.checkpoint import listing, manifest
+from anabatic.train.checkpoint import listing, storage
 from anabatic.train.report import page, run_data
 from fuzz.engine import Good
 from fuzz.reading import Reader
@@ -69,8 +69,8 @@ def watched(path: Path) -> None:
 
 def rows(path: Path) -> None:
     """Read the rows of a run as its report does."""
-    for row in json_lines.read_json_lines(path):
-        json_lines.to_finite_number(row.get("time"))
+    for row in json_reader.read_json_lines(path):
+        json_reader.to_finite_number(row.get("time"))
     read = run_data.read_run(path.parent, "run")
     str(read)
 
@@ -96,7 +96,7 @@ def checkpoint(path: Path) -> None:
     run = next(one for one in path.parents if one.name == "run")
     listing.format_table(listing.list_checkpoints(run))
     listing.verify_checkpoints(run, lambda read: None)
-    manifest.find_newest_valid(run)
+    storage.find_newest_valid(run)
 
 
 def _devices(path: Path) -> None:

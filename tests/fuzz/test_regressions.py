@@ -21,9 +21,9 @@ from anabatic.core import json_reader
 from anabatic.core.errors import MAX_MESSAGE_CHARS, ConfigError, DataError
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import ColumnMapping, RowIssue
+from anabatic.data.readers.json_and_csv import get_reader
 from anabatic.data.readers.row_parsing import row_to_document
-from anabatic.data.readers.text_and_jsonl import get_reader
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from fuzz.engine import zstd
 from fuzz.rows_readers import ROWS, parquet

@@ -11,7 +11,7 @@ from typing import Any
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.vessels.io import split_file
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.metrics import predictions
 from anabatic.vessels.words import kinematic_features, word_rows

@@ -17,7 +17,7 @@ OWN = {
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",
     "sandbox/remote_calls.py": "messages of a hostile program; what they hold is walked through as it is decoded",
-    "sandbox/json_channel.py": "what a keeper was told by us",
+    "sandbox/remote_calls.py": "what a keeper was told by us",
     "sim/simulation_report.py": "what simulated devices have written",
     "train/guards/bad_steps.py": "between the ranks of a job",
     "vessels/words/segments.py": "a text that was just made",

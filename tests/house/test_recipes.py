@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from anabatic.cli.launch.option_parsing import resolve_training_job
-from anabatic.config.loading import command_table, common_settings, recipe_template, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, settings, validation, yaml_reader
 from anabatic.recipes import plan_command
 from anabatic.recipes.pipeline import stage_plan
 from house import tree
@@ -104,7 +104,7 @@ def test_overlay_fits_the_recipe_that_it_names(overlay: Path) -> None:
 def test_template_is_its_own_recipe(name: str) -> None:
     """`config show` prints a recipe whose values are the defaults."""
     cls = command_table.get_command(name).import_job_class()
-    tree_read = yaml_reader.parse_yaml(recipe_template.render_template(name), "template").tree
+    tree_read = yaml_reader.parse_yaml(settings.render_template(name), "template").tree
     assert validation.check_section(tree_read, cls, validation.SettingNamer()) == settings.default_tree(cls)
 
 
@@ -112,7 +112,7 @@ def test_template_is_its_own_recipe(name: str) -> None:
 def test_short_template_holds_the_common_settings(name: str) -> None:
     """`config show` prints a recipe whose values are the defaults, without `--all` too."""
     cls = command_table.get_command(name).import_job_class()
-    text = recipe_template.render_common_template(name)
+    text = settings.render_common_template(name)
     values = validation.check_section(yaml_reader.parse_yaml(text, "template").tree, cls, validation.SettingNamer())
     assert settings.merge_trees(settings.default_tree(cls), values) == settings.default_tree(cls)
     tasks = common_settings.get_common_settings(name)
@@ -126,7 +126,7 @@ def test_short_template_holds_the_common_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", command_table.COMMANDS)
-@pytest.mark.parametrize("render", [recipe_template.render_template, recipe_template.render_common_template])
+@pytest.mark.parametrize("render", [settings.render_template, settings.render_common_template])
 def test_every_setting_is_explained(name: str, render: Callable[[str], str]) -> None:
     text = render(name)
     lines = text.splitlines()

@@ -26,7 +26,7 @@ def test_the_processes_of_a_simulated_npu_and_what_torch_knows_of_its_own(sim: S
         import torch
         from anabatic.config.sections.common import DeviceSettings
         from anabatic.device.device import select_device
-        from anabatic.device.torch_source import TorchDeviceSource, get_device_ids
+        from anabatic.device.device import TorchDeviceSource, get_device_ids
         from anabatic.monitor.sources.selection import MachineSource
         device = select_device(DeviceSettings())
         held = torch.zeros(64 << 20, dtype=torch.uint8, device=device.torch_device)

@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from e2e.nodes import SCRIPT, two
 from npu_sim.conftest import Sim
 from npu_sim.test_recipes import RECIPES, SMALL, small
@@ -33,7 +33,7 @@ def test_the_recipe_for_two_machines(sim: Sim, small: tuple[Path, Path]) -> None
         done = sim.command("bash", str(both), flags=["--npus", "4"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "2 x Ascend910B3" in done.stderr and "hccl MB/s" in done.stderr and "check passed" in done.stderr
-    found = [row for row in json_lines.read_json_lines(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    found = [row for row in json_reader.read_json_lines(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
     assert [row["step"] for row in found] == list(range(1, 7))
     assert found[-1]["loss"] < found[0]["loss"]
     assert {path.name for path in (sim.folder / "run").glob("rank-*.log")} == {f"rank-{rank}.log" for rank in range(4)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
@@ -77,7 +77,7 @@ def run(
     words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
     done = sim.command("python", "-m", *words, *more, flags=["--npus", str(processes)])
     assert done.returncode == 0, done.stderr[-3000:]
-    return [row for row in json_lines.read_json_lines(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    return [row for row in json_reader.read_json_lines(sim.folder / "run" / "metrics.jsonl") if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
@@ -46,7 +46,7 @@ def test_the_guides_job(sim: Sim) -> None:
     done = sim.command("python", "-m", *words, flags=["--npus", "2"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "words are new to the tokenizer of model: one id each" in done.stderr
-    found = [row for row in json_lines.read_json_lines(root / "run" / "metrics.jsonl") if row["kind"] == "train"]
+    found = [row for row in json_reader.read_json_lines(root / "run" / "metrics.jsonl") if row["kind"] == "train"]
     assert len(found) == 6 and found[-1]["loss"] < found[0]["loss"]
     kept = json.loads((root / "run" / "best_model" / "classifier.json").read_text())
     assert len(kept["classes"]) == 14 and kept["words"].startswith("char-v1")

@@ -21,7 +21,6 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.device.device import Device, select_device
-from anabatic.parallel import collective_timing
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.process_groups import World
 from anabatic.plan import cost_model
@@ -96,10 +95,10 @@ def _measure_size(job: BenchCollectiveJob, exchange: _CollectiveBuffers) -> list
     kept = exchange.device.torch_device
     for kind in COLLECTIVES:
         call: Callable[[], None] = getattr(exchange, kind)
-        times = collective_timing.count_calls(call, kept, _TARGET_SECONDS, _MAX_ITERATIONS)
-        taken = [
-            collective_timing.time_slowest_rank(call, times, kept) / times for _ in range(job.warm_up + job.repeats)
-        ][job.warm_up :]
+        times = parallel.count_calls(call, kept, _TARGET_SECONDS, _MAX_ITERATIONS)
+        taken = [parallel.time_slowest_rank(call, times, kept) / times for _ in range(job.warm_up + job.repeats)][
+            job.warm_up :
+        ]
         bytes_factor, _ = cost_model.get_collective_pattern(kind, exchange.world.size)
         moved = bytes_factor * exchange.buffer_bytes
         chip = exchange.device.chip

@@ -22,7 +22,7 @@ import psutil
 from anabatic.config.loading import settings
 from anabatic.config.sections.common import Evaluate, Save
 from anabatic.config.vessels.train import VesselData
-from anabatic.core import json_lines, log, relaunch
+from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from anabatic.core.formatting import to_printable
 from anabatic.core.paths import RunFolder, write_atomic
@@ -98,7 +98,7 @@ def measure_training(name: str, job: Any, folder: Path, steps: int, windows: int
     log_path = folder / "training.log"
     write_atomic(folder / "training.yaml", settings.dump_job(adapt_job(job, run.root, steps, steps * windows)))
     words = [*relaunch.PROGRAM_COMMAND, *name.split(), "-c", str(folder / "training.yaml")]
-    rows = json_lines.JsonlFollower(run.metrics)
+    rows = json_reader.JsonlFollower(run.metrics)
     try:
         with open(log_path, "wb") as output, _start_process(words, output) as process:
             start = time.time()
@@ -109,7 +109,7 @@ def measure_training(name: str, job: Any, folder: Path, steps: int, windows: int
                 if ended is not None and len(found) < windows + (steps > 1):
                     raise _build_training_error(ended, log_path)
                 time.sleep(_POLL_SECONDS)
-        events = {row["event"]: row for row in json_lines.read_json_lines(run.events)}
+        events = {row["event"]: row for row in json_reader.read_json_lines(run.events)}
         return TrainingMeasurement(
             list(_iter_windows(found, steps))[:windows],
             found[0]["time"] - start,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from anabatic.config.loading import command_table, recipe_template, settings, yaml_reader
+from anabatic.config.loading import command_table, settings, yaml_reader
 from anabatic.convert.file_detection import OWN_PROGRAM, accepts_settings, detect_tree, is_complete_job
 from anabatic.core.errors import ConfigError
 
@@ -24,7 +24,7 @@ def show(*words: str, all_: Annotated[bool, Parameter(name="--all", negative=(),
     """
     if not words:
         raise ConfigError("which command?", f"one of: {', '.join(command_table.COMMANDS)}")
-    render = recipe_template.render_template if all_ else recipe_template.render_common_template
+    render = settings.render_template if all_ else settings.render_common_template
     sys.stdout.write(render(" ".join(words)))
 
 

@@ -21,7 +21,9 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from anabatic.cli import usage_hints
 from anabatic.config.loading import command_table, validation
+from anabatic.convert import converter, file_detection, peer_tables
 from anabatic.core import log, paths
 from anabatic.core.errors import TRACEBACK_HINT, AnabaticError, ConfigError, Failure
 from anabatic.core.formatting import did_you_mean
@@ -138,11 +140,11 @@ _BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off")
 
 def translate_usage_error(error: CycloptsError, tokens: Sequence[str]) -> ConfigError:
     """Translate an error of the CLI library; `tokens` are all arguments of the command line."""
-    from anabatic.cli import foreign_commands, usage_hints  # slow: they read the tables of other programs
+    from anabatic.cli import usage_hints  # slow: they read the tables of other programs
     from anabatic.config.loading import common_settings
 
     if isinstance(error, UnknownCommandError):
-        translated = foreign_commands.explain_unknown_command(error, tokens)
+        translated = explain_unknown_command(error, tokens)
     else:
         translated = usage_hints.explain_usage_error(error, tokens)
     if translated is not None:
@@ -223,3 +225,97 @@ _USAGE_DESCRIBERS: tuple[tuple[type, Callable[..., str]], ...] = (
     (RepeatArgumentError, _describe_repeated_option),
     (CoercionError, _describe_bad_value),
 )
+
+
+_COMMAND_ALIASES = {
+    "finetune": "sft", "fine-tune": "sft", "lora": "sft", "grpo": "rl", "ppo": "rl", "kto": "dpo", "orpo": "dpo",
+    "rm": "reward", "generate": "infer", "inference": "infer", "predict": "infer", "evaluate": "eval",
+    "tokenize": "tokenizer train", "convert": "export", "upload": "export", "check": "doctor", "smi": "monitor",
+    "lm_eval": "eval", "lm-eval": "eval",
+}  # fmt: skip
+"""Common names that are not in the tables -> command."""
+_PROGRAMS = ("swift", "megatron", "llamafactory-cli", "lmf", "vllm", "axolotl")
+"""Programs whose first argument is the command."""
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun", "msrun")
+
+
+def explain_unknown_command(error: UnknownCommandError, tokens: Sequence[str]) -> ConfigError | None:
+    """Return the error with the equivalent of a command of another program, or the command for a lone file."""
+    word = (error.unused_tokens or [""])[0]
+    if error.command_chain:
+        return None
+    if file_detection.is_recipe_file(word):
+        return usage_hints.explain_file(word, "", list(tokens))
+    args = [token for token in tokens if token != word]
+    file = next((token for token in args if file_detection.is_recipe_file(token)), None)
+    if file is not None and (file_error := usage_hints.explain_file(file, "", args)) is not None:
+        return file_error
+    if word in _LAUNCHERS:
+        message = f'unknown command "{word}": processes are started by the commands themselves'
+        return ConfigError(message, "anabatic sft --device.nproc 8 ..., on several machines anabatic launch --help")
+    if word in _PROGRAMS and args and not args[0].startswith("-"):
+        program, word, args = word, args[0], args[1:]
+        label = f"{program} {word}"
+        if word in command_table.COMMANDS:
+            return ConfigError(f'unknown command "{label}": `anabatic {word}` here', _format_our_command(word, args))
+    else:
+        label = word
+    if word in _COMMAND_ALIASES:
+        command = _COMMAND_ALIASES[word]
+        return ConfigError(f'unknown command "{label}": `anabatic {command}` here', _format_our_command(command, args))
+    for peer in ("llamafactory", "swift"):
+        for row in peer_tables.load_tables(peer).tables["commands"]:
+            if any(name.partition(" ")[2] == word for name in row.theirs):
+                return _explain_peer_command(peer, row, label, args)
+    return None
+
+
+def _explain_peer_command(peer: str, row: peer_tables.MappingRow, label: str, args: Sequence[str]) -> ConfigError:
+    """Return the error with the equivalent of a command of a table."""
+    equivalent = row.here.get("en", "").replace("`", "") or f"anabatic {row.command}"
+    note = f" ({row.note['en']})".replace("`", "") if row.note else ""
+    message = f'unknown command "{label}" (of {peer_tables.load_tables(peer).title}): {equivalent} here{note}'
+    if not row.command:
+        return ConfigError(message, "see `anabatic --help`")
+    kinds = {
+        name: entry
+        for entry in peer_tables.load_tables(peer).all_rows()
+        if entry.fact == "kind"
+        for name in entry.theirs
+    }
+    command, command_args = row.command, list(args)
+    for index, word in enumerate(args):
+        option, equals, value = word.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        if word.startswith("-") and name in kinds:
+            value = value if equals else args[index + 1] if index + 1 < len(args) else ""
+            try:
+                command = converter.command_for_tree(peer, {name: value})
+            except ConfigError as error:
+                return ConfigError(f"{message}; {error}".removesuffix("."), error.hint)
+            command_args = [
+                arg for position, arg in enumerate(args) if position != index and (equals or position != index + 1)
+            ]
+            break
+    return ConfigError(message, _format_our_command(command, command_args))
+
+
+def _format_our_command(command: str, args: Sequence[str]) -> str:
+    """Return the command line of `command` with the converted arguments of the foreign command."""
+    if not args:
+        return f"see `anabatic {command} --help`"
+    tokens = [
+        token for index, arg in enumerate(args) for token in (["-c", arg] if _find_lone_recipe(args, index) else [arg])
+    ]
+    known = usage_hints.options_of(command)
+    line = usage_hints.parse_line([*command.split(), *tokens], command, known)
+    if not line.foreign_options:
+        return line.format_line()
+    hint = usage_hints.explain_foreign_options(
+        line, line.foreign_options[0].original_text, known, f"see `anabatic {command} --help`"
+    ).hint
+    return hint or line.format_line()
+
+
+def _find_lone_recipe(tokens: Sequence[str], index: int) -> bool:
+    return tokens[index].endswith((".yaml", ".yml")) and not (index and tokens[index - 1].startswith("-"))

@@ -16,14 +16,14 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from anabatic.config.loading import command_table, common_settings, recipe_template, validation
+from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading import settings as settings_module
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.config.sections.train_jobs import WithAuto
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.stop_signals import SIGNAL_LISTENER
-from anabatic.plan import supported_models
+from anabatic.plan import model_shape
 
 COMMON_GROUP = Group("Recipe and help", sort_key=0)
 JOB_GROUP = Group("Job", sort_key=1)
@@ -75,7 +75,7 @@ def make_job_command(name: str, show_all: bool = False) -> Callable[..., int]:
         ),
     ]
     set_signature(command, parameters)
-    command.__doc__ = recipe_template.class_doc(cls)
+    command.__doc__ = settings_module.class_doc(cls)
     return command
 
 
@@ -125,7 +125,7 @@ def run_job(row: command_table.Command, job: Any) -> int:
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds
         from anabatic.recipes.prechecks import jobs
 
-        supported_models.require_supported_job(settings)
+        model_shape.require_supported_job(settings)
         jobs.require_valid_job(row.name, job)
     device = settings.get("device", {})
     nproc = device.get("nproc", 1)
@@ -155,7 +155,7 @@ def launch_processes(row: command_table.Command, job: Any, launch: LaunchSetting
 def _make_words_parameter(cls: type, name: str) -> Iterator[inspect.Parameter]:
     """Yield the parameter of positional arguments, if the command takes any."""
     if name:
-        help_text = recipe_template.field_docs(cls).get(name, "")
+        help_text = settings_module.field_docs(cls).get(name, "")
         parameter = Parameter(help=help_text, group=JOB_GROUP, show_default=False)
         hint = Annotated[str, parameter, _SkipPydanticValidation()]
         yield inspect.Parameter(name.upper(), inspect.Parameter.VAR_POSITIONAL, annotation=hint)
@@ -240,7 +240,7 @@ def _make_job_parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.P
     for name, hint in validation.field_types(cls).items():
         if dataclasses.is_dataclass(hint):
             section = typing.cast(type, hint)
-            help_text = recipe_template.class_doc(section).split("\n\n")[0]
+            help_text = settings_module.class_doc(section).split("\n\n")[0]
             values = settings_module.default_tree(cls)[name]
             yield from _make_section_parameters(
                 section, values, f"{name}.", Group(name, help=help_text, sort_key=order), short
@@ -272,7 +272,7 @@ def _replace_option(parameter: inspect.Parameter, **changes: Any) -> inspect.Par
 def _make_section_parameters(
     cls: type, values: dict[str, Any], prefix: str, group: Group, short: dict[str, str]
 ) -> Iterator[inspect.Parameter]:
-    docs = recipe_template.field_docs(cls)
+    docs = settings_module.field_docs(cls)
     for name, hint in validation.field_types(cls).items():
         if dataclasses.is_dataclass(hint):
             continue

@@ -64,3 +64,37 @@ class ExportJob:
         require_setting(
             not lone, "llama_cpp is given and no GGUF file is asked for", "add --gguf f16 (or bf16, f32, q8_0)"
         )
+
+
+@dataclass(kw_only=True)
+class CheckpointExportJob:
+    """Write the model of a checkpoint as the run would write final_model: a Hugging Face folder, or an adapter's."""
+
+    checkpoint: str = ""
+    """Folder of a checkpoint, or a run folder, whose newest whole one is taken."""
+    out: str = ""
+    """Folder to write; it must not exist yet."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Number format of the weights; auto: as they were trained."""
+
+    def __post_init__(self) -> None:
+        require_setting(
+            bool(self.checkpoint.strip()), "checkpoint is not given", "name a run folder or a checkpoint in it"
+        )
+        require_setting(bool(self.out.strip()), "out is not given", "give --out FOLDER")
+
+
+@dataclass(kw_only=True)
+class MergeJob:
+    """Write the model that adapters make of their base model, as an ordinary Hugging Face folder."""
+
+    model: str = ""
+    """Adapter folder, or a run folder that holds one; with `adapter` also the base model."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    out: str = ""
+    """Folder to write; it must not exist yet."""
+
+    def __post_init__(self) -> None:
+        require_setting(bool(self.model), "model is not given", "give --model FOLDER, for example runs/lora")
+        require_setting(bool(self.out.strip()), "out is not given", "give --out FOLDER")

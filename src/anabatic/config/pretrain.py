@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.sections.common import require_setting
-from anabatic.config.sections.parallel import Recompute
+from anabatic.config.sections.common import Recompute, require_setting
 from anabatic.config.sections.train_jobs import TrainJob, WithAuto
 
 

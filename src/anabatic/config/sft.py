@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
-from anabatic.config.sections.curriculum import Curriculum
-from anabatic.config.sections.train_jobs import TuneJob, WithAuto
+from anabatic.config.sections.train_jobs import Curriculum, TuneJob, WithAuto
 
 
 def _default_schedule() -> Schedule:

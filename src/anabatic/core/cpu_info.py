@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -29,3 +31,48 @@ def parse_cpuinfo(text: str) -> dict[str, str]:
 def get_cpu_name(facts: Mapping[str, str], default: str) -> str:
     """Return the model name of the processor; Arm processors often report none."""
     return facts.get("model name") or default
+
+
+CORES_VARIABLE = "ANABATIC_CORES"
+"""Environment variable: the cores of each local rank, `0-3;4-7`."""
+_original_cores: set[int] = set()
+"""The cores of this process before `bind_to_cores`."""
+
+
+def parse_core_list(text: str) -> list[int]:
+    """Return the core numbers of a list such as `0-3,8`, in the format of Linux (cpuset(7)).
+
+    Raises:
+        ValueError: the text is not a list of cores.
+    """
+    cores: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        low, _, high = part.partition("-")
+        cores += range(int(low), int(high or low) + 1)
+    return cores
+
+
+def bind_to_cores() -> None:
+    """Bind this process and its future threads to the cores of its local rank, if a launcher assigned any.
+
+    Call it before libraries start threads: each thread inherits the cores that its parent has at that moment.
+    """
+    core_lists = os.environ.get(CORES_VARIABLE, "").split(";")
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if rank < len(core_lists) and core_lists[rank]:
+        _original_cores.update(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, parse_core_list(core_lists[rank]))
+
+
+@contextlib.contextmanager
+def use_all_cores() -> Iterator[None]:
+    """Let threads started inside this context run on all cores of the job: for work that one process does for all."""
+    if not _original_cores:
+        yield
+        return
+    rank_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _original_cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, rank_cores)

@@ -7,13 +7,15 @@ queries and keys, `E` head size of values.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anabatic.device.segments import PackedSegments, PackedTrees
+from anabatic.device.device import send_to_device
 
 
 class AttentionOptions(NamedTuple):
@@ -133,3 +135,174 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: Attent
         upcast = torch.cat((upcast, sinks), dim=-1)
     weights = torch.softmax(upcast, dim=-1)[..., : k.shape[2]]
     return weights.to(v.dtype) @ v
+
+
+_SLACK = 0.8
+"""A segment joins a group if its length is at least this fraction of the longest: at most a fifth is padding."""
+_MAX_SEGMENTS_PER_GROUP = 2
+"""With at most this many segments per group on average, each segment gets its own call, and no row is moved."""
+_SHORT_LENGTH = 16
+"""Segments up to this length form one group: a call costs more than the padding."""
+
+
+class PackedSegments:
+    """Plan of one packed batch.
+
+    Attributes:
+        cu_seqlens: host list of `n + 1` borders.
+        groups: `(start, rows, length)` of each group in the spread order.
+        is_identity: the spread order is the packed order (all segments equally long), so no row is moved.
+        num_attended_layers: layers that have used the plan; other layers may have mixed segments.
+        is_causal: a token attends to itself and earlier tokens of its segment; False: to its whole segment.
+    """
+
+    def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
+        self.cu_seqlens, self.is_causal = cu_seqlens, causal
+        self.num_attended_layers = 0
+        self._lengths: list[np.ndarray] = []
+        borders = np.asarray(cu_seqlens, dtype=np.int64)
+        lengths = np.diff(borders)
+        order = np.argsort(-lengths, kind="stable")
+        self.groups: list[tuple[int, int, int]] = []
+        self.is_identity = bool((lengths == lengths[0]).all())
+        if self.is_identity:
+            self.groups.append((0, len(lengths), int(lengths[0])))
+            return
+        self._indices, self._device = _plan_groups(borders, lengths, order, self.groups), device
+        offset = 0
+        for _, rows, _ in self.groups:
+            self._lengths.append(lengths[order[offset : offset + rows]])
+            offset += rows
+        if len(lengths) <= _MAX_SEGMENTS_PER_GROUP * len(self.groups):
+            self.is_identity = True
+            self.groups = [(int(start), 1, int(length)) for start, length in zip(borders[:-1], lengths, strict=True)]
+            self._lengths = []
+
+    @functools.cached_property
+    def valid_keys(self) -> list[Tensor | None]:
+        """Return for each group the keys that are not padding, bool `[rows, 1, 1, length]`; None if all are valid.
+
+        Needed only without a causal mask, under which no valid query attends to the padding after it.
+        """
+        masks: list[Tensor | None] = [None] * len(self.groups)
+        for group, lengths in enumerate(self._lengths):
+            longest = self.groups[group][2]
+            if (lengths < longest).any():
+                mask = np.arange(longest)[None, :] < lengths[:, None]
+                masks[group] = send_to_device(torch.from_numpy(mask[:, None, None, :]), self._device)
+        return masks
+
+    @functools.cached_property
+    def _spread_index(self) -> Tensor:
+        """Copied to the device on first use: kernels that take the borders never use it."""
+        return send_to_device(torch.from_numpy(self._indices[0]), self._device)
+
+    @functools.cached_property
+    def _gather_index(self) -> Tensor:
+        return send_to_device(torch.from_numpy(self._indices[1]), self._device)
+
+    def spread_groups(self, x: Tensor) -> Tensor:
+        """Spread packed `[T, ...]` -> `[P, ...]`, group by group, each segment padded to its group's length."""
+        if self.is_identity:
+            return x
+        out: Tensor = _SpreadRows.apply(x, self._spread_index, self._gather_index)  # type: ignore[no-untyped-call]
+        return out
+
+    def gather_packed(self, x: Tensor) -> Tensor:
+        """Gather `[P, ...]` -> packed `[T, ...]`."""
+        if self.is_identity:
+            return x
+        out: Tensor = _GatherRows.apply(x, self._gather_index)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _plan_groups(
+    borders: np.ndarray, lengths: np.ndarray, order: np.ndarray, groups: list[tuple[int, int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Append the groups to `groups`; return the packed index of every spread row (`[P]`) and the spread row of every
+    packed token (`[T]`)."""
+    gather_index = np.empty(int(borders[-1]), dtype=np.int64)
+    spread_index: list[np.ndarray] = []
+    start = first = 0
+    while first < len(order):
+        longest = int(lengths[order[first]])
+        min_length = longest * _SLACK if longest > _SHORT_LENGTH else 0
+        last = first
+        while last < len(order) and lengths[order[last]] >= min_length:
+            last += 1
+        members = order[first:last]
+        offsets = np.minimum(np.arange(longest)[None, :], lengths[members][:, None] - 1)
+        index = borders[members][:, None] + offsets
+        is_valid = np.arange(longest)[None, :] < lengths[members][:, None]
+        rows = start + np.arange(index.size).reshape(index.shape)
+        gather_index[index[is_valid]] = rows[is_valid]
+        spread_index.append(index.reshape(-1))
+        groups.append((start, len(members), longest))
+        start += index.size
+        first = last
+    return np.concatenate(spread_index), gather_index
+
+
+class _SpreadRows(torch.autograd.Function):
+    """Row selection whose gradient is row selection, too: padded rows have no gradient, as no valid query uses them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spread_index: Tensor, gather_index: Tensor) -> Tensor:
+        ctx.save_for_backward(gather_index)
+        return x.index_select(0, spread_index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (gather_index,) = ctx.saved_tensors
+        return grads[0].index_select(0, gather_index), None, None
+
+
+class _GatherRows(torch.autograd.Function):
+    """Selection of distinct rows; the gradient is a copy into zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gather_index: Tensor) -> Tensor:
+        ctx.save_for_backward(gather_index)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, gather_index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (gather_index,) = ctx.saved_tensors
+        (grad,) = grads
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, gather_index, grad), None
+
+
+class PackedTrees(PackedSegments):
+    """Segments that are trees of texts with shared prefixes: every token attends to its ancestors and itself.
+
+    The tokens of a tree are in depth-first order, so the subtree of token j is j up to, not including, `ends[j]`.
+
+    Args:
+        cu_seqlens: host list of `n + 1` borders of the trees.
+        ends: int64 `[T]`, end of the subtree of each token, relative to its tree's first token.
+        depths: int64 `[T]`, number of tokens before each on its path: its position.
+    """
+
+    def __init__(self, cu_seqlens: list[int], ends: np.ndarray, depths: np.ndarray, device: torch.device) -> None:
+        super().__init__(cu_seqlens, device)
+        order = np.arange(len(ends)) if self.is_identity else self._indices[0]
+        self._ends = send_to_device(torch.from_numpy(ends[order]), device)
+        self._depths = send_to_device(torch.from_numpy(depths[order]), device)
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def build_mask(self, group: int, window: int | None) -> Tensor:
+        """Return the attention mask of a group, bool `[rows, 1, length, length]`; padded queries attend to themselves.
+
+        Args:
+            window: a token attends to this many tokens of its path, including itself; None: all.
+        """
+        if (group, window) not in self._masks:
+            start, rows, length = self.groups[group]
+            ends, depths = (x[start : start + rows * length].view(rows, length) for x in (self._ends, self._depths))
+            positions = torch.arange(length, device=ends.device)
+            visible = (positions[None, :] <= positions[:, None]) & (positions[:, None] < ends[:, None, :])
+            if window is not None:
+                visible &= depths[:, :, None] - depths[:, None, :] < window
+            self._masks[group, window] = (visible | (positions[:, None] == positions[None, :]))[:, None]
+        return self._masks[group, window]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anabatic.device.attention import AttentionOptions, attend_masked
-from anabatic.device.transfer import send_to_device
+from anabatic.device.device import send_to_device
 
 
 class CachedSpan(NamedTuple):

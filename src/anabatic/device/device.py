@@ -22,6 +22,8 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core import cpu_info
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.device.table import DEVICES, Chip, DeviceRow, find_chip
+from anabatic.monitor.snapshot import DeviceReading as Figures
+from anabatic.monitor.snapshot import Snapshot
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -272,3 +274,54 @@ def _keep_freed_memory() -> None:
 
 def _get_torch_module(device_type: str) -> Any:
     return torch.get_device_module(device_type)
+
+
+def send_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on `device`. Pageable memory is pinned first: a copy from it would wait for the device."""
+    if device.type in ("cpu", "mps"):
+        return tensor.to(device)
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+
+
+def get_device_ids(device: Device, count: int) -> frozenset[int | str]:
+    """Return logic ids, or UUIDs if torch has them, of the first `count` devices visible to this process."""
+    module: Any = getattr(torch, device.type)
+    count = min(count, module.device_count())
+    if device.type == "cuda":
+        uuids = [getattr(module.get_device_properties(index), "uuid", None) for index in range(count)]
+        if all(uuids):
+            return frozenset(f"GPU-{uuid}" for uuid in uuids)
+    visible = os.environ.get(device.device_row.visible_env, "").split(",")
+    if len(visible) >= count and all(entry.strip().isdigit() for entry in visible):
+        return frozenset(int(entry) for entry in visible[:count])
+    return frozenset(range(count))
+
+
+class TorchDeviceSource:
+    """Reads this process's device through torch, for containers in which no driver tool works.
+
+    `torch.npu.utilization` is the mean of cube and vector units (aclrtGetDeviceUtilizationRate): a saturating matrix
+    product reads 50. Both calls query the driver and wait for no kernel.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._module: Any = getattr(torch, device.type)
+
+    def read(self) -> Snapshot:
+        """Return a snapshot of the device."""
+        index = self._device.index
+        free, total = self._module.mem_get_info(index)
+        figures = Figures(
+            index, kind="npu" if self._device.type == "npu" else "gpu", logic_id=index, name=self._device.name
+        )
+        figures.hbm_total_mb, figures.hbm_used_mb = int(total) >> 20, int(total - free) >> 20
+        if self._device.type == "npu":
+            figures.util_pct, figures.util_kind = self._read_utilization(index), "own"
+        return Snapshot("torch", [figures])
+
+    def _read_utilization(self, index: int) -> float | None:
+        try:
+            return float(self._module.utilization(index))
+        except RuntimeError:  # some drivers and virtual devices do not report it
+            return None

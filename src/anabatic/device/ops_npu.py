@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabatic.device.attention import AttentionOptions, attention_reference
-from anabatic.device.segments import PackedSegments, PackedTrees
+from anabatic.device.attention import AttentionOptions, PackedSegments, PackedTrees, attention_reference
+from anabatic.device.device import Device
 
 
 @functools.cache
@@ -156,3 +156,25 @@ def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """npu_grouped_matmul: `x [S, in]`, `weight [E, in, out]`, ends of the groups `[E]` on the device -> `[S, out]`."""
     out: Tensor = _GroupedMatmul.apply(x.contiguous(), weight, ends)  # type: ignore[no-untyped-call]
     return out
+
+
+class OverflowRegister:
+    """The status register of a device that saturates."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.zeros(8, device=device)
+
+    def clear_flag(self) -> None:
+        """Clear the overflow flag."""
+        clear_overflow(self._buffer)
+
+    def read_flag(self) -> Tensor:
+        """Return an fp32 scalar on the device, without synchronization: 1 after an overflow since `clear_flag`."""
+        return read_overflow(self._buffer).ne(0).float()
+
+
+def open_register(device: Device) -> OverflowRegister | None:
+    """Return the register of a device that saturates; None for devices with infinities."""
+    if device.type != "npu" or has_infinities():
+        return None
+    return OverflowRegister(device.torch_device)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from anabatic.config.chat import Sampling
-from anabatic.core import json_lines
-from anabatic.core.json_lines import JsonlWriter
+from anabatic.core import json_reader
+from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import make_write_error
 from anabatic.evals.prefix_trees import ScoredText
 
@@ -77,11 +77,11 @@ class AnswerCache:
             parts = sorted(path.parent.glob(f"{path.stem}.*{path.suffix}"))  # left by a run that was killed
             if not read:
                 path.unlink(missing_ok=True)
-            for row in json_lines.read_json_lines(path):
+            for row in json_reader.read_json_lines(path):
                 self._answers |= row
             self._writer = JsonlWriter(path)
             for part in parts:
-                for row in json_lines.read_json_lines(part) if read else ():
+                for row in json_reader.read_json_lines(part) if read else ():
                     self.add_answers(row)
                 part.unlink()
         except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from anabatic.config.chat import Sampling
-from anabatic.core.json_lines import JsonlWriter
+from anabatic.core.json_reader import JsonlWriter
 from anabatic.evals.answer_cache import make_reply_key, make_text_key, rank_cache_path
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.local_model import LocalModel

@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from anabatic.core.progress import ProgressBar
-from anabatic.device.device import Device
-from anabatic.device.segments import PackedSegments, PackedTrees
-from anabatic.device.transfer import send_to_device
+from anabatic.device.attention import PackedSegments, PackedTrees
+from anabatic.device.device import Device, send_to_device
 from anabatic.evals.prefix_trees import PrefixTree, ScoredText, batch_trees, build_trees
 from anabatic.models import rope_scaling
 from anabatic.models.forward import PackedBatch, score_targets

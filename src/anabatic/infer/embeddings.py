@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import Batch
 from anabatic.models import forward
 from anabatic.models.lora import multi_adapter
 

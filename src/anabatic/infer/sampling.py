@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
-from anabatic.device.transfer import send_to_device
+from anabatic.device.device import send_to_device
 from anabatic.infer.request import Request, TopLogprobs
 
 __all__ = ["GREEDY", "Sampling", "choose_tokens", "log_probability", "apply_penalties", "sample_tokens", "make_random"]

@@ -16,7 +16,7 @@ from anabatic.data.chat.python_tool import OUTPUT_END, OUTPUT_START, PYTHON_END,
 from anabatic.data.tokenizer.hf_folder import get_python_tool_ids
 from anabatic.infer.request import Request
 from anabatic.infer.text_stream import decode_tokens
-from anabatic.sandbox import notebook_cell
+from anabatic.sandbox.limits import ProgramOutcome
 from anabatic.sandbox.sandbox_runner import Sandbox
 
 _DISPLAY_SIGNS = {PYTHON_START: "`", PYTHON_END: "`", OUTPUT_START: " → ", OUTPUT_END: ""}
@@ -66,7 +66,7 @@ class PythonTool:
         if not codes:
             return
         self.num_calls += len(codes)
-        for request, text in zip(codes, notebook_cell.run_cells(self._sandbox, list(codes.values())), strict=True):
+        for request, text in zip(codes, run_cells(self._sandbox, list(codes.values())), strict=True):
             request.append_given_tokens([self._output_start_id, *self._encode_output(text), self._output_end_id])
 
     def extract_code(self, ids: Sequence[int]) -> str | None:
@@ -120,3 +120,39 @@ def _join_split_token(pieces: list[str], token: str) -> list[str]:
         parts[-1] += token[:half]
         parts.append(token[half:] + piece)
     return parts
+
+
+MAX_ANSWER_CHARS = 2000
+"""Characters of an answer at most."""
+_CELL_FILE = "cell.py"
+_CELL_PROGRAM = f"""\
+import ast, linecache
+code = open({_CELL_FILE!r}, encoding="utf-8").read().strip()
+linecache.cache["<cell>"] = (len(code), None, code.splitlines(True), "<cell>")
+tree = ast.parse(code, "<cell>")
+last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+scope = {{"__name__": "__main__"}}
+exec(compile(tree, "<cell>", "exec"), scope)
+value = None if last is None else eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)
+if value is not None:
+    print(value)
+"""
+
+
+def run_cells(sandbox: Sandbox, codes: Sequence[str]) -> list[str]:
+    """Return what each piece of code prints, and the value of its last line where that is an expression.
+
+    An error is its last line, as Python says it: `ZeroDivisionError: division by zero`.
+
+    Raises:
+        Failure: as `Sandbox.run`.
+    """
+    files = [{_CELL_FILE: code} for code in codes]
+    return [_format_outcome(done, sandbox) for done in sandbox.run_many([_CELL_PROGRAM] * len(codes), files)]
+
+
+def _format_outcome(done: ProgramOutcome, sandbox: Sandbox) -> str:
+    text = done.stdout.strip()
+    if not done.is_ok:
+        text = f"{text}\n{done.describe_end(sandbox.limits)}".strip()
+    return text if len(text) <= MAX_ANSWER_CHARS else f"{text[:MAX_ANSWER_CHARS]}..."

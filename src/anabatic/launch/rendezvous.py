@@ -15,7 +15,7 @@ from importlib import metadata
 from platform import python_version
 from typing import Any
 
-from anabatic.launch.rendezvous_probe import REMINDER_SECONDS
+from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
 
 COMPARED_PACKAGES = ("anabatic", "torch", "torch_npu", "transformers", "peft", "safetensors")
 _POLL_SECONDS = 0.5

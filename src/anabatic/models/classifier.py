@@ -20,12 +20,11 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
-from anabatic.data.batching.batch import Batch
-from anabatic.device.device import Device
-from anabatic.device.transfer import send_to_device
+from anabatic.data.batching.packing import Batch
+from anabatic.device.device import Device, send_to_device
 from anabatic.models import pretrained, weights_reader
 from anabatic.models.forward import PackedBatch, compute_hidden_states, pack_batch
-from anabatic.parallel.dtensors import copy_from_full, gather_full_tensor
+from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
 
 HEAD_PREFIX = "classifier."
 """Prefix of the names of the head's parameters."""

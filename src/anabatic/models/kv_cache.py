@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabatic.device.attention import AttentionOptions
+from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.cached_attention import CachedAttention, CachedSpan
+from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_device_ops
-from anabatic.device.segments import PackedSegments
 from anabatic.device.table import DEVICES
-from anabatic.device.transfer import send_to_device
 
 
 def get_head_sizes(config: Any) -> tuple[int, int, int]:

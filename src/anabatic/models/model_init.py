@@ -7,9 +7,16 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from anabatic.config.pretrain import PretrainModel as ModelConfig
+from anabatic.config.sections.common import Optim
+from anabatic.core.errors import ConfigError
+from anabatic.device.device import Device
+from anabatic.models import tensor_parallel
+from anabatic.models.forward import ModelRoot
+from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.pretrained import init_empty_weights, prepare_model
 from anabatic.models.quantized import iter_quantized_weights
-from anabatic.parallel.dtensors import copy_from_full, materialize_parameters, to_local
+from anabatic.parallel.process_groups import World, copy_from_full, materialize_parameters, to_local
+from anabatic.parallel.sharding import ShardingPlan, shard_model
 from anabatic.plan.depth_dial import DerivedSizes
 
 
@@ -105,3 +112,35 @@ def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = 
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is other for other in unused))
     active = count_parameters(model)[1] - (0 if logits else head.numel())
     return 4.0 * active + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context
+
+
+def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
+    """Return the dtype of trained weights.
+
+    Raises:
+        ConfigError: bf16 weights on a device that computes in another dtype.
+    """
+    if optim.weights == "fp32":
+        return torch.float32
+    if device.dtype != torch.bfloat16:
+        raise ConfigError(
+            f"optim.weights is {optim.weights}, but matrix products are made in {device.dtype}".replace("torch.", ""),
+            "add --device.dtype bf16, or keep the weights in fp32",
+        )
+    return torch.bfloat16
+
+
+def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
+    """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
+    partial = tensor_parallel.apply_tensor_parallel(model, world)
+    root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial)
+    shard_model(root, _shard_units(model), plan, device, world)
+    materialize_parameters(root, plan.get_state_device(device), device.torch_device)
+    return root
+
+
+def _shard_units(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the blocks, and an untied embedding: a tied one is the head's matrix, which the loss reads."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = [] if head.weight is embedding.weight else [embedding]
+    return [*embeddings, *(model.get_submodule(name) for name in find_blocks(model))]

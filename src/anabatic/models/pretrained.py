@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import (
     CONFIG_MAPPING,
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
@@ -23,21 +24,21 @@ from transformers import (
     PreTrainedModel,
 )
 
-from anabatic.config.sections.parallel import Recompute
-from anabatic.core import log, run_lookup
+from anabatic.config.sections.common import Recompute
+from anabatic.core import log, paths
 from anabatic.core.errors import BROKEN_DATA_ERRORS, ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
 from anabatic.core.paths import RunFolder, open_atomic_folder
 from anabatic.data.tokenizer.hf_folder import get_turn_end_id
+from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.ops import get_device_ops, list_expensive_operators
-from anabatic.models import attention_interface, transformers4_names, weights_reader
-from anabatic.models.fused import installer
+from anabatic.models import fused_ops, weights_reader
 from anabatic.models.hub import download
+from anabatic.models.kv_cache import KVCache
 from anabatic.models.lora import adapter, adapter_config, merging
-from anabatic.parallel.dtensors import materialize_parameters
-from anabatic.parallel.process_groups import World
-from anabatic.plan.supported_models import require_supported_folder
+from anabatic.parallel.process_groups import World, materialize_parameters
+from anabatic.plan.model_shape import require_supported_folder
 
 
 def resolve_model_folder(path: str | Path, hub: download.Hub | None = None, world: World | None = None) -> Path:
@@ -46,14 +47,14 @@ def resolve_model_folder(path: str | Path, hub: download.Hub | None = None, worl
     Raises:
         DataError: there is no model, or it is not supported.
     """
-    root = download.fetch_model(str(path), hub, world) if run_lookup.is_hub_id(path, hub) else Path(path).expanduser()
+    root = download.fetch_model(str(path), hub, world) if paths.is_hub_id(path, hub) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
             require_supported_folder(folder)
             return folder
     if not root.exists():
-        raise run_lookup.make_missing_model_error(str(path))
+        raise paths.make_missing_model_error(str(path))
     raise describe_wrong_model(root)
 
 
@@ -67,7 +68,7 @@ def resolve_base_folder(folder: Path, hub: download.Hub | None = None, world: Wo
         return folder
     name = adapter_config.read_adapter_config(folder).get("base_model_name_or_path") or ""
     base_hub = hub or download.resolve_hub()  # a program has written the name, so it is no typo
-    if not name or not (Path(name).exists() or run_lookup.is_hub_id(name, base_hub)):
+    if not name or not (Path(name).exists() or paths.is_hub_id(name, base_hub)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
@@ -219,7 +220,7 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
         ) from error
-    if (file := folder / transformers4_names.GENERATION_CONFIG_FILE).is_file():
+    if (file := folder / weights_reader.GENERATION_CONFIG_FILE).is_file():
         try:
             model.generation_config = GenerationConfig.from_dict(weights_reader.read_json_object(file))
         except (ValueError, TypeError, AttributeError) as error:
@@ -305,9 +306,9 @@ def require_positions(config: PretrainedConfig, seq_len: int) -> None:
 
 def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Set packed attention and the fused operators of `device` on a model; its weights may still be missing."""
-    model.config._attn_implementation = attention_interface.ATTENTION_NAME
+    model.config._attn_implementation = ATTENTION_NAME
     model.config.use_cache = False
-    installer.install_fused_ops(model, get_device_ops(device.type))
+    fused_ops.install_fused_ops(model, get_device_ops(device.type))
     return model
 
 
@@ -355,7 +356,7 @@ def save_model(
         config.save_pretrained(temporary)
         GenerationConfig(**get_chat_token_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        transformers4_names.write_older_names(temporary)
+        weights_reader.write_older_names(temporary)
         if write_extra is not None:
             write_extra(temporary)
 
@@ -368,3 +369,84 @@ def get_chat_token_ids(tokenizer: Any) -> dict[str, Any]:
         eos_ids.append(turn_end_id)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return {"eos_token_id": eos_ids or None, "pad_token_id": pad_id}
+
+
+ATTENTION_NAME = "anabatic"
+_IGNORED_ARGUMENTS = {"position_ids", "use_cache", "output_attentions", "position_embeddings", "is_causal"}
+"""Keyword arguments of layers that do not change their attention."""
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    segments: PackedSegments | None = None,
+    cache: KVCache | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention for transformers' interface. query `[1, N, T, D]`, key `[1, K, T, D]`, value `[1, K, T, E]` ->
+    `[1, T, N, E]`.
+
+    Raises:
+        DataError: the model needs a feature that packed attention does not support.
+    """
+    window = _get_window(module, kwargs)
+    _require_supported(module, attention_mask, dropout, kwargs)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    options = AttentionOptions(scale, window, softcap, s_aux)
+    device_type = value.device.type
+    # Norms and rotary angles in fp32 give fp32 queries and keys; kernels need one dtype, autocast's where it is on.
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else value.dtype
+    q, k, v = _flatten_heads(query, dtype), _flatten_heads(key, dtype), _flatten_heads(value, dtype)
+    if cache is not None:
+        return cache.compute_attention(int(module.layer_idx), q, k, v, options).unsqueeze(0), None  # type: ignore[arg-type]
+    if segments is None:
+        raise DataError("the packed forward pass needs segments or a cache", "call models.forward, not the model")
+    segments.num_attended_layers += 1
+    return get_device_ops(q.device.type).attention(q, k, v, segments, options).unsqueeze(0), None
+
+
+def _flatten_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[1, N, T, D]` -> `[T, N, D]`."""
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    return x.squeeze(2) if x.shape[2] == 1 else x.squeeze(0).transpose(0, 1)
+
+
+def _get_window(module: nn.Module, kwargs: dict[str, Any]) -> int | None:
+    """Return the layer's window: most models pass it; otherwise it follows from the layer type in the configuration."""
+    if "sliding_window" in kwargs:
+        window: int | None = kwargs.pop("sliding_window")
+        return window
+    config: Any = module.config
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None or layer_types[int(module.layer_idx)] != "sliding_attention":  # type: ignore[arg-type]
+        return None
+    return int(config.sliding_window)
+
+
+def _require_supported(module: nn.Module, mask: Any, dropout: float, kwargs: dict[str, Any]) -> None:
+    """Refuse features of a model that packed attention does not support."""
+    name = type(module).__name__
+    unknown = [key for key, value in kwargs.items() if key not in _IGNORED_ARGUMENTS and value is not None]
+    if dropout:
+        raise DataError(
+            f"{name} drops {dropout:g} of its attention weights, which packed attention does not do",
+            "set attention_dropout to 0 in the model's config.json",
+        )
+    if module.__dict__.get("is_causal", True) is False or kwargs.get("is_causal") is False:
+        raise DataError(f"{name} looks forward and backward; packed attention is causal", "use a causal language model")
+    if unknown or mask is not None:
+        features = ", ".join(sorted(unknown)) or "an attention mask of its own"
+        raise DataError(
+            f"{name} needs {features}, which packed attention does not know", "use a model of another family"
+        )
+
+
+AttentionInterface.register(ATTENTION_NAME, attention_forward)

@@ -18,17 +18,16 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import DataError
 from anabatic.core.paths import open_atomic_folder
-from anabatic.data.batching.batch import Batch
-from anabatic.device.device import Device
-from anabatic.device.transfer import send_to_device
-from anabatic.models import pretrained, transformers4_names, weights_reader
+from anabatic.data.batching.packing import Batch
+from anabatic.device.device import Device, send_to_device
+from anabatic.models import pretrained, weights_reader
 from anabatic.models.forward import ModelRoot, PackedBatch, compute_hidden_states, pack_batch
 from anabatic.models.lora import adapter
 from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
-from anabatic.parallel.dtensors import copy_from_full
+from anabatic.parallel.process_groups import copy_from_full
 
 SCORE_PREFIX = "score."
 """Prefix of the name of the head's parameter."""
@@ -207,4 +206,4 @@ def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, is_w
         config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        transformers4_names.write_older_names(temporary)
+        weights_reader.write_older_names(temporary)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, modeling_rope_utils
 
 from anabatic.core.errors import DataError
-from anabatic.device.transfer import send_to_device
+from anabatic.device.device import send_to_device
 
 LengthPlan = Sequence[tuple[int, int]]
 """For each text of a row: its length, and the number of its tokens in the row."""

@@ -16,11 +16,10 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
-from anabatic.models.fused.installer import GATED_LAYER_NAMES
+from anabatic.models.fused_ops import GATED_LAYER_NAMES
 from anabatic.models.kv_cache import get_head_sizes
 from anabatic.models.lora.linear import LoraLinear
-from anabatic.parallel.dtensors import is_sharded_along
-from anabatic.parallel.process_groups import RankGroup, World
+from anabatic.parallel.process_groups import RankGroup, World, is_sharded_along
 from anabatic.parallel.tensor_linear import (
     SHARD_INPUTS,
     SHARD_OUTPUTS,

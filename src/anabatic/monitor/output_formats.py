@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.monitor.sampler import Frame
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot, parse_snapshot_row
@@ -67,7 +67,7 @@ def read_recording(path: Path) -> Iterator[Frame]:
         raise ConfigError(f"{path} is no file", "give a file that `anabatic monitor --log FILE` wrote")
     last: Snapshot | None = None
     number = 0
-    for each in json_lines.read_json_lines(path):
+    for each in json_reader.read_json_lines(path):
         found = parse_snapshot_row(each)
         if found is None:
             continue

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import json_lines, json_reader, run_lookup
+from anabatic.core import json_reader, paths
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration, format_size
-from anabatic.core.json_lines import to_finite_number
+from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
 from anabatic.monitor import value_format
 from anabatic.monitor.screen import Style, StyledLine
@@ -78,7 +78,7 @@ class RunReader:
     def _open_run(self, root: Path) -> None:
         self._root = root
         self._paths = RunFolder(root)
-        self._metrics = json_lines.JsonlFollower(self._paths.metrics, tail=self._max_rows * _ROW_BYTES)
+        self._metrics = json_reader.JsonlFollower(self._paths.metrics, tail=self._max_rows * _ROW_BYTES)
         self._rows: deque[dict[str, Any]] = deque(maxlen=self._max_rows)
         self._valid: dict[str, Any] = {}
         self._total_steps: int | None = None
@@ -117,7 +117,7 @@ class RunReader:
 
     def _read_total_steps(self) -> int | None:
         if self._total_steps is None:
-            for event in json_lines.read_json_lines(self._paths.events):
+            for event in json_reader.read_json_lines(self._paths.events):
                 steps = to_finite_number(event.get("steps")) if event.get("event") in ("start", "resume") else None
                 self._total_steps = self._total_steps if steps is None else int(steps)
         return self._total_steps
@@ -129,7 +129,7 @@ class RunReader:
             return "running", f"no row for {value_format.format_age(run.age_s or 0)}" if silent else ""
         if _is_finished(self._paths.summary):
             return "finished", ""
-        last: dict[str, Any] = next(reversed(list(json_lines.read_json_lines(self._paths.events))), {})
+        last: dict[str, Any] = next(reversed(list(json_reader.read_json_lines(self._paths.events))), {})
         if last.get("event") == "stop":
             return "stopped", "saved; the same command continues"
         usual = self._estimate_row_interval()
@@ -150,11 +150,11 @@ class RunReader:
 
 def _find_run_folder(folder: Path) -> Path:
     if not folder.is_dir():
-        guess = run_lookup.suggest_folder(str(folder))
+        guess = paths.suggest_folder(str(folder))
         raise ConfigError(
             f"{folder} is no folder{guess and '.'}{guess}", f"give a run folder{_suggest_runs(folder.parent)}"
         )
-    stages = [row for row in json_lines.read_json_lines(folder / "pipeline.jsonl") if row.get("event") == "stage"]
+    stages = [row for row in json_reader.read_json_lines(folder / "pipeline.jsonl") if row.get("event") == "stage"]
     for row in reversed(stages):  # a pipeline: the stage that ran last
         if (folder / str(row.get("stage")) / "events.jsonl").is_file():
             return folder / str(row.get("stage"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from anabatic.core.json_lines import to_finite_number
+from anabatic.core.json_reader import to_finite_number
 
 DeviceKind = Literal["npu", "gpu", "cpu"]
 

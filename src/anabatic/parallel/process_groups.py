@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
@@ -172,3 +179,203 @@ def all_gather_rows(rows: Tensor, world: World) -> Tensor:
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
     gather(out, rows.contiguous())
     return out
+
+
+MAX_BUCKET_ELEMENTS = 1 << 24
+"""Most elements of one all-reduce, unless one gradient has more."""
+
+
+@torch.no_grad()
+def reduce_tensor_gradients(
+    params: Mapping[str, Tensor], partial: Collection[str], average: bool, world: World
+) -> None:
+    """Reduce the gradients of trained parameters, in place.
+
+    Args:
+        partial: parameters that every rank holds in full but uses only for its part, such as the norm of the heads:
+            their gradients are summed.
+        average: take the mean over the data-parallel ranks, unless sharding has done so.
+    """
+    if world.tensor_group.size == 1:
+        return
+    _sum_grads(
+        [_local_grad(param) for name, param in params.items() if name in partial], world.tensor_group, world, 1.0
+    )
+    if average and world.data_group.size > 1:
+        _sum_grads(
+            [_local_grad(param) for param in params.values()], world.data_group, world, 1 / world.data_group.size
+        )
+
+
+def _local_grad(param: Tensor) -> Tensor:
+    """Return this rank's shard of a gradient; zeros if the parameter has no gradient here."""
+    if param.grad is None:
+        param.grad = torch.zeros_like(param)
+    return to_local(param.grad)
+
+
+def _sum_grads(grads: Iterable[Tensor], group: RankGroup, world: World, factor: float) -> None:
+    for bucket in _split_into_buckets([grad for grad in grads if grad.numel()]):
+        device = bucket[0].device
+        collective_device = device if world.mesh is None else torch.device(world.mesh.device_type)
+        flat = torch.cat([grad.reshape(-1) for grad in bucket]).to(
+            collective_device
+        )  # offloaded gradients are on the host
+        chunks = all_reduce_sum(flat, group).mul_(factor).to(device).split([grad.numel() for grad in bucket])
+        torch._foreach_copy_(bucket, [chunk.view(grad.shape) for chunk, grad in zip(chunks, bucket, strict=True)])
+
+
+def _split_into_buckets(grads: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for grad in sorted(grads, key=lambda grad: str(grad.dtype)):
+        if bucket and (size + grad.numel() > MAX_BUCKET_ELEMENTS or grad.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(grad)
+        size += grad.numel()
+    if bucket:
+        yield bucket
+
+
+def time_slowest_rank(
+    call: Callable[[], object], repeats: int, device: torch.device, group: dist.ProcessGroup | None = None
+) -> float:
+    """Return the seconds of `repeats` calls on the slowest rank of a group; all ranks call this.
+
+    Args:
+        device: device of the tensors, synchronized before time is read.
+    """
+    elapsed = torch.zeros(1, device=device)
+    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=group)
+    float(elapsed)  # waits until all ranks are here and their devices are idle
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.type != "cpu":
+        torch.get_device_module(device.type).synchronize()
+    elapsed.fill_(time.perf_counter() - start)
+    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=group)
+    return float(elapsed)
+
+
+def count_calls(
+    call: Callable[[], object],
+    device: torch.device,
+    seconds: float,
+    max_calls: int,
+    group: dist.ProcessGroup | None = None,
+) -> int:
+    """Return how many calls take about `seconds`, at least 1, equal on every rank; a first call sets up connections."""
+    time_slowest_rank(call, 1, device, group)
+    return max(1, min(max_calls, int(seconds / time_slowest_rank(call, 1, device, group))))
+
+
+TensorSlices = tuple[slice, ...]
+"""Slices of the full tensor that a rank holds."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """True when this rank holds only a shard."""
+    return isinstance(tensor, DTensor)
+
+
+def is_sharded_along(tensor: Tensor, axis: str) -> bool:
+    """True when the tensor is sharded along `axis` of the device mesh, `data` or `tensor`."""
+    if not isinstance(tensor, DTensor):
+        return False
+    axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
+    return any(name == axis and not placement.is_replicate() for name, placement in axes)
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard, which shares memory and may be empty; a plain tensor is returned as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor; every rank of a sharded one must call this.
+
+    A shard that is offloaded to the host is copied to the mesh's device first, where the collective runs.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mesh, part = tensor.device_mesh, tensor.to_local()
+    if part.device.type == mesh.device_type:
+        return tensor.full_tensor()
+    device_part = part.to(torch.accelerator.current_accelerator())
+    device_tensor = DTensor.from_local(
+        device_part, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return device_tensor.full_tensor()
+
+
+def gather_full_stack(parts: Tensor, tensor: Tensor) -> Tensor:
+    """Return `n` full tensors that are sharded like `tensor`, in one collective.
+
+    Args:
+        parts: `[n, ...]`, the shards of this rank.
+    """
+    if not isinstance(tensor, DTensor):
+        return parts
+    shape = torch.Size((len(parts), *tensor.shape))
+    placements = [_shift_placement(placement) for placement in tensor.placements]
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(tensor.device_mesh, tuple(placements), tensor_meta=TensorMeta(shape, stride, parts.dtype))
+    return gather_full_tensor(DTensor(parts, spec, requires_grad=False))  # type: ignore[call-arg]
+
+
+def _shift_placement(placement: Placement) -> Placement:
+    """Return the same placement for a tensor with one more dimension in front."""
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
+
+
+def shard_like(part: Tensor, tensor: Tensor) -> Tensor:
+    """Return `part`, the shard of this rank, as a tensor sharded like `tensor`; memory is shared.
+
+    `DTensor.from_local` would copy a shard on the host to the mesh's device.
+    """
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor(part, tensor._spec, requires_grad=False)  # type: ignore[call-arg, no-any-return]
+
+
+def get_local_slices(tensor: Tensor) -> TensorSlices:
+    """Return the slices of the full tensor that this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+@torch.no_grad()
+def fill_local_part(tensor: Tensor, read: Callable[[TensorSlices], Tensor]) -> None:
+    """Copy the result of `read` for this rank's slices into `tensor`."""
+    part = to_local(tensor)
+    if part.numel():
+        part.copy_(read(get_local_slices(tensor)))
+
+
+@torch.no_grad()
+def copy_from_full(tensor: Tensor, value: Tensor) -> None:
+    """Copy this rank's part of the full `value` into `tensor`."""
+    fill_local_part(tensor, lambda part: value[part])
+
+
+def materialize_parameters(module: nn.Module, device: torch.device, buffers: torch.device) -> None:
+    """Allocate parameters of the meta device on `device`, uninitialized; move buffers to the device `buffers`.
+
+    `nn.Module.to_empty` would lose the content of buffers, and untie tied parameters.
+    """
+    materialized: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.is_meta:
+                if id(parameter) not in materialized:
+                    empty = torch.empty_like(parameter, device=device)
+                    materialized[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                owner.register_parameter(name, materialized[id(parameter)])
+        for name, buffer in owner.named_buffers(recurse=False):
+            owner._buffers[name] = buffer.to(buffers)

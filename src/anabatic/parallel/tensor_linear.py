@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from anabatic.parallel.dtensors import to_local
-from anabatic.parallel.process_groups import RankGroup, all_reduce_sum
+from anabatic.parallel.process_groups import RankGroup, all_reduce_sum, to_local
 
 SHARD_OUTPUTS, SHARD_INPUTS = 0, 1
 """Sharded dimension of a linear layer's weight `[out, in]`."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from anabatic.config.loading import yaml_reader
 from anabatic.config.vessels.train import WordsJob
-from anabatic.core import formatting, json_reader, run_lookup
+from anabatic.core import formatting, json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
-from anabatic.plan import decoder_shape, depth_dial
-from anabatic.plan.decoder_shape import DecoderShape
-from anabatic.plan.supported_models import require_text_decoder
+from anabatic.core.paths import RunFolder
+from anabatic.plan import depth_dial
 
 DEFAULT_VOCAB_SIZE = 32_768
 """Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
@@ -75,10 +76,10 @@ def get_named_shape(model: str) -> tuple[DecoderShape, str]:
         return _read_folder_shape(folder)
     name = _NAME_SUFFIXES.sub("", model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-"))
     if name in _load_public_shapes():
-        return decoder_shape.read_shape(_load_public_shapes()[name], model), f"the published sizes of {name}"
+        return read_shape(_load_public_shapes()[name], model), f"the published sizes of {name}"
     if folder.is_file():
         raise describe_wrong_model(folder)
-    suggestion = run_lookup.suggest_folder(model) or did_you_mean(name, _load_public_shapes())
+    suggestion = paths.suggest_folder(model) or did_you_mean(name, _load_public_shapes())
     raise ConfigError(
         f"{model} is neither a folder here nor a model whose sizes are known.{suggestion}",
         "give a folder with its config.json; weights are not needed",
@@ -86,8 +87,8 @@ def get_named_shape(model: str) -> tuple[DecoderShape, str]:
 
 
 def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
-    folder = decoder_shape.find_model_folder(folder)
-    adapter = folder / decoder_shape.ADAPTER_CONFIG_FILE
+    folder = find_model_folder(folder)
+    adapter = folder / ADAPTER_CONFIG_FILE
     if adapter.is_file() and not (folder / "config.json").is_file():
         base = _read_json_object(adapter).get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
@@ -98,8 +99,8 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
     config = _read_json_object(file)
     require_text_decoder(config, str(file))
-    note = decoder_shape.describe_unknown_family(config)
-    return decoder_shape.read_shape(config, str(file)), f"{file}; {note}" if note else str(file)
+    note = describe_unknown_family(config)
+    return read_shape(config, str(file)), f"{file}; {note}" if note else str(file)
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
@@ -130,3 +131,361 @@ def _count_vocabulary(tokenizer: str | None) -> tuple[int, str]:
     )
     size = len(vocab) + len(new_tokens)
     return size, f"{size:,} words of {file}"
+
+
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+
+_ATTENTION_BIAS_FAMILIES = frozenset({"qwen2", "qwen2_moe"})
+"""Families whose queries, keys and values have a bias that config.json does not name (their modeling files)."""
+_HEAD_NORM_FAMILIES = frozenset({"qwen3", "qwen3_moe", "gemma3_text", "gemma3"})
+"""Families that normalize every query and key head."""
+_FOUR_NORM_FAMILIES = frozenset({"gemma2", "gemma3_text", "gemma3", "glm4"})
+"""Families that also have a norm after attention and MLP."""
+_TIED_FAMILIES = frozenset({"gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere2"})
+"""Families with tied embeddings unless config.json says otherwise."""
+_UNSUPPORTED_KEYS = ("kv_lora_rank", "linear_num_value_heads", "state_size", "attn_layer_period")
+"""Keys of models whose blocks are not (only) attention with queries, keys and values."""
+_KNOWN_FAMILIES = frozenset(
+    ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3")
+    + ("gemma3_text", "cohere", "cohere2", "glm", "glm4", "phi3", "olmo2", "granite")
+)
+"""Families whose blocks match `DecoderShape`."""
+_FAMILY_NAMES = "Qwen2, Qwen3, Llama, Mistral, Gemma, GLM or Phi-3"
+MAX_SIZE = 10**9
+"""Upper bound of every size of a model."""
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A linear layer of a block."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def params(self) -> int:
+        """Number of parameters, weight and bias."""
+        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes that memory and time depend on."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    is_tied: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norms: bool = False
+    norms: int = 2
+    """Number of norms over the hidden size in a block."""
+    experts: int = 0
+    """Number of experts of a block; 0: one MLP."""
+    experts_per_token: int = 0
+    """Number of experts per token."""
+    expert_inner: int = 0
+    shared_inner: int = 0
+    """Inner size of the shared expert."""
+    max_positions: int = 0
+    """Maximum sequence length of the model; 0: unknown."""
+
+    @property
+    def attention_linears(self) -> list[LinearShape]:
+        """Projections of queries, keys, values and output."""
+        h, d = self.hidden, self.head_dim
+        return [
+            LinearShape("q_proj", h, self.heads * d, self.qkv_bias),
+            LinearShape("k_proj", h, self.kv_heads * d, self.qkv_bias),
+            LinearShape("v_proj", h, self.kv_heads * d, self.qkv_bias),
+            LinearShape("o_proj", self.heads * d, h, self.out_bias),
+        ]
+
+    @property
+    def mlp_linears(self) -> list[LinearShape]:
+        """Gate, up and down projection of the MLP or of the shared expert; empty if there is neither."""
+        inner = self.shared_inner if self.experts else self.inner
+        h = self.hidden
+        return [
+            LinearShape("gate_proj", h, inner),
+            LinearShape("up_proj", h, inner),
+            LinearShape("down_proj", inner, h),
+        ] * (inner > 0)
+
+    @property
+    def linears(self) -> list[LinearShape]:
+        """The linear layers that `all-linear` adapters cover."""
+        return [*self.attention_linears, *self.mlp_linears]
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of all experts of a block, and of the router."""
+        return self.experts * (3 * self.hidden * self.expert_inner + self.hidden)
+
+    @property
+    def norm_params(self) -> int:
+        """Parameters of the norms of a block."""
+        return self.norms * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+
+    @property
+    def block_params(self) -> int:
+        """Parameters of a block."""
+        return sum(linear.params for linear in self.linears) + self.expert_params + self.norm_params
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of one matrix over the vocabulary."""
+        return self.vocab * self.hidden
+
+    @property
+    def outside_params(self) -> int:
+        """Parameters outside the blocks: embedding, head, last norm."""
+        return self.embedding_params * (1 if self.is_tied else 2) + self.hidden
+
+    @property
+    def params(self) -> int:
+        """All parameters."""
+        return self.layers * self.block_params + self.outside_params
+
+    @property
+    def multiplying_params(self) -> int:
+        """Parameters used in products for one token: all but the input embedding and the inactive experts."""
+        idle = self.layers * (self.experts - self.experts_per_token) * 3 * self.hidden * self.expert_inner
+        return self.params - (0 if self.is_tied else self.embedding_params) - idle
+
+
+def find_model_folder(path: Path) -> Path:
+    """Return the folder of a model or an adapter: `path`, or the model inside a run folder."""
+    run = RunFolder(path)
+    candidates = (path, run.best_model, run.final_model)
+    return next(
+        (
+            folder
+            for folder in candidates
+            if any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG_FILE))
+        ),
+        path,
+    )
+
+
+def read_shape(config: Mapping[str, Any], name: str) -> DecoderShape:
+    """Return the shape that a config.json describes.
+
+    Args:
+        name: name of the file, for errors.
+
+    Raises:
+        DataError: sizes are missing or not positive numbers, or the blocks are of another kind.
+    """
+    model_type = str(config.get("model_type", ""))
+    if isinstance(config.get("text_config"), Mapping):
+        return read_shape(
+            {**config["text_config"], "model_type": config["text_config"].get("model_type", model_type)}, name
+        )
+    unsupported = [key for key in _UNSUPPORTED_KEYS if config.get(key)]
+    if unsupported:
+        raise DataError(
+            f"{name} describes blocks of another kind ({', '.join(unsupported)}), whose memory is not known here",
+            f"plan a model of the kind of {_FAMILY_NAMES}",
+        )
+    hidden, heads = _require_size(config, "hidden_size", name), _require_size(config, "num_attention_heads", name)
+    experts = _optional_size(config, ("num_experts", "num_local_experts", "n_routed_experts"), name)
+    dense_inner = _optional_size(config, ("intermediate_size",), name)
+    shared_inner = _optional_size(config, ("shared_expert_intermediate_size",), name)
+    kv_heads = _optional_size(config, ("num_key_value_heads",), name) or heads
+    head_dim = _optional_size(config, ("head_dim",), name)
+    _require_multiple(config, name, "num_attention_heads", "num_key_value_heads" if heads % kv_heads else "")
+    _require_multiple(config, name, "hidden_size", "num_attention_heads" if hidden % heads and not head_dim else "")
+    return DecoderShape(
+        vocab=_require_size(config, "vocab_size", name),
+        hidden=hidden,
+        layers=_require_size(config, "num_hidden_layers", name),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim or hidden // heads,
+        inner=dense_inner if experts else _require_size(config, "intermediate_size", name),
+        is_tied=bool(config.get("tie_word_embeddings", model_type in _TIED_FAMILIES)),
+        qkv_bias=bool(config.get("attention_bias", model_type in _ATTENTION_BIAS_FAMILIES)),
+        out_bias=bool(config.get("attention_bias", False)) and model_type not in _ATTENTION_BIAS_FAMILIES,
+        head_norms=model_type in _HEAD_NORM_FAMILIES,
+        norms=4 if model_type in _FOUR_NORM_FAMILIES else 2,
+        experts=experts,
+        experts_per_token=_optional_size(config, ("num_experts_per_tok",), name) if experts else 0,
+        expert_inner=(_optional_size(config, ("moe_intermediate_size",), name) or dense_inner) if experts else 0,
+        shared_inner=shared_inner if experts else 0,
+        max_positions=_optional_size(config, ("max_position_embeddings",), name),
+    )
+
+
+def describe_unknown_family(config: Mapping[str, Any]) -> str:
+    """Return a note about an unknown model family of a config.json; empty if the family is known."""
+    text_config = config.get("text_config")
+    model_type = (text_config if isinstance(text_config, Mapping) else config).get("model_type") or config.get(
+        "model_type"
+    )
+    if isinstance(model_type, str) and model_type in _KNOWN_FAMILIES:
+        return ""
+    reason = f"model_type {str(model_type)[:60]} is not known here" if model_type else "no model_type"
+    return f"{reason}: taken for one like Llama"
+
+
+def _require_multiple(config: Mapping[str, Any], name: str, size_key: str, divisor_key: str) -> None:
+    if divisor_key:
+        raise DataError(
+            f"{name}: {size_key} {config[size_key]} is no multiple of {divisor_key} {config[divisor_key]}",
+            "look at the file",
+        )
+
+
+def _require_size(config: Mapping[str, Any], key: str, name: str) -> int:
+    if key not in config:
+        raise DataError(f"{name} has no {key}", f"give the config.json of a causal language model like {_FAMILY_NAMES}")
+    return _optional_size(config, (key,), name) or refuse_size(config, key, name)
+
+
+def _optional_size(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
+    """Return the value of the first of `keys` that is set; 0 if none is."""
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
+            refuse_size(config, key, name)
+        return int(value)
+    return 0
+
+
+def refuse_size(config: Mapping[str, Any], key: str, name: str) -> NoReturn:
+    """Reject a model because of one of its sizes.
+
+    Raises:
+        DataError: always.
+    """
+    value = repr(config.get(key))[:60]
+    raise DataError(f"{name}: {key} is {value}, not a whole number from 1 to {MAX_SIZE:,}", "look at the file")
+
+
+_TOWER_PATTERN = re.compile(r"(vision|visual|vit|image|img|video|audio|speech|sound|thinker|talker)(_|$)|^mm_|_tower$")
+"""Keys of vision and audio towers: `vision_config` (Qwen-VL, Llava, InternVL, Gemma 3), `audio_config`,
+`thinker_config` (Qwen-Omni), `visual` (the first Qwen-VL), `img_processor` (Phi-3-vision), `mm_vision_tower` (the
+first Llava)."""
+_ENCODER_TYPES = frozenset(
+    ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert")
+    + ("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl")
+)
+"""Values of model_type with bidirectional attention, unless `is_decoder` is set."""
+_HINT = "use a decoder of text alone, such as Qwen3, Llama, Mistral, Gemma, GLM or Phi: its architecture ends in"
+_DECODER = "ForCausalLM"
+_SIZE_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "head_dim",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+)
+_CLASSIFICATION = "ForSequenceClassification"
+"""Architecture of models that return one number for a text: reward models of other programs."""
+
+
+def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
+    """Reject a model that is not a text-only decoder.
+
+    Args:
+        name: name of the config.json, for the message.
+
+    Raises:
+        DataError: it reads pictures, video or sound, is an encoder or encoder-decoder, or has an invalid size.
+    """
+    for key in _SIZE_KEYS:
+        size = config.get(key)
+        if isinstance(size, int) and not 0 < size <= MAX_SIZE:
+            refuse_size(config, key, name)
+    architectures = config.get("architectures")
+    class_names = (
+        [class_name for class_name in architectures if isinstance(class_name, str)]
+        if isinstance(architectures, list)
+        else []
+    )
+    model_name = class_names[0] if class_names else str(config.get("model_type") or "the model")
+    if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
+        raise DataError(
+            f"{name}: {model_name} reads pictures, video or sound ({', '.join(towers[:3])}), which is not supported",
+            f"{_HINT} {_DECODER}; of some such models the text part is published alone",
+        )
+    if config.get("is_encoder_decoder") is True:
+        raise DataError(
+            f"{name}: {model_name} is an encoder with a decoder, which is not supported", f"{_HINT} {_DECODER}"
+        )
+    is_masked_lm = any(class_name.endswith("ForMaskedLM") for class_name in class_names)
+    is_encoder = str(config.get("model_type")) in _ENCODER_TYPES and not config.get("is_decoder")
+    if (
+        is_masked_lm
+        or is_encoder
+        and not any(class_name.endswith((_DECODER, _CLASSIFICATION)) for class_name in class_names)
+    ):
+        raise DataError(
+            f"{name}: {model_name} is an encoder, which writes no text: not supported", f"{_HINT} {_DECODER}"
+        )
+
+
+def _is_tower(key: str, value: Any) -> bool:
+    """Return whether a key configures a tower: its value is an object or a name; `vision_start_token_id` is a token."""
+    if key.endswith(("_token_id", "_token_index", "_token")) or not _TOWER_PATTERN.search(key):
+        return False
+    return isinstance(value, Mapping) or (isinstance(value, str) and key.endswith("_tower"))
+
+
+def require_supported_folder(folder: Path) -> None:
+    """Reject an unsupported model folder; for an adapter its base model.
+
+    A missing folder (a hub id) or an unreadable file is not an error here: later code reports it.
+
+    Raises:
+        DataError: the model is not supported.
+    """
+    model_folder = find_model_folder(folder)
+    config = _read_config_if_there(model_folder / "config.json")
+    if config is None and (adapter := _read_config_if_there(model_folder / ADAPTER_CONFIG_FILE)) is not None:
+        base = adapter.get("base_model_name_or_path")
+        if isinstance(base, str) and base and Path(base).is_dir():
+            model_folder = find_model_folder(Path(base))
+            config = _read_config_if_there(model_folder / "config.json")
+    if config is not None:
+        require_text_decoder(config, str(model_folder / "config.json"))
+
+
+def require_supported_job(tree: Mapping[str, Any]) -> None:
+    """Reject unsupported models of a job's settings before a heavy library is loaded.
+
+    Raises:
+        DataError: a model is not supported.
+    """
+    for path in _iter_model_paths(tree):
+        if (folder := Path(path).expanduser()).is_dir():
+            require_supported_folder(folder)
+
+
+def _iter_model_paths(tree: Mapping[str, Any]) -> Iterator[str]:
+    models = tree.get("model")
+    for model in models if isinstance(models, list) else [models]:
+        if isinstance(model, Mapping):
+            model = model.get("path")
+        if isinstance(model, str) and model:
+            yield model
+
+
+def _read_config_if_there(file: Path) -> dict[str, Any] | None:
+    try:
+        tree = json_reader.read_json_file(file)
+    except (OSError, ValueError):  # reported with its path by the code that needs the file
+        return None
+    return tree if isinstance(tree, dict) else None

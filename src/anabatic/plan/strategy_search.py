@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from anabatic.config.sections.parallel import Recompute
+from anabatic.config.sections.common import Recompute
 from anabatic.device.table import PROCESSOR_NAME, Chip, get_device_row
 from anabatic.plan import cost_model
 from anabatic.plan.memory_estimate import PeakMemory, estimate_peak_memory

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,11 +12,13 @@ from typing import Any, Literal
 from anabatic.config.dpo import DpoJob
 from anabatic.config.reward import RewardJob
 from anabatic.config.rl import RlJob
-from anabatic.config.sections.parallel import Recompute
+from anabatic.config.sections.common import BatchSettings, Recompute, require_setting
+from anabatic.config.sections.train_jobs import Freeze
 from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.plan.decoder_shape import ADAPTER_CONFIG_FILE, DecoderShape, LinearShape, find_model_folder
+from anabatic.core.formatting import did_you_mean
+from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, DecoderShape, LinearShape, find_model_folder
 
 StrategyName = Literal["single", "ddp", "zero2", "zero3"]
 TunerName = Literal["full", "lora", "freeze"]
@@ -238,3 +242,130 @@ def _task_fields(job: Any) -> dict[str, Any]:
     if isinstance(job, ClassifyPretrainJob):
         return {"targets": 1.0 if job.objective == "next" else job.mask.ratio}
     return {}
+
+
+def require_divisible_batch(batch: BatchSettings, ranks: int) -> None:
+    """Check that the global batch is a multiple of the micro-batches of all ranks, if both are set.
+
+    Args:
+        ranks: number of data-parallel processes.
+
+    Raises:
+        ConfigError: it is not a multiple.
+    """
+    if batch.global_batch_tokens is None or batch.micro_batch_tokens is None:
+        return
+    micro, target = batch.micro_batch_tokens, batch.global_batch_tokens
+    if target % (micro * ranks):
+        raise ConfigError(
+            f"batch.global_batch_tokens {target} is not a multiple of {ranks} ranks x {micro} micro-batch tokens"
+            f" = {micro * ranks}",
+            f"set batch.global_batch_tokens to {max(1, target // (micro * ranks)) * micro * ranks},"
+            " or change batch.micro_batch_tokens",
+        )
+
+
+def count_micro_steps(job: RlJob, ranks: int) -> int:
+    """Return the number of micro-batches of answers per update on one rank.
+
+    Raises:
+        ConfigError: the answers of an update are not a multiple of the micro-batches of all ranks.
+    """
+    answers = job.examples_per_step * job.num_samples // job.updates
+    answers_per_micro_step = job.device_batch_size * ranks
+    require_setting(
+        answers % answers_per_micro_step == 0,
+        f"an update has {answers} answers, not a multiple of {ranks} ranks x device_batch_size"
+        f" {job.device_batch_size} = {answers_per_micro_step}",
+        "change device_batch_size, examples_per_step or num_samples",
+    )
+    return answers // answers_per_micro_step
+
+
+_ATTENTION_LAYERS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+_GATED_MLP_LAYERS = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+_FUSED_GATE_LAYERS = ("mlp.gate_up_proj", "mlp.down_proj")
+_LINEAR_LAYERS = {
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "olmo2")
+        + ("granite",),
+        (*_ATTENTION_LAYERS, *_GATED_MLP_LAYERS),
+    ),
+    **dict.fromkeys(("glm", "glm4"), (*_ATTENTION_LAYERS, *_FUSED_GATE_LAYERS)),
+    "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", *_FUSED_GATE_LAYERS),
+}
+"""Family (`model_type`) -> linear layers of each of its blocks, as transformers names them."""
+
+
+def count_blocks(config: Mapping[str, Any]) -> int | None:
+    """Return the number of blocks from a config.json; None for unknown families."""
+    blocks = config.get("num_hidden_layers")
+    is_known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
+    return blocks if is_known and type(blocks) is int and blocks > 0 else None
+
+
+def list_linear_layers(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the linear layers from a config.json, without the head; empty for unknown families."""
+    blocks = count_blocks(config)
+    names = _LINEAR_LAYERS.get(str(config.get("model_type")), ())
+    return [f"model.layers.{block}.{name}" for block in range(blocks or 0) for name in names]
+
+
+def matches_name_end(name: str, suffix: str) -> bool:
+    """Return whether a module name is `suffix` or ends with it after a dot."""
+    return name == suffix or name.endswith("." + suffix)
+
+
+def select_target_modules(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Return the linear layers that match `lora.target_modules`.
+
+    Raises:
+        ConfigError: a target matches no linear layer.
+    """
+    if list(targets) == ["all-linear"]:
+        return list(linear)
+    for target in targets:
+        if not any(matches_name_end(name, target) for name in linear):
+            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+            raise ConfigError(
+                f'lora.target_modules: no linear layer is called "{target}".{did_you_mean(target, known)}',
+                f"layers of this model: {', '.join(known)}, or all-linear",
+            )
+    return [name for name in linear if any(matches_name_end(name, target) for target in targets)]
+
+
+def require_blocks(freeze: Freeze, blocks: int) -> None:
+    """Check that a model has the blocks that are to be trained.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if freeze.last_layers > blocks:
+        raise ConfigError(
+            f"freeze.last_layers is {freeze.last_layers}, the model has {blocks} blocks",
+            f"use at most {blocks}, or --tuner full",
+        )
+
+
+def compile_freeze_patterns(freeze: Freeze) -> Iterable[re.Pattern[str]]:
+    """Yield the compiled patterns of `freeze.train`.
+
+    Raises:
+        ConfigError: an entry is not a regular expression.
+    """
+    for expression in freeze.train:
+        try:
+            yield re.compile(expression)
+        except re.error as error:
+            raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "fix it") from error
+
+
+def require_adapter_tuner(adapter: Path | str, tuner: str) -> None:
+    """Check that the tuner of an adapter is `auto` or `lora`.
+
+    Raises:
+        ConfigError: it is another tuner.
+    """
+    if tuner not in ("auto", "lora"):
+        message = f"{adapter} is an adapter, and tuner is {tuner}"
+        raise ConfigError(message, "go on with --tuner lora, or merge it first with `anabatic merge`")

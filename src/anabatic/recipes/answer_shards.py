@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from anabatic.core import json_reader, log
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.json_lines import JsonlWriter
+from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import make_write_error, open_atomic_file
 
 _POLL_SECONDS = 0.1

@@ -17,18 +17,9 @@ from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import write_atomic
 from anabatic.device import table
 from anabatic.device.table import Chip
-from anabatic.plan import (
-    cost_model,
-    detect_chip,
-    device_scaling,
-    model_shape,
-    output,
-    plots,
-    strategy_search,
-    training_setup,
-)
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan import cost_model, detect_chip, device_scaling, model_shape, output, strategy_search, training_setup
 from anabatic.plan.host_resources import estimate_host_resources
+from anabatic.plan.model_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.recipes import sequence_length
 
@@ -75,7 +66,7 @@ def run(
     """
     plan = estimate_job(job, place, tokens)
     if plot is not None:
-        write_atomic(Path(plot), plots.draw_frontier(plan), _PLOT_PATH_HINT)
+        write_atomic(Path(plot), device_scaling.draw_frontier(plan), _PLOT_PATH_HINT)
     if as_json:
         sys.stdout.write(json.dumps(output.plan_to_dict(plan)) + "\n")
     else:
@@ -124,7 +115,7 @@ def print_scaling(
         return 1
     if plot is not None:
         title = f"{place.chip.name}, estimated: {device_scaling.describe_scaling(rows)}"
-        write_atomic(Path(plot), plots.draw_scaling(rows, title), _PLOT_PATH_HINT)
+        write_atomic(Path(plot), device_scaling.draw_scaling(rows, title), _PLOT_PATH_HINT)
     if as_json:
         sys.stdout.write(json.dumps(device_scaling.scaling_to_dict(rows, place.chip)) + "\n")
     else:

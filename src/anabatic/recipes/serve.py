@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import signal
@@ -9,8 +10,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from anabatic.config.loading.command_table import import_served_classifier
 from anabatic.config.sections.common import require_setting
@@ -25,7 +28,6 @@ from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.reward_scorer import RewardScorer, is_reward_model
 from anabatic.infer.server.app import create_app
 from anabatic.infer.server.engine_worker import EngineWorker
-from anabatic.infer.server.idle_timeout import make_protocol_class
 from anabatic.infer.server.model_registry import InputClassifier, ModelRegistry, ServedModel
 from anabatic.infer.web.run_browser import RunBrowser
 from anabatic.models import classifier
@@ -181,3 +183,41 @@ def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) ->
         engine.load_adapter(label, resolve_model_folder(place))
         log.info(f"{label}: adapter {place}")
         yield ServedModel(label, engine, model, label)
+
+
+def make_protocol_class(seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol, which waits for the head of a request for `seconds` at most."""
+
+    class IdleTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        cycle: Any
+        idle_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._start_timer()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._has_request() and self.idle_timer is not None:
+                self.idle_timer.cancel()
+                self.idle_timer = None
+            elif not self._has_request() and self.idle_timer is None:
+                self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.idle_timer is not None:
+                self.idle_timer.cancel()
+            super().connection_lost(exc)
+
+        def _has_request(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _start_timer(self) -> None:
+            self.idle_timer = asyncio.get_running_loop().call_later(seconds, self._close_if_idle)
+
+        def _close_if_idle(self) -> None:
+            self.idle_timer = None
+            if not self._has_request():
+                self.transport.close()
+
+    return IdleTimeoutProtocol

@@ -19,8 +19,12 @@ from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers.document import Message
 from anabatic.data.scoring import answer_extraction
 from anabatic.data.scoring.questions import Question
+from anabatic.device.device import Device
+from anabatic.infer.reward_scorer import RewardScorer
 from anabatic.rl.reward_worker import RewardCallError, RewardWorker
 from anabatic.rl.rollout import Rollout
+from anabatic.sandbox.limits import ProgramOutcome
+from anabatic.sandbox.sandbox_runner import Sandbox
 
 ScoreFunction = Callable[[Rollout, Question], float]
 """What one answer is worth; raises `RewardCallError` where it cannot tell."""
@@ -257,3 +261,98 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise ConfigError(f"reward_pattern {pattern!r}: {error}", "give a regular expression of Python") from error
+
+
+_CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_TEST_COLUMNS_HINT = "test and entry_point (as in HumanEval), or tests or test_list: assertions (as in MBPP)"
+
+
+def extract_program(text: str, row: dict[str, Any]) -> str:
+    """Return the program in an answer: its last fenced block, else all of it; a body is put behind the row's prompt."""
+    fenced = _CODE_BLOCK.findall(text)
+    program: str = fenced[-1] if fenced else text
+    begins = row.get("prompt") if isinstance(row.get("prompt"), str) else None
+    name = row.get("entry_point")
+    if begins and name and not re.search(rf"^\s*(async\s+)?def\s+{re.escape(str(name))}\b", program, re.MULTILINE):
+        return f"{begins}{program}"
+    return program
+
+
+def read_assertions(row: dict[str, Any]) -> str | None:
+    """Return the row's assertions as a program, None: it has none."""
+    found = row.get("tests", row.get("test_list"))
+    if isinstance(found, list) and found and all(isinstance(line, str) for line in found):
+        return "\n".join(found)
+    return found if isinstance(found, str) and found.strip() else None
+
+
+def require_tests(questions: Sequence[Question]) -> None:
+    """Make sure that every row has tests.
+
+    Raises:
+        DataError: one has no tests.
+    """
+    for question in questions:
+        row = question.row
+        is_complete = isinstance(row.get("test"), str) and str(row.get("entry_point", "")).isidentifier()
+        if not is_complete and read_assertions(row) is None:
+            raise DataError(f"{question.id}: the row has no tests", f"the reward `tests` reads {_TEST_COLUMNS_HINT}")
+
+
+def score_tests(rollout: Rollout, question: Question, sandbox: Sandbox) -> float:
+    """1 where the program passes all tests of its row, else 0; one that does not end, or takes too much, has not."""
+    row = question.row
+    program = extract_program(rollout.text, row)
+    assertions = read_assertions(row)
+    prompt = row.get("prompt")
+    helpers = prompt if isinstance(prompt, str) else ""
+    if assertions is None:
+        done = check_entry_point(sandbox, program, row["test"], row["entry_point"], helpers)
+    else:
+        done = sandbox.check_program(program, assertions, helpers)
+    return float(done.passed)
+
+
+def check_entry_point(sandbox: Sandbox, program: str, test: str, entry_point: str, prompt: str = "") -> ProgramOutcome:
+    """Run `program`; `test`, which defines `check(candidate)`, runs elsewhere and checks the program's `entry_point`.
+
+    `ProgramOutcome.passed` tells the result.
+
+    Args:
+        sandbox: where they run.
+        program: the prompt and what the model made of it.
+        test: the item's own tests.
+        entry_point: name of the function that is tested.
+        prompt: functions that the prompt defines whole are taken from here: the program cannot change them.
+
+    Raises:
+        DataError: `entry_point` is no name.
+        Failure: as `Sandbox.run`.
+    """
+    if not entry_point.isidentifier():
+        raise DataError(f"entry_point is {entry_point!r}", "give the name of the function that is tested")
+    return sandbox.check_program(program, f"{test}\n\ncheck({entry_point})\n", prompt)
+
+
+class ModelReward:
+    """A Hugging Face folder of a sequence classifier with one label, or an adapter for one, or the run that made it.
+
+    Raises:
+        DataError: the folder is missing or damaged.
+        ConfigError: its model is another one, or has several labels, or its tokenizer no chat template.
+    """
+
+    def __init__(self, folder: Path, device: Device) -> None:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder", "name that of a reward model: model:FOLDER")
+        self._scorer = RewardScorer(folder, device)
+
+    def score_rollout(self, rollout: Rollout, question: Question) -> float:
+        """Return the model's number for the question with its answer."""
+        try:
+            (value,) = self._scorer.score_conversations(
+                [self._scorer.encode_conversation([*question.messages, *rollout.turns])]
+            )
+        except (DataError, Failure) as error:
+            raise RewardCallError(str(error)) from error
+        return value

@@ -15,11 +15,10 @@ import numpy as np
 
 from anabatic.config.rl import RlJob
 from anabatic.core import log
-from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import Batch
 from anabatic.data.scoring.questions import Question
 from anabatic.parallel.process_groups import World, all_gather_text
 from anabatic.rl import rollout_loss
-from anabatic.rl.advantages import ADVANTAGES
 from anabatic.rl.policy_loss import RlAlgorithm
 from anabatic.rl.rewards import RewardSet
 from anabatic.rl.rollout import Rollout, RolloutGenerator, RolloutRequest
@@ -242,3 +241,45 @@ def warn_faults(rollouts: Sequence[Rollout]) -> None:
         name = what.partition(":")[0]
         then = "and counts 0 there" if name in rollouts[0].scores else "and ends the conversation there"
         log.warn(f"{name} failed for {count} of {len(rollouts)} answers, {then}:{what.removeprefix(name)[1:]}")
+
+
+RewardArray = np.ndarray
+_STD_EPS = 1e-4
+"""Added to standard deviations, as in TRL's GRPOTrainer (trl/trainer/grpo_trainer.py)."""
+
+
+def normalize_by_group(rewards: RewardArray) -> np.ndarray:
+    """Return `(r - mean) / std` within the answers to one prompt (GRPO, arXiv 2402.03300, section 4.1.2)."""
+    return subtract_group_mean(rewards) / (_sample_std(rewards, axis=1) + _STD_EPS)
+
+
+def subtract_group_mean(rewards: RewardArray) -> np.ndarray:
+    """Return `r - mean` within the answers to one prompt (Dr. GRPO, arXiv 2503.20783, section 3.2)."""
+    return rewards - rewards.mean(axis=1, keepdims=True)
+
+
+def subtract_leave_one_out(rewards: RewardArray) -> np.ndarray:
+    """Return `r` less the mean of the *other* answers to its prompt (RLOO, arXiv 2402.14740, section 3.2)."""
+    others = rewards.shape[1] - 1
+    return (rewards - (rewards.sum(axis=1, keepdims=True) - rewards) / others) if others else rewards.copy()
+
+
+def normalize_by_batch(rewards: RewardArray) -> np.ndarray:
+    """Return `(r - mean) / std` over all answers of the step (REINFORCE++, arXiv 2501.03262, section 3.1)."""
+    return (rewards - rewards.mean()) / (_sample_std(rewards, axis=None) + _STD_EPS)
+
+
+def _sample_std(rewards: RewardArray, axis: int | None) -> np.ndarray:
+    """The sample's standard deviation, 0 of a single number."""
+    count = rewards.size if axis is None else rewards.shape[axis]
+    found: np.ndarray = rewards.std(axis=axis, keepdims=True, ddof=1 if count > 1 else 0)
+    return found
+
+
+ADVANTAGES: dict[str, Callable[[RewardArray], np.ndarray]] = {
+    "group": normalize_by_group,
+    "mean": subtract_group_mean,
+    "leave_one_out": subtract_leave_one_out,
+    "batch": normalize_by_batch,
+}
+"""Name in the settings -> function."""

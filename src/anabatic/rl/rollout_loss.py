@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from anabatic.data.batching.batch import Batch
-from anabatic.data.batching.packing import TokenSegment, collate_packed
-from anabatic.device.device import Device
+from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
+from anabatic.device.device import Device, send_to_device
 from anabatic.device.ops import linear_log_probs
-from anabatic.device.transfer import send_to_device
 from anabatic.models.forward import (
     ModelRoot,
     PackedBatch,

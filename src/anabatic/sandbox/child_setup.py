@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from anabatic.sandbox import program_process, test_process
-from anabatic.sandbox.isolation import landlock, namespaces, readable_paths, seccomp, syscalls
+from anabatic.sandbox.isolation import landlock, namespaces, seccomp, syscalls
 from anabatic.sandbox.isolation.modes import CHROOT, LANDLOCK, NAMESPACES, IsolationState
 from anabatic.sandbox.limits import ResourceLimits
 
@@ -95,6 +95,6 @@ def _drop_privileges(way: IsolationState, limits: ResourceLimits, folder: str | 
         syscalls.die_with_parent()
     if way.mode == LANDLOCK:
         assert folder is not None
-        landlock.confine_process(folder, way.readable_paths, readable_paths.list_devices())
+        landlock.confine_process(folder, way.readable_paths, landlock.list_devices())
     if way.has_seccomp:
         syscalls.install_filter(seccomp.build_filter(os.getpid() if way.extra_processes is None else None))

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from anabatic.sandbox.json_channel import receive_message
 from anabatic.sandbox.limits import ProgramOutcome, ProgramStatus, ResourceLimits
 from anabatic.sandbox.program_process import OUT_OF_MEMORY, START_FAILED
+from anabatic.sandbox.remote_calls import receive_message
 
 END_KEY = "end"
 """Key of the message that ends a program under way: `ok`, its work is done; `memory`, it has taken too much."""

@@ -7,14 +7,17 @@ Each end keeps its own objects and names them by numbers. The judge may do to th
 from __future__ import annotations
 
 import builtins
+import collections
+import contextlib
+import decimal
+import fractions
 import json
 import operator
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-from anabatic.sandbox import value_codec
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Bytes of one message at most."""
@@ -149,10 +152,10 @@ class RpcPeer:
         raise ValueError("no exception")
 
     def _encode_value(self, value: object) -> Any:
-        return value_codec.encode_value(value, self._refer_object)
+        return encode_value(value, self._refer_object)
 
     def _decode_value(self, tree: Any) -> Any:
-        return value_codec.decode_value(tree, self._resolve_reference)
+        return decode_value(tree, self._resolve_reference)
 
     def _refer_object(self, value: object) -> list[Any]:
         number = getattr(type(value), "number_of", None)
@@ -236,3 +239,95 @@ def _error_text(error: Exception) -> str:
         return str(error)
     except Exception:  # its own __str__ raises
         return ""
+
+
+MAX_EXACT_INT = 2**53
+"""Below it an integer is itself; above it goes as hexadecimal digits: int() of decimal ones takes quadratic time."""
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque,
+}  # fmt: skip
+_CONTAINERS = ((list, "list"), (tuple, "tuple"), (frozenset, "frozenset"), (set, "set"), (collections.deque, "deque"))
+_TEXT_CODECS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "float": (float, float.__repr__, float),
+    "complex": (complex, complex.__repr__, complex),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
+    "decimal": (decimal.Decimal, str, decimal.Decimal),
+    "fraction": (fractions.Fraction, str, fractions.Fraction),
+}
+
+
+def encode_value(value: object, refer: Callable[[object], list[Any]]) -> Any:
+    """Return a value as what JSON can say; `refer` names what is no data.
+
+    A value of a class derived from one of Python's own goes as that one.
+
+    Raises:
+        RecursionError: it is nested too deeply, or holds itself.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value) if -MAX_EXACT_INT < value < MAX_EXACT_INT else ["int", hex(value)]
+    for name, (kind, write, _) in _TEXT_CODECS.items():
+        if isinstance(value, kind):
+            return [name, write(value)]
+    if isinstance(value, dict):
+        return ["dict", [[encode_value(key, refer), encode_value(item, refer)] for key, item in value.items()]]
+    for kind, name in _CONTAINERS:
+        if isinstance(value, kind):
+            return [name, [encode_value(item, refer) for item in value]]
+    if isinstance(value, range):
+        return ["range", [encode_value(number, refer) for number in (value.start, value.stop, value.step)]]
+    return refer(value)
+
+
+def decode_value(tree: Any, resolve: Callable[[str, Any], object]) -> Any:
+    """Return the value; `resolve` gets the kind and the number of what is no data.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it is nothing that `encode_value` writes.
+    """
+    if not isinstance(tree, list):
+        if tree is None or isinstance(tree, (bool, str, int)):
+            return tree
+        raise ValueError(f"{type(tree).__name__} is no value")
+    kind, content = tree
+    if kind in _TEXT_CODECS:
+        return _TEXT_CODECS[kind][2](content)
+    if kind == "int":
+        return int(content, 16)
+    if kind == "dict":
+        return {decode_value(key, resolve): decode_value(item, resolve) for key, item in content}
+    if kind in _BUILDERS:
+        return _BUILDERS[kind](decode_value(item, resolve) for item in content)
+    if kind == "range":
+        return range(*(decode_value(number, resolve) for number in content))
+    return resolve(kind, content)
+
+
+_LENGTH_HEADER = struct.Struct("=Q")
+
+
+def send_message(channel: socket.socket, message: dict[str, Any]) -> None:
+    """Write a message."""
+    data = json.dumps(message).encode()
+    channel.sendall(_LENGTH_HEADER.pack(len(data)) + data)
+
+
+def receive_message(channel: socket.socket) -> dict[str, Any] | None:
+    """Read a message; None: the other end is closed."""
+    head = _read_bytes(channel, _LENGTH_HEADER.size)
+    data = None if head is None else _read_bytes(channel, _LENGTH_HEADER.unpack(head)[0])
+    return None if data is None else dict(json.loads(data))
+
+
+def _read_bytes(channel: socket.socket, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        with contextlib.suppress(ConnectionResetError):
+            parts.append(channel.recv(min(size, 1 << 20)))
+        if not parts or not parts[-1]:
+            return None
+        size -= len(parts[-1])
+    return b"".join(parts)

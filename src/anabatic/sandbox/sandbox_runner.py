@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -24,11 +24,10 @@ from typing import Any
 
 from anabatic.core import relaunch
 from anabatic.core.errors import DataError, Failure
-from anabatic.sandbox import process_memory
 from anabatic.sandbox.isolation.modes import ISOLATION_MODES, NAMESPACES
-from anabatic.sandbox.json_channel import receive_message, send_message
 from anabatic.sandbox.limits import MIB, ProgramOutcome, ResourceLimits
 from anabatic.sandbox.program_monitor import END_KEY
+from anabatic.sandbox.remote_calls import receive_message, send_message
 
 REQUIRED_GUARDS = ("network", "files", "processes")
 """Without one of these no program is run, unless `allow_weaker` is set."""
@@ -98,7 +97,7 @@ class _Zygote:
         self.channel = parent_end
         self.owner_pid = os.getpid()
         self.greeting = receive_message(parent_end)
-        self._own_processes = {*process_memory.list_descendants(self.process.pid)}
+        self._own_processes = {*list_descendants(self.process.pid)}
 
     def send_message(self, message: dict[str, Any], handles: Sequence[int] = ()) -> None:
         """Send a message, and handles behind it; that the zygote is gone shows when its answer is read."""
@@ -109,9 +108,7 @@ class _Zygote:
 
     def measure_memory(self) -> int:
         """Return the bytes of memory that the program under way holds, with all that it has started."""
-        return process_memory.measure_used_bytes(
-            {*process_memory.list_descendants(self.process.pid)} - self._own_processes
-        )
+        return measure_used_bytes({*list_descendants(self.process.pid)} - self._own_processes)
 
     def close(self) -> None:
         """End it, with the program that it runs."""
@@ -346,9 +343,66 @@ def _start_best_mode(readable: Sequence[str], ways: Sequence[str]) -> tuple[_Zyg
         greeting = zygote.greeting
         if greeting and "guards" in greeting:
             guards = dict(greeting["guards"])
-            if way == NAMESPACES and process_memory.can_list_children():
+            if way == NAMESPACES and can_list_children():
                 guards["memory"] = f"counted every {_POLL_SECONDS * 1000:g} ms"
             return zygote, Protections(way, guards, reasons)
         zygote.close()
         reasons[way] = greeting["refused"] if greeting else "its process ended"
     raise Failure(f"the sandbox's process does not start: {reasons}", _RESOURCES_HINT)
+
+
+_ANONYMOUS_DEVICE = b"00:01"
+"""The device of memory that processes share without a file, in /proc/PID/maps: of mmap(MAP_SHARED|MAP_ANONYMOUS)."""
+
+
+def can_list_children() -> bool:
+    """Return whether this kernel tells the children of a process (CONFIG_PROC_CHILDREN)."""
+    return os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+
+
+def list_descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below one; those that end meanwhile may be missing."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for task in tasks:
+        for child in _read_proc_file(f"/proc/{pid}/task/{task}/children").split():
+            yield int(child)
+            yield from list_descendants(int(child))
+
+
+def measure_used_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes that no file backs: what each holds, and all that they share, once.
+
+    What is shared counts with the size of its mapping: after madvise(MADV_DONTNEED) the pages are still there, and
+    resident in no process.
+    """
+    total, shared = 0, dict[bytes, int]()
+    for pid in pids:
+        kinds = [b"RssAnon:"]
+        if maps := _read_proc_file(f"/proc/{pid}/maps"):
+            for inode, end in _shared_mappings(maps):
+                shared[inode] = max(shared.get(inode, 0), end)
+        else:  # it has ended, or this kernel shows it to nobody
+            kinds.append(b"RssShmem:")
+        lines = _read_proc_file(f"/proc/{pid}/status").splitlines()
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(tuple(kinds)))
+    return total + sum(shared.values())
+
+
+def _shared_mappings(maps: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield inode and last byte of the mappings without a file (proc_pid_maps(5))."""
+    for line in maps.splitlines():
+        place, _, offset, device, inode, *_ = line.split(maxsplit=5)
+        if device == _ANONYMOUS_DEVICE:
+            first, _, last = place.partition(b"-")
+            yield inode, int(offset, 16) + int(last, 16) - int(first, 16)
+
+
+def _read_proc_file(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:  # it has ended
+        return b""

@@ -19,11 +19,11 @@ import time
 from typing import Any, NoReturn
 
 from anabatic.sandbox import child_setup
-from anabatic.sandbox.isolation import namespaces, readable_paths, seccomp, syscalls
+from anabatic.sandbox.isolation import landlock, namespaces, seccomp, syscalls
 from anabatic.sandbox.isolation.modes import CHROOT, LANDLOCK, NAMESPACES, IsolationState
-from anabatic.sandbox.json_channel import receive_message, send_message
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.program_monitor import END_KEY, ProgramMonitor
+from anabatic.sandbox.remote_calls import receive_message, send_message
 
 _PRELOADED_MODULES = (
     "ast",
@@ -77,9 +77,7 @@ def main(handle: int, name: str, more: list[str]) -> NoReturn:
 
 
 def _prepare_isolation(name: str, more: list[str]) -> IsolationState:
-    way = IsolationState(
-        name, readable_paths=readable_paths.list_readable_paths(more), has_seccomp=_can_filter_syscalls()
-    )
+    way = IsolationState(name, readable_paths=landlock.list_readable_paths(more), has_seccomp=_can_filter_syscalls())
     if name == NAMESPACES:
         way.namespace_fd, way.extra_processes = namespaces.enter_namespaces(way.readable_paths)
         way.guards = {"network": "network namespace", "files": "mount namespace"}

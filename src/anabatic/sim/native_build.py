@@ -7,12 +7,13 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from pathlib import Path
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import get_cache_root, make_write_error, open_atomic_folder
-from anabatic.sim import symbol_stubs
 from anabatic.sim.machine_spec import OTHER_CACHE_HINT, PACKAGE_VARIABLE
 from anabatic.sim.torch_npu_wheel import (
     TorchInstallation,
@@ -301,7 +301,7 @@ def _build_stub_library(build: SimulatorBuild, compiler: str, root: Path) -> Non
     package = build.wheel.folder / "torch_npu"
     needing = [*(package / "lib").glob("*.so"), *package.glob("_C*.so")]
     needing = [path for path in needing if path.name != "libop_plugin_atb.so"]  # loaded on demand, needs ATB
-    text = symbol_stubs.generate_stub_source(needing, (root / "lib").glob("*.so"))
+    text = generate_stub_source(needing, (root / "lib").glob("*.so"))
     file = root / "stubs.c"
     file.write_text(text, encoding="utf-8")
     _build_shared_library(compiler, root, STUB_LIBRARY, ["-x", "c", str(file)])
@@ -344,3 +344,39 @@ def _run_compiler(words: list[str], what: str) -> None:
         raise Failure(
             f"the simulator does not compile ({what}): {first}", "add --debug for the compiler's whole output"
         )
+
+
+_CANN_SYMBOL = re.compile(r"(acl|Acl|Hccl|Msprof|rt[A-Z]|hal[A-Z]|drv[A-Z]|_ZNK?2ge)\w*")
+"""Names of CANN: everything else that is undefined belongs to Python, torch or the C library."""
+
+_C_PROLOGUE = """#include <stdio.h>
+
+static int refuse(const char* name, int* told) {
+  if (!*told) fprintf(stderr, "anabatic sim: %s is not simulated\\n", name);
+  *told = 1;
+  return 200001;
+}
+"""
+
+
+def _list_symbols(library: Path, kind: str) -> set[str]:
+    if shutil.which("nm") is None:
+        raise UserError("nm is not on the PATH", "install binutils, as with the compiler: apt install g++")
+    done = subprocess.run(["nm", "-D", f"--{kind}-only", str(library)], capture_output=True, text=True)
+    if done.returncode:
+        raise Failure(f"nm cannot read {library}: {done.stderr.strip()}", "install binutils")
+    return {line.split()[-1].partition("@")[0] for line in done.stdout.splitlines() if line.split()}
+
+
+def generate_stub_source(needing: Iterable[Path], having: Iterable[Path]) -> str:
+    """Return C that defines what libraries of the wheel need and ours do not have."""
+    symbols: set[str] = set()
+    present: set[str] = set()
+    for library in needing:
+        symbols |= _list_symbols(library, "undefined")
+        present |= _list_symbols(library, "defined")
+    for library in having:
+        present |= _list_symbols(library, "defined")
+    names = sorted(name for name in symbols - present if _CANN_SYMBOL.fullmatch(name))
+    lines = [f'int {name}(void) {{ static int told; return refuse("{name}", &told); }}' for name in names]
+    return "\n".join([_C_PROLOGUE, *lines, ""])

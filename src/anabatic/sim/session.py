@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import make_write_error, write_atomic
-from anabatic.sim import environment, machine_spec, native_build, shared_memory, supervisor
-from anabatic.sim.machine_spec import OTHER_FILE_HINT, SimMachine
+from anabatic.sim import machine_spec, native_build, shared_memory, supervisor
+from anabatic.sim.machine_spec import CANN_VARIABLE, OTHER_FILE_HINT, PACKAGE_VARIABLE, SEGMENT_VARIABLE, SimMachine
+from anabatic.sim.native_build import SimulatorBuild
 
 PROCESS_BYTES = 256 << 20
 """What one process with torch and torch_npu holds before it does anything (measured: 230 to 260 MB)."""
@@ -53,7 +54,7 @@ def run_simulation(
     name = shared_memory.create_segment(machine)
     folder = _reports_folder() / name
     try:
-        variables = environment.build_environment(os.environ, built, name)
+        variables = build_environment(os.environ, built, name)
         if report or trace:
             _make_report_folder(folder)
             variables[machine_spec.REPORT_VARIABLE] = str(folder)
@@ -87,12 +88,12 @@ def _reports_folder() -> Path:
 def _write_reports(
     machine: SimMachine, live: Any, folder: Path, command: Sequence[str], code: int, seconds: float
 ) -> None:
-    from anabatic.sim import report_table, simulation_report
+    from anabatic.sim import simulation_report
 
     if machine.report_path:
         built = simulation_report.build_report(machine, live, folder, command, code, seconds)
         simulation_report.write_report(built, machine.report_path)
-        sys.stderr.write(report_table.render_table(built))
+        sys.stderr.write(simulation_report.render_table(built))
     if machine.trace_path:
         simulation_report.write_trace(folder, machine.trace_path)
 
@@ -172,3 +173,29 @@ def clean_simulations(builds: bool) -> str:
         shutil.rmtree(folder)
         text += f"removed {folder}\n"
     return text
+
+
+DROPPED_VARIABLES = ("ASCEND_CUSTOM_OPP_PATH", "ATB_HOME_PATH", "RANK_TABLE_FILE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+"""Variables of a real installation, or that would keep torch_npu from loading."""
+
+
+def build_environment(outer: Mapping[str, str], build: SimulatorBuild, segment: str) -> dict[str, str]:
+    """Return the environment of COMMAND: `outer` with the simulated CANN in place of a real one."""
+    inner = {key: value for key, value in outer.items() if key not in DROPPED_VARIABLES}
+    inner[SEGMENT_VARIABLE] = segment
+    inner[CANN_VARIABLE] = build.wheel.cann_release
+    inner[PACKAGE_VARIABLE] = str(Path(__file__).parents[2])
+    _prepend_path(inner, "PYTHONPATH", build.wheel.folder)
+    _prepend_path(inner, "LD_LIBRARY_PATH", build.library_folder)
+    # The interpreter that the simulator was built for is the one that `python` means.
+    _prepend_path(inner, "PATH", Path(sys.executable).parent)
+    _prepend_path(inner, "PATH", build.program_folder)
+    inner["ASCEND_HOME_PATH"] = inner["ASCEND_TOOLKIT_HOME"] = str(build.cann_folder)
+    inner["ASCEND_OPP_PATH"] = str(build.cann_folder / "opp")
+    inner["TASK_QUEUE_ENABLE"] = "0"  # operators run at once; the runtime insists on it (csrc/runtime/device.cpp)
+    return inner
+
+
+def _prepend_path(variables: dict[str, str], name: str, path: Path) -> None:
+    old = variables.get(name)
+    variables[name] = f"{path}{os.pathsep}{old}" if old else str(path)

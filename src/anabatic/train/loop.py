@@ -16,10 +16,10 @@ from anabatic.core.stop_signals import SIGNAL_LISTENER
 from anabatic.parallel.process_groups import barrier
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
+from anabatic.train.context import LoopContext
 from anabatic.train.guards import bad_steps
-from anabatic.train.loop_state import LoopContext
 from anabatic.train.metrics.device_stats import local_token_fraction
-from anabatic.train.optim.lr_schedule import compute_lr_scale
+from anabatic.train.optim.optimizer import compute_lr_scale
 from anabatic.train.step import StepStats, TrainStep
 
 _MAX_SKIPPED_STEPS = 50

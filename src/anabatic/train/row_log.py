@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from anabatic.config.sections.common import LogSettings
-from anabatic.core.json_lines import JsonlWriter, read_json_lines
+from anabatic.core.json_reader import JsonlWriter, read_json_lines
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.data.batching.batch import SegmentOrigin
+from anabatic.data.batching.packing import SegmentOrigin
 from anabatic.parallel.process_groups import World
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import BatchSettings, Optim, Schedule
 from anabatic.core import log
+from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device
+from anabatic.device.table import Chip
 from anabatic.parallel.process_groups import RankGroup
-from anabatic.plan import batch_divisibility, strategy_search
+from anabatic.plan import detect_chip, model_shape, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.plan.model_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
-from anabatic.train import plan_inputs
 
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
@@ -170,7 +173,7 @@ def resolve_batch_sizes(
         "global_batch_tokens", batch.global_batch_tokens, target, f"{format_count(tokens)} tokens to the power 0.383"
     )
     plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
-    batch_divisibility.require_divisible_batch(
+    training_setup.require_divisible_batch(
         BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world.size
     )
     return micro, target, target // (micro * world.size)
@@ -193,7 +196,7 @@ def find_divisor(target: int, ranks: int, maximum: int, minimum: int) -> int | N
 def _largest_fitting_tokens(seq_len: int, rank_tokens: int, setup: TrainingSetup | None, device: Device) -> int:
     """The largest power of two of tokens that fits beside the model, by the plan's count of its memory; where the plan
     does not know the model, a segment on a device, and what stays near the caches on a CPU."""
-    chip = plan_inputs.get_local_chip(device)
+    chip = get_local_chip(device)
     if setup is not None:
         return strategy_search.find_largest_power_of_two(setup, chip, rank_tokens)
     return max(seq_len, strategy_search.get_max_tokens(chip)) if device.type == "cpu" else seq_len
@@ -241,3 +244,46 @@ def resolve_total_steps(
             )
     plan.values["steps"], plan.reasons["steps"] = steps, reason
     return steps
+
+
+_UNKNOWN_CHIP = Chip("unknown", 100.0, 0, 1000)
+"""Speeds that rank the ways of a job on a chip that is in no table; an order of magnitude, no more."""
+
+
+def get_local_chip(device: Device, free: bool = False) -> Chip:
+    """Return this process's device as a row of the chips, with the memory that it reports.
+
+    Args:
+        free: what is free now, not all: it changes from start to start.
+    """
+    if device.type == "cpu":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        row = detect_chip.describe_processor(local)
+        return row if free else replace(row, memory_gib=device.get_total_memory() / 2**30 / local)
+    row = device.chip or replace(_UNKNOWN_CHIP, name=device.name)
+    if free:
+        return replace(row, memory_gib=device.get_free_memory() / 2**30, taken_gib=0.0)
+    return replace(
+        row, memory_gib=device.get_total_memory() / 2**30, taken_gib=strategy_search.get_unavailable_gib(row)
+    )
+
+
+def build_job_setup(job: Any, found: DecoderShape, device: Device, world: RankGroup) -> TrainingSetup:
+    """Return what of a job decides its memory on this device.
+
+    Args:
+        world: ranks with different data.
+    """
+    return training_setup.build_setup(
+        job, found, world.size, device.device_row, device.dtype.itemsize == 2, job.batch.resolved_seq_len, 1
+    )
+
+
+def build_model_setup(job: Any, model: PreTrainedModel, device: Device, world: RankGroup) -> TrainingSetup | None:
+    """Return the same for a model that is there; None, with a log line, where its blocks are of another kind."""
+    try:
+        found = model_shape.read_shape(model.config.to_dict(), "the model's configuration")
+    except DataError as error:
+        log.info(f"what fits is not planned, batch.micro_batch_tokens can say it: {error}")
+        return None
+    return build_job_setup(job, found, device, world)

@@ -17,13 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from anabatic.core import log
 from anabatic.core.heartbeat import HEARTBEAT
-from anabatic.data.batching.batch import Batch, SegmentOrigin
-from anabatic.device import overflow
-from anabatic.device.device import Device
-from anabatic.device.transfer import send_to_device
+from anabatic.data.batching.packing import Batch, SegmentOrigin
+from anabatic.device import ops_npu
+from anabatic.device.device import Device, send_to_device
 from anabatic.models.forward import pack_batch
-from anabatic.parallel.gradients import reduce_tensor_gradients
-from anabatic.parallel.process_groups import World, all_reduce_sum
+from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_tensor_gradients
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.optim.optimizer import Optimizer
 
@@ -96,7 +94,7 @@ class TrainStep:
         self.device, self.world = device, world
         self.expected_tokens = float(micro_batch_tokens)
         self.loss_scale = LossScale(device)
-        self.overflow_register = overflow.open_register(device) if self.loss_scale.is_enabled else None
+        self.overflow_register = ops_npu.open_register(device) if self.loss_scale.is_enabled else None
         self.pack_batch, self.metric_names, self.partial_params = pack, names, partial_params
         self.metric_sums = torch.zeros(0, device=device.torch_device) if sums is None else sums
         # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.

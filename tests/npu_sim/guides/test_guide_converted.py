@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.config.loading import yaml_reader
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from npu_sim.guides import page, small, world
 from npu_sim.guides.run import Done, Story
 
@@ -112,7 +112,9 @@ def test_what_is_converted_runs(tmp_path: Path, model: Path, case: str) -> None:
     line = f"anabatic {name} -c recipe.yaml --out converted --npus {devices} {FILLED[chapter]}"
     good(told.run(line, variables))
     rows = [
-        row for row in json_lines.read_json_lines(told.folder / "converted" / "metrics.jsonl") if row["kind"] == "train"
+        row
+        for row in json_reader.read_json_lines(told.folder / "converted" / "metrics.jsonl")
+        if row["kind"] == "train"
     ]
     assert [row["step"] for row in rows] == [1, 2, 3]
 
@@ -128,7 +130,7 @@ def test_the_guides_nanochat_as_one_pipeline(tmp_path: Path, model: Path) -> Non
     good(told.run("anabatic run recipe.yaml -c small.yaml"))
     ended = {
         row["stage"]: row["state"]
-        for row in json_lines.read_json_lines(told.folder / "runs/pipeline/pipeline.jsonl")
+        for row in json_reader.read_json_lines(told.folder / "runs/pipeline/pipeline.jsonl")
         if row["event"] == "stage"
     }
     assert ended == dict.fromkeys(STAGES, "done")

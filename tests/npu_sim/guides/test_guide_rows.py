@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from npu_sim.guides import page, small, world
 from npu_sim.guides.page import ROOT, SPAN, Row
 from npu_sim.guides.run import Done, Story, machine
@@ -142,7 +142,7 @@ def key(stories: Stories, row: Row, text: str) -> None:
     """Rows that were read or written have it."""
     folder = stories.of(row.chapter).folder
     read = [
-        next(json_lines.read_json_lines(folder / name)) for name in ("train_dataset_demo.jsonl", "predictions.jsonl")
+        next(json_reader.read_json_lines(folder / name)) for name in ("train_dataset_demo.jsonl", "predictions.jsonl")
     ]
     assert any(text in one for one in read)
 

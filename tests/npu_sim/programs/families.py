@@ -9,7 +9,7 @@ import warnings
 import torch
 import transformers
 
-from anabatic.testing.model_configs import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 warnings.filterwarnings("ignore")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 import torch_npu  # noqa: F401
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.models.fused import installer
+from anabatic.models import fused_ops
 from anabatic.models.lora import adapter
 from anabatic.sim import shared_memory
 from anabatic.sim.machine_spec import SEGMENT_VARIABLE
@@ -37,7 +37,7 @@ adapter.save_adapter(adapted, Path("adapter"), tokenizer, lora, Path("model"))
 
 def answers(device: str, tokens: int) -> list[list[int]]:
     model = build_random_model(len(tokenizer)).to(device)
-    installer.apply_fused_setting(model, "auto", device.partition(":")[0])
+    fused_ops.apply_fused_setting(model, "auto", device.partition(":")[0])
     engine = Engine(model, tokenizer, max_batch=4, max_len=96, step_tokens=24)
     engine.load_adapter("a", Path("adapter"))
     requests = []
@@ -56,7 +56,7 @@ def answers(device: str, tokens: int) -> list[list[int]]:
 def counted(rows: int, steps: int, sampling: Sampling) -> str:
     """Operators and waits of a step in which every request reads its last token."""
     model = build_random_model(len(tokenizer)).to("npu:0")
-    installer.apply_fused_setting(model, "auto", "npu")
+    fused_ops.apply_fused_setting(model, "auto", "npu")
     engine = Engine(model, tokenizer, max_batch=rows, max_len=96)
     engine.submit([engine.request(prompts[n], sampling, []) for n in range(rows)])
     while engine.get_load().new_tokens < rows:

@@ -8,11 +8,10 @@ import torch
 import transformers
 
 from anabatic.config.sections.common import DeviceSettings, Optim
-from anabatic.config.sections.tuner import Lora
-from anabatic.data.batching.batch import Batch
+from anabatic.config.sections.train_jobs import Lora
+from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
-from anabatic.models import attention_interface, forward
-from anabatic.models.fused import installer
+from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
 from anabatic.parallel.process_groups import World
 from anabatic.train.optim.optimizer import Optimizer
@@ -32,11 +31,11 @@ config = transformers.Qwen2Config(
     tie_word_embeddings=True,
 )
 model = transformers.AutoModelForCausalLM.from_config(config).to("npu:0", torch.bfloat16)
-model.config._attn_implementation = attention_interface.ATTENTION_NAME
+model.config._attn_implementation = pretrained.ATTENTION_NAME
 settings = Lora(r=16)
 adapter.insert_adapter(model, settings)
 adapter.init_adapter_weights(model, settings, 0)
-print(installer.apply_fused_setting(model, "auto", "npu"))
+print(fused_ops.apply_fused_setting(model, "auto", "npu"))
 device, world = select_device(DeviceSettings(type="npu")), World()
 optimizer = Optimizer(model, Optim(name="adamw"), 1e-4, 0.0, device, world)
 loss = functools.partial(forward.compute_summed_loss, chunk_bytes=512 << 20)

@@ -8,14 +8,13 @@ import torch
 import transformers
 from families import FAMILIES
 
-from anabatic.config.sections.tuner import Lora
-from anabatic.data.batching.batch import Batch
+from anabatic.config.sections.train_jobs import Lora
+from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import REFERENCE_OPS
-from anabatic.models import attention_interface, forward
-from anabatic.models.fused import installer
+from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
 from anabatic.models.quantized import iter_quantized_weights
-from anabatic.testing.model_configs import COMMON_CONFIG
+from anabatic.testing.tiny_models import COMMON_CONFIG
 
 warnings.filterwarnings("ignore")
 NAMES = [name for name in FAMILIES if name != "Qwen3Next"]
@@ -45,7 +44,7 @@ def autocast(name, model, rows):
     """Fused and plain modules in bf16 products with fp32 weights: the same to the precision of bf16."""
     losses = []
     for choice in ("off", "auto"):
-        installer.apply_fused_setting(model, choice, "npu")
+        fused_ops.apply_fused_setting(model, choice, "npu")
         with torch.autocast("npu", torch.bfloat16):
             losses.append(run(model, rows, "npu:0")[0])
     print(name, "same" if abs(losses[0] - losses[1]) < 0.02 * losses[0] else f"differs {losses}", flush=True)
@@ -58,7 +57,7 @@ def main(mode, *names):
         model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)
-        model.config._attn_implementation = attention_interface.ATTENTION_NAME
+        model.config._attn_implementation = pretrained.ATTENTION_NAME
         rows = batch()
         if mode == "autocast":
             autocast(name, model.to("npu:0"), rows)
@@ -75,8 +74,8 @@ def main(mode, *names):
             for key, one in iter_quantized_weights(model):
                 one.quantize_weight(frozen[key])
         fused = copy.deepcopy(model).to("npu:0")
-        told = installer.apply_fused_setting(fused, "auto", "npu")
-        installer.install_fused_ops(model, REFERENCE_OPS)
+        told = fused_ops.apply_fused_setting(fused, "auto", "npu")
+        fused_ops.install_fused_ops(model, REFERENCE_OPS)
         compare(
             f"{name} {'grouped' if 'groups' in told else 'single'}",
             run(model, rows, "cpu"),

@@ -5,13 +5,13 @@ import json
 import torch
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
-from anabatic.device import overflow
+from anabatic.device import ops_npu
 from anabatic.device.device import select_device
 
 
 def main() -> None:
     device = select_device(DeviceConfig(type="npu"))
-    register = overflow.open_register(device)
+    register = ops_npu.open_register(device)
     assert register is not None
     told: dict[str, object] = {"dtype": str(device.dtype)}
     register.clear_flag()

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from anabatic.config.sections.common import DeviceSettings, Optim
-from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
-from anabatic.models import attention_interface, forward
+from anabatic.models import forward, pretrained
 from anabatic.parallel.process_groups import World
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
@@ -28,7 +28,7 @@ config = transformers.Qwen2Config(
     tie_word_embeddings=True,
 )
 model = transformers.AutoModelForCausalLM.from_config(config).float().to("npu:0")
-model.config._attn_implementation = attention_interface.ATTENTION_NAME
+model.config._attn_implementation = pretrained.ATTENTION_NAME
 device, world = select_device(DeviceSettings(type="npu", dtype="fp16")), World()
 optimizer = Optimizer(model, Optim(name="adamw"), 1e-3, 0.0, device, world)
 loss = functools.partial(forward.compute_summed_loss, chunk_bytes=512 << 20)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.bench import environment_info, result_files, result_plot
+from anabatic.bench import environment_info, result_files
 from anabatic.bench.measurements import UNIT_FORMATTERS, BenchMetric, BenchResult
 from anabatic.config.bench import BenchJob
 from anabatic.core.errors import ConfigError, Failure
@@ -101,7 +101,7 @@ def test_every_figure_can_be_drawn(unit: str, rows: list[tuple[float, ...]], alo
     figures = [
         BenchMetric("one" if along else f"row <{n}>", unit, values, None, 2.0**n) for n, values in enumerate(rows)
     ]
-    drawn = result_plot.render_svg(result(figures, "devices" if along else ""))
+    drawn = result_files.render_svg(result(figures, "devices" if along else ""))
     marks = list(ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}path"))
     assert "nan" not in drawn and "inf" not in drawn and len(marks) > len(rows)
 

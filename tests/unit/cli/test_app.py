@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anabatic import __version__
-from anabatic.cli import app, error_report, help_examples, job_command
+from anabatic.cli import app, error_report, job_command
 from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading.validation import UntypedText
 from anabatic.core.errors import DataError
@@ -114,9 +114,9 @@ def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("name", help_examples.COMMAND_EXAMPLES)
+@pytest.mark.parametrize("name", app.COMMAND_EXAMPLES)
 def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(f"{name} {help_examples.COMMAND_EXAMPLES[name]}")
+    words = shlex.split(f"{name} {app.COMMAND_EXAMPLES[name]}")
     _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
     if name in command_table.COMMANDS and name != "run":
         validation.check_section(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.config.loading import deepspeed_json
-from anabatic.config.sections.common import BatchSettings, Data, Optim
-from anabatic.config.sections.parallel import Parallel
+from anabatic.config.sections.common import BatchSettings, Data, Optim, Parallel
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import AnabaticError, ConfigError
 

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from anabatic.config.loading import command_table, recipe_template, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, settings, validation, yaml_reader
 from anabatic.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_template_reads_back_as_the_defaults(name: str) -> None:
-    text = recipe_template.render_template(name)
+    text = settings.render_template(name)
     cls = command_table.get_command(name).import_job_class()
     tree = yaml_reader.parse_yaml(text, "template").tree
     assert tree == settings.default_tree(cls)
@@ -27,14 +27,14 @@ def test_every_setting_is_explained(name: str) -> None:
         return [cls, *(found for hint in inner for found in classes(hint))]
 
     for cls in classes(command_table.get_command(name).import_job_class()):
-        docs = recipe_template.field_docs(cls)
+        docs = settings.field_docs(cls)
         for field, hint in validation.field_types(cls).items():
             assert docs.get(field) or dataclasses.is_dataclass(hint), f"{cls.__name__}.{field} has no docstring"
         assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), f"{cls.__name__} has no docstring"
 
 
 def test_a_filled_template_builds() -> None:
-    tree = yaml_reader.parse_yaml(recipe_template.render_template("pretrain"), "t").tree
+    tree = yaml_reader.parse_yaml(settings.render_template("pretrain"), "t").tree
     tree["tokenizer"] = "tok"
     tree["data"]["train"] = ["stdlib:"]
     job = settings.build_job("pretrain", tree, "t")
@@ -42,9 +42,9 @@ def test_a_filled_template_builds() -> None:
 
 
 def test_choices_are_listed() -> None:
-    assert "Choices: fail, skip." in recipe_template.render_template("sft")
+    assert "Choices: fail, skip." in settings.render_template("sft")
 
 
 def test_unknown_command() -> None:
     with pytest.raises(ConfigError, match="unknown command"):
-        recipe_template.render_template("sfft")
+        settings.render_template("sfft")

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from anabatic.core import log, paths
 from anabatic.core.errors import Failure
-from anabatic.core.json_lines import JsonlWriter, read_json_lines
+from anabatic.core.json_reader import JsonlWriter, read_json_lines
 
 FULL = Path("/dev/full")
 """A Linux device on which every write fails for lack of space."""

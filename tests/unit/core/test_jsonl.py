@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.core import json_lines
-from anabatic.core.json_lines import JsonlFollower
+from anabatic.core import json_reader
+from anabatic.core.json_reader import JsonlFollower
 
 LINES = st.lists(
     st.one_of(
@@ -39,13 +39,13 @@ def test_pieces_give_the_objects_of_the_whole(lines, cuts, most):
         new = follower.read_new_rows()[1]
         while new or follower.bytes_behind:
             found, new = found + new, follower.read_new_rows()[1]
-        assert found == list(json_lines.read_json_lines(path))
+        assert found == list(json_reader.read_json_lines(path))
         assert follower.num_unreadable == len(lines) - len(found)
 
 
 def test_numbers_are_finite():
     values = (1, 2.5, 10**400, float("nan"), float("inf"), True, None, "3")
-    assert [json_lines.to_finite_number(value) for value in values] == [1.0, 2.5, None, None, None, None, None, None]
+    assert [json_reader.to_finite_number(value) for value in values] == [1.0, 2.5, None, None, None, None, None, None]
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path):

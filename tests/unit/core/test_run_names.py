@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import run_lookup
+from anabatic.core import paths
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +33,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_nearest_runs_are_named(typed: str, meant: list[str]) -> None:
-    assert run_lookup.find_nearest_folders(typed)[: len(meant)] == meant
-    assert bool(run_lookup.find_nearest_folders(typed)) is bool(meant)
-    assert (f'"{meant[0]}"' in run_lookup.suggest_folder(typed)) if meant else run_lookup.suggest_folder(typed) == ""
+    assert paths.find_nearest_folders(typed)[: len(meant)] == meant
+    assert bool(paths.find_nearest_folders(typed)) is bool(meant)
+    assert (f'"{meant[0]}"' in paths.suggest_folder(typed)) if meant else paths.suggest_folder(typed) == ""
 
 
 @pytest.mark.parametrize("name", ["runs/nothing", "outputs/x", "models/y", "run/vessels", "notes/x"])
 def test_names_of_folders_here_are_local(name: str) -> None:
-    assert run_lookup.is_local_name(name)
+    assert paths.is_local_name(name)
 
 
 @pytest.mark.parametrize("name", ["Qwen2/Qwen3-0.6B", "deepseek-ai/DeepSeek-V3", "acme/tiny"])
 def test_names_of_a_hub_are_not(name: str) -> None:
-    assert not run_lookup.is_local_name(name)
+    assert not paths.is_local_name(name)
 
 
 def test_nothing_hidden_or_empty_is_found() -> None:
-    assert sorted(run_lookup.iter_run_folders()) == ["mine", "runs/demo/sft", "runs/vessels"]
-    assert "models/Qwen3-0.6B" in run_lookup.iter_run_folders("models/x")
+    assert sorted(paths.iter_run_folders()) == ["mine", "runs/demo/sft", "runs/vessels"]
+    assert "models/Qwen3-0.6B" in paths.iter_run_folders("models/x")

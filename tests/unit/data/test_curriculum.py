@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.config.sections.common import Data
-from anabatic.config.sections.curriculum import Curriculum, CurriculumStage
+from anabatic.config.sections.train_jobs import Curriculum, CurriculumStage
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.data.batching import curriculum

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.batching.batch import IGNORE_INDEX
-from anabatic.data.batching.loader import Loader, build_validation_batches, resolve_source_weights
-from anabatic.data.batching.prefetch import PrefetchIterator
+from anabatic.data.batching.loader import Loader, PrefetchIterator, build_validation_batches, resolve_source_weights
+from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.shards.writer import EncodedEntry
 from anabatic.testing.tiny_corpora import EOT_ID, write_chat_shards, write_shard_set, write_text_shards
 

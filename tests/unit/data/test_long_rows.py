@@ -13,7 +13,7 @@ from anabatic.core.errors import DataError
 from anabatic.data.batching import loader
 from anabatic.data.chat.loss_mask import LossPolicy, TruncationStrategy
 from anabatic.data.readers.long_rows import LongRowCounter
-from anabatic.data.shards import dataset_cache, dataset_summary
+from anabatic.data.shards import dataset_cache
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
 
@@ -64,9 +64,9 @@ def test_conversations_that_are_left_out(too_long: TruncationStrategy, tmp_path:
     )
     assert made.counts["longest"] > 300
     with pytest.raises(DataError, match=r"2 of 4 rows .*the longest has 3\d\d") as caught:
-        dataset_summary.require_few_too_long([made], 128, 0.05, too_long)
+        dataset_cache.require_few_too_long([made], 128, 0.05, too_long)
     assert caught.value.hint.endswith(HINTS[too_long])
-    dataset_summary.require_few_too_long([made], 128, 0.5, too_long)
+    dataset_cache.require_few_too_long([made], 128, 0.5, too_long)
 
 
 def test_one_row_that_teaches_nothing_asks_for_no_longer_one_than_the_model_takes(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_one_row_that_teaches_nothing_asks_for_no_longer_one_than_the_model_take
     path.write_text(json.dumps({"instruction": "x" * 300, "output": "y"}))
     tok = write_byte_tokenizer(tmp_path / "tok")
     made = dataset_cache.build_dataset(str(path), tok, Data(valid_fraction=0.0), "train", seq_len=128)
-    dataset_summary.require_few_too_long([made], 128, 0.05, "right")
+    dataset_cache.require_few_too_long([made], 128, 0.05, "right")
     with pytest.raises(DataError, match="0 tokens") as caught:
         loader.resolve_source_weights([(made, None)])
     assert "truncation_strategy: left" in caught.value.hint and "if the model has the positions" in caught.value.hint

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.data.batching.batch import IGNORE_INDEX
+from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.sequence.masking import (
     MASK_FRACTION,
     RANDOM_FRACTION,

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.data.batching.batch import IGNORE_INDEX
 from anabatic.data.batching.packing import (
+    IGNORE_INDEX,
     TokenSegment,
     choose_best_fit,
     collate_packed,

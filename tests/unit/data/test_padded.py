@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.data.batching.batch import IGNORE_INDEX, Batch
 from anabatic.data.batching.loader import Loader
 from anabatic.data.batching.mixture import MixtureStage
-from anabatic.data.batching.packing import TokenSegment, collate_packed, collate_padded
+from anabatic.data.batching.packing import IGNORE_INDEX, Batch, TokenSegment, collate_packed, collate_padded
 from anabatic.data.batching.padding import WINDOW_BATCHES, estimate_epoch_batches, group_by_length
 from anabatic.data.shards.reader import ShardSet
-from anabatic.device.segments import PackedSegments
+from anabatic.device.attention import PackedSegments
 from anabatic.models import forward
 from anabatic.testing.tiny_corpora import write_chat_shards, write_text_shards
 from anabatic.testing.tiny_models import build_tiny_model

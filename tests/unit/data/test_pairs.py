@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
-from anabatic.data.batching.batch import IGNORE_INDEX
 from anabatic.data.batching.loader import Loader
-from anabatic.data.batching.packing import TokenSegment
+from anabatic.data.batching.packing import IGNORE_INDEX, TokenSegment
 from anabatic.data.chat import loss_preview
 from anabatic.data.chat.conversation_formats import detect_format
 from anabatic.data.chat.loss_mask import LossPolicy, TruncationStrategy

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from anabatic.data.batching.batch import SegmentOrigin
 from anabatic.data.batching.loader import Loader
+from anabatic.data.batching.packing import SegmentOrigin
 from anabatic.testing.tiny_corpora import write_chat_shards, write_text_shards
 
 PASS = 300

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from anabatic.core.errors import DataError
-from anabatic.data.batching.batch import IGNORE_INDEX
 from anabatic.data.batching.loader import Loader, ValidationBatches
+from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.sequence import word_tokenizer
-from anabatic.data.sequence.crop import RandomCrop
-from anabatic.data.sequence.dataset import SequenceDataset, collate_classification, collate_word_targets
+from anabatic.data.sequence.dataset import RandomCrop, SequenceDataset, collate_classification, collate_word_targets
 from anabatic.data.sequence.word_tokenizer import WordEncoder
 
 IDS = [np.arange(n, 2 * n + 2, dtype=np.int32) for n in range(1, 30)]

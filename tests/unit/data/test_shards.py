@@ -13,9 +13,9 @@ from anabatic.config.sections.common import Data
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.data.readers.document import Document, is_held_out
-from anabatic.data.shards import dataset_cache, holdout
+from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.dataset_cache import select_split
 from anabatic.data.shards.encoders import TextEncoder
-from anabatic.data.shards.holdout import select_split
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.shards.writer import (
     DocumentCounts,
@@ -287,7 +287,7 @@ def test_a_few_short_rows_leave_something_held_out(number):
 def test_documents_too_large_to_keep_are_parted_likewise(number, monkeypatch):
     documents = [Document(f"text {n}\n" * 100, None, f"a:{n}") for n in range(number)]
     kept = [list(select_split(lambda: documents, 0.05, split, DocumentCounts())) for split in ("train", "valid")]
-    monkeypatch.setattr(holdout, "_HEAD_CHARS", 1000)
+    monkeypatch.setattr(dataset_cache, "_HEAD_CHARS", 1000)
     assert [
         list(select_split(lambda: documents, 0.05, split, DocumentCounts())) for split in ("train", "valid")
     ] == kept

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from anabatic.data.builtin import stdlib, stdlib_chat
+from anabatic.data.builtin import stdlib
 from anabatic.data.readers.document import is_held_out
 
 
 @pytest.fixture(scope="module")
 def conversations():
-    return list(stdlib_chat.generate_conversations(None))
+    return list(stdlib.generate_conversations(None))
 
 
 def test_many_conversations_take_turns_and_say_something(conversations):
@@ -24,7 +24,7 @@ def test_many_conversations_take_turns_and_say_something(conversations):
 
 
 def test_the_order_is_fixed_and_rows_is_a_prefix(conversations):
-    assert list(stdlib_chat.generate_conversations(25)) == conversations[:25]
+    assert list(stdlib.generate_conversations(25)) == conversations[:25]
 
 
 def test_held_out_modules_are_never_quoted(conversations):
@@ -32,7 +32,7 @@ def test_held_out_modules_are_never_quoted(conversations):
         path.stem
         for path in stdlib.list_stdlib_files()
         if path.parent == stdlib.find_stdlib_folder()
-        and is_held_out(f"stdlib:{path.name}", stdlib_chat.MAX_HOLDOUT_FRACTION)
+        and is_held_out(f"stdlib:{path.name}", stdlib.MAX_HOLDOUT_FRACTION)
     ]
     assert hidden
     asked = {message["content"] for messages in conversations for message in messages[::2]}
@@ -61,7 +61,7 @@ def test_held_out_modules_are_never_quoted(conversations):
     ],
 )
 def test_summary(docstring, expected):
-    assert stdlib_chat.summarize_docstring(docstring) == expected
+    assert stdlib.summarize_docstring(docstring) == expected
 
 
 def test_a_known_function_is_answered_with_its_signature(conversations):

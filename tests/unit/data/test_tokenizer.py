@@ -18,8 +18,12 @@ from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.readers.document import is_held_out
 from anabatic.data.readers.sources import parse_source
 from anabatic.data.tokenizer import hf_folder as folder
-from anabatic.data.tokenizer.bpe_training import read_training_documents, split_into_chunks, train_tokenizer
-from anabatic.data.tokenizer.cjk_pretokenizer import CjkPretokenizer
+from anabatic.data.tokenizer.bpe_training import (
+    CjkPretokenizer,
+    read_training_documents,
+    split_into_chunks,
+    train_tokenizer,
+)
 from anabatic.data.tokenizer.compression import SAMPLE_TEXTS, evaluate_tokenizers, load_texts
 from anabatic.recipes import tokenizer_commands as recipe
 

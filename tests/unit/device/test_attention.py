@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.device.attention import AttentionOptions, attend_masked, attention_reference
-from anabatic.device.segments import PackedSegments
+from anabatic.device.attention import AttentionOptions, PackedSegments, attend_masked, attention_reference
 from unit.device.test_ops import check_same, leaf
 
 CPU = torch.device("cpu")

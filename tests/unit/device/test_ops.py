@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anabatic.device import attention, ops, ops_cpu
-from anabatic.device.segments import PackedSegments
+from anabatic.device import attention, ops
+from anabatic.device.attention import PackedSegments
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -27,7 +27,7 @@ def check_same(ours: torch.Tensor, theirs: torch.Tensor, inputs: list[torch.Tens
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("implementation", [ops.rms_norm_reference, ops_cpu.rms_norm])
+@pytest.mark.parametrize("implementation", [ops.rms_norm_reference, ops.rms_norm])
 def test_rms_norm_is_the_formula(implementation) -> None:
     x, weight = torch.randn(2, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     formula = x * weight / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
@@ -36,12 +36,12 @@ def test_rms_norm_is_the_formula(implementation) -> None:
 
 def test_rms_norm_keeps_half_precision_statistics_in_fp32() -> None:
     x = (torch.randn(4, 64) * 300).to(torch.bfloat16)
-    ours = ops_cpu.rms_norm(x, torch.ones(64, dtype=torch.bfloat16), 1e-6)
+    ours = ops.rms_norm(x, torch.ones(64, dtype=torch.bfloat16), 1e-6)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, ops.rms_norm_reference(x, torch.ones(64, dtype=torch.bfloat16), 1e-6))
 
 
-@pytest.mark.parametrize("implementation", [ops.rotary_reference, ops_cpu.apply_rotary])
+@pytest.mark.parametrize("implementation", [ops.rotary_reference, ops.apply_rotary])
 def test_rotary_is_a_rotation_of_pairs(implementation) -> None:
     x = leaf(1, 2, 5, 6)
     cos, sin = torch.randn(1, 1, 5, 6, dtype=torch.float64), torch.randn(1, 1, 5, 6, dtype=torch.float64)

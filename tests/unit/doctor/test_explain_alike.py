@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
 from anabatic.doctor import knowledge_base
-from anabatic.doctor.explain import diagnosis, line_grouping, log_scan
+from anabatic.doctor.explain import diagnosis, log_scan
 from anabatic.doctor.explain import matcher as matcher_module
 
 KNOWN = knowledge_base.load_knowledge()
@@ -44,14 +44,14 @@ def seen(block: bytes) -> dict[tuple[str, str, int | None, str], tuple[int, str,
 
 @given(logs())
 def test_lines_that_tell_the_same_are_counted_as_if_each_were_read(block: bytes) -> None:
-    fewest = line_grouping.MIN_GROUPED_LINES
+    fewest = matcher_module.MIN_GROUPED_LINES
     try:
-        line_grouping.MIN_GROUPED_LINES = 1 << 30
+        matcher_module.MIN_GROUPED_LINES = 1 << 30
         expected = seen(block)
-        line_grouping.MIN_GROUPED_LINES = 2
+        matcher_module.MIN_GROUPED_LINES = 2
         assert seen(block) == expected
     finally:
-        line_grouping.MIN_GROUPED_LINES = fewest
+        matcher_module.MIN_GROUPED_LINES = fewest
 
 
 def test_numbers_that_tell_something_are_told_apart() -> None:
@@ -60,20 +60,20 @@ def test_numbers_that_tell_something_are_told_apart() -> None:
         for place, (rank, code) in enumerate([(0, 507015), (1, 507015), (0, 507053), (0, 507015), (1, 507015)], 171)
     ]
     bare = b"[rank]: stream=0x id , retCode=0x"
-    assert line_grouping.LineGrouper().group_lines(bare, lines) == [(0, 2), (1, 2), (2, 1)]
+    assert matcher_module.LineGrouper().group_lines(bare, lines) == [(0, 2), (1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize(
     "line", [b"[W1121 09:00:00.1 x.cpp:7] error code is 507015", b"2026-11-22 WARN 1", b"x" * 2000]
 )
 def test_lines_of_which_more_matters_are_read_one_by_one(line: bytes) -> None:
-    assert line_grouping.compile_line_pattern(line) is None
-    assert line_grouping.LineGrouper().group_lines(b"", [line, line]) == []
+    assert matcher_module.compile_line_pattern(line) is None
+    assert matcher_module.LineGrouper().group_lines(b"", [line, line]) == []
 
 
 def test_lines_with_fewer_numbers_than_the_first_are_read_one_by_one() -> None:
     assert (
-        line_grouping.LineGrouper().group_lines(b"error code is , of", [b"error code is 1, of", b"error code is , of"])
+        matcher_module.LineGrouper().group_lines(b"error code is , of", [b"error code is 1, of", b"error code is , of"])
         == []
     )
 

@@ -12,7 +12,7 @@ import yaml
 
 from anabatic.config.loading import yaml_reader
 from anabatic.doctor import knowledge_base
-from anabatic.doctor.explain import diagnosis, next_steps
+from anabatic.doctor.explain import diagnosis, rendering
 
 HERE = Path(__file__).parent
 SAMPLES: dict[str, list[str]] = yaml.safe_load((HERE / "explain_samples.yaml").read_text(encoding="utf-8"))
@@ -42,11 +42,11 @@ def test_samples_belong_to_entries() -> None:
     assert set(SAMPLES) == {entry.id for entry in FOUND}
 
 
-@pytest.mark.parametrize("word", next_steps.SYMPTOMS)
+@pytest.mark.parametrize("word", rendering.SYMPTOMS)
 def test_a_trouble_without_a_line_is_asked_for_by_its_word(word: str) -> None:
     first = diagnosis.explain_logs((word,), KNOWN).first_cause
     assert first is not None and word in first.entry.codes
-    assert set(next_steps.SYMPTOMS) == {*ASKED, "slow-start"}
+    assert set(rendering.SYMPTOMS) == {*ASKED, "slow-start"}
 
 
 def test_healthy_logs_find_nothing() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.doctor import knowledge_base
-from anabatic.doctor.explain import diagnosis, next_steps
+from anabatic.doctor.explain import diagnosis, rendering
 from anabatic.doctor.explain.diagnosis import LogReport
 
 KNOWN = knowledge_base.load_knowledge()
@@ -82,12 +82,12 @@ def test_where_no_cause_is_named_it_says_so(threads: dict[str, str]) -> None:
         report = told(threads[thread])
         assert report.first_cause is not None and report.first_cause.entry.confidence != "high"
     for thread in ("lf-5425", "lf-8511", "va-486", "va-3413"):
-        assert next_steps.suggest_next_steps(told(threads[thread]), "en"), thread
+        assert rendering.suggest_next_steps(told(threads[thread]), "en"), thread
 
 
 def test_troubles_without_a_log_have_a_word(threads: dict[str, str]) -> None:
     for word, names in WITHOUT_LOG.items():
-        assert word in next_steps.SYMPTOMS and set(names) <= set(threads)
+        assert word in rendering.SYMPTOMS and set(names) <= set(threads)
         assert not any(threads[thread].strip() for thread in names)
 
 
@@ -176,7 +176,7 @@ def test_kinds_that_lie_close_to_each_other(log: str, first: str) -> None:
 
 def test_one_word_is_enough_and_nothing_is_collected_twice() -> None:
     assert told("all is well\n").first_cause is None
-    said = next_steps.suggest_next_steps(told("all is well\n"), "en")
+    said = rendering.suggest_next_steps(told("all is well\n"), "en")
     assert any("ascend/log" in step for step in said) and any("explain WORD" in step for step in said)
-    assert len(said) == len(set(said)) == len(next_steps.suggest_next_steps(told("all is well\n"), "zh"))
-    assert not next_steps.suggest_next_steps(diagnosis.explain_logs(("hang",), KNOWN), "en")
+    assert len(said) == len(set(said)) == len(rendering.suggest_next_steps(told("all is well\n"), "zh"))
+    assert not rendering.suggest_next_steps(diagnosis.explain_logs(("hang",), KNOWN), "en")

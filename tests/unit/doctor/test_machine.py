@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from anabatic.core.errors import ConfigError
-from anabatic.doctor import (
-    check_report,
-    import_probe,
-    installed_packages,
-    language,
-    machine_facts,
-    root_files,
-    subprocess_runner,
-)
+from anabatic.doctor import check_report, installed_packages, language, machine_facts, root_files, subprocess_runner
 from anabatic.doctor.check_runner import CHECKS, get_exit_code, run_checks
 from anabatic.doctor.checks import npu_status
 from anabatic.doctor.checks.variable_rules import VARIABLE_RULES
@@ -224,19 +216,19 @@ def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest
 def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '9.9'\nclass version: cuda = None\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    assert import_probe.run_import_probe([], 120, env) == {"stage": "done", "torch": "9.9", "cuda": None}
+    assert machine_facts.run_import_probe([], 120, env) == {"stage": "done", "torch": "9.9", "cuda": None}
     broken = (
         "try:\n    import nothing_of_that_name\nexcept ImportError as error:\n    raise RuntimeError('x') from error\n"
     )
     (tmp_path / "torch_npu.py").write_text(broken)
-    told = import_probe.run_import_probe(["npu"], 120, env)
+    told = machine_facts.run_import_probe(["npu"], 120, env)
     assert told["stage"] == "torch_npu"
     assert told["error"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     (tmp_path / "torch_npu.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
-    assert import_probe.run_import_probe(["npu"], 120, env)["signal"] == 11
+    assert machine_facts.run_import_probe(["npu"], 120, env)["signal"] == 11
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
-    assert import_probe.run_import_probe([], 2.0, env)["hung"] == 2
-    assert import_probe.parse_probe_output('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
+    assert machine_facts.run_import_probe([], 2.0, env)["hung"] == 2
+    assert machine_facts.parse_probe_output('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
 
 
 def test_language() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anabatic.device.segments import PackedSegments
+from anabatic.device.attention import PackedSegments
 from anabatic.models.forward import NO_MASK
 
 

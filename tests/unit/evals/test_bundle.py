@@ -14,7 +14,7 @@ import pytest
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.evals.task_runner import EvalOptions, prepare_task
-from anabatic.evals.tasks import core_bundle, registry
+from anabatic.evals.tasks import core_suite, registry
 
 YAML = """icl_tasks:
 - {label: last, dataset_uri: a/last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}
@@ -67,8 +67,8 @@ def mirror(tmp_path, monkeypatch) -> Iterator[Mirror]:
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     told.url = f"http://127.0.0.1:{server.server_port}/core.zip"
     monkeypatch.setenv("ANABATIC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv(core_bundle.URL_VARIABLE, told.url)
-    monkeypatch.setenv(core_bundle.SHA256_VARIABLE, hashlib.sha256(told.content).hexdigest())
+    monkeypatch.setenv(core_suite.URL_VARIABLE, told.url)
+    monkeypatch.setenv(core_suite.SHA256_VARIABLE, hashlib.sha256(told.content).hexdigest())
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     yield told
     server.shutdown()
@@ -92,9 +92,9 @@ def test_fetched_once_from_a_mirror_and_verified_each_time(mirror, monkeypatch):
 def test_a_download_that_broke_off_goes_on(mirror):
     mirror.sends = 200
     with pytest.raises(DataError, match="broke off: 200 of"):
-        core_bundle.fetch_bundle()
+        core_suite.fetch_bundle()
     mirror.sends = 10**9
-    assert (core_bundle.fetch_bundle() / "core.yaml").read_text() == YAML
+    assert (core_suite.fetch_bundle() / "core.yaml").read_text() == YAML
     assert mirror.asked == ["/core.zip 0", "/core.zip 200"]
 
 
@@ -102,19 +102,19 @@ def test_a_download_that_broke_off_goes_on(mirror):
 def test_a_server_that_refuses(mirror, status):
     mirror.status = status
     with pytest.raises(DataError, match=f"answers {status}") as error:
-        core_bundle.fetch_bundle()
-    assert core_bundle.URL_VARIABLE in error.value.hint
+        core_suite.fetch_bundle()
+    assert core_suite.URL_VARIABLE in error.value.hint
 
 
 def test_another_file_is_refused_and_not_kept(mirror, monkeypatch):
-    monkeypatch.delenv(core_bundle.SHA256_VARIABLE)
-    with pytest.raises(DataError, match=f"should have {core_bundle.SHA256[:12]}"):
-        core_bundle.fetch_bundle()
-    assert not list((core_bundle.get_cache_root() / "core").rglob("*.part"))
+    monkeypatch.delenv(core_suite.SHA256_VARIABLE)
+    with pytest.raises(DataError, match=f"should have {core_suite.SHA256[:12]}"):
+        core_suite.fetch_bundle()
+    assert not list((core_suite.get_cache_root() / "core").rglob("*.part"))
     for wrong in ("abc", "x" * 64):
-        monkeypatch.setenv(core_bundle.SHA256_VARIABLE, wrong)
-        with pytest.raises(ConfigError, match=core_bundle.SHA256_VARIABLE):
-            core_bundle.fetch_bundle()
+        monkeypatch.setenv(core_suite.SHA256_VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=core_suite.SHA256_VARIABLE):
+            core_suite.fetch_bundle()
 
 
 @pytest.mark.parametrize(
@@ -127,21 +127,21 @@ def test_another_file_is_refused_and_not_kept(mirror, monkeypatch):
 )
 def test_what_is_no_bundle_is_not_unpacked(mirror, monkeypatch, content, message):
     mirror.content = content
-    monkeypatch.setenv(core_bundle.SHA256_VARIABLE, hashlib.sha256(content).hexdigest())
+    monkeypatch.setenv(core_suite.SHA256_VARIABLE, hashlib.sha256(content).hexdigest())
     with pytest.raises(DataError, match=message):
-        core_bundle.fetch_bundle()
-    assert not list(core_bundle.get_cache_root().rglob("core.yaml")) and not list(
-        core_bundle.get_cache_root().rglob("up")
+        core_suite.fetch_bundle()
+    assert not list(core_suite.get_cache_root().rglob("core.yaml")) and not list(
+        core_suite.get_cache_root().rglob("up")
     )
 
 
 def test_no_network_and_no_address(mirror, monkeypatch):
-    monkeypatch.setenv(core_bundle.URL_VARIABLE, "ftp://example.org/x.zip")
+    monkeypatch.setenv(core_suite.URL_VARIABLE, "ftp://example.org/x.zip")
     with pytest.raises(ConfigError, match="ftp://example"):
-        core_bundle.fetch_bundle()
-    monkeypatch.setenv(core_bundle.URL_VARIABLE, "http://127.0.0.1:9/x.zip")
+        core_suite.fetch_bundle()
+    monkeypatch.setenv(core_suite.URL_VARIABLE, "http://127.0.0.1:9/x.zip")
     with pytest.raises(DataError, match="broke off"):
-        core_bundle.fetch_bundle()
+        core_suite.fetch_bundle()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        core_bundle.fetch_bundle()
+        core_suite.fetch_bundle()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anabatic.config.export import ExportJob
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.export import model_folder

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from anabatic.config.export import ExportJob
 from anabatic.core import paths
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.models import pretrained, transformers4_names
+from anabatic.models import pretrained, weights_reader
 from anabatic.recipes.export import merged_model, model_folder
 
 IDS = [[5, 90, 33, 7, 120, 61]]
@@ -72,11 +72,11 @@ def test_older_programs_find_what_they_look_for(write):
 
 def test_older_names_of_other_models():
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
-    config = transformers4_names.to_older_config({"rope_parameters": yarn})
+    config = weights_reader.to_older_config({"rope_parameters": yarn})
     assert config["rope_theta"] == 5e5 and config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0}
     two = {"rope_parameters": {"full_attention": yarn, "sliding_attention": yarn}}
-    assert transformers4_names.to_older_config(two) == two
-    told = transformers4_names.to_older_tokenizer(
+    assert weights_reader.to_older_config(two) == two
+    told = weights_reader.to_older_tokenizer(
         {"tokenizer_class": "Qwen2TokenizerFast", "extra_special_tokens": ["<|a|>"]}
     )
     assert told == {"tokenizer_class": "Qwen2TokenizerFast", "additional_special_tokens": ["<|a|>"]}
@@ -85,7 +85,7 @@ def test_older_names_of_other_models():
 @pytest.mark.parametrize(("said", "ends"), [(None, [1, 2]), (7, [7, 1, 2]), ([2, 7], [2, 7, 1])])
 def test_ends_of_answers_add_up(tmp_path, said, ends):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": said, "pad_token_id": 0, "top_k": 5}))
-    found = transformers4_names.merge_generation_config(tmp_path, {"eos_token_id": [1, 2], "pad_token_id": 1})
+    found = weights_reader.merge_generation_config(tmp_path, {"eos_token_id": [1, 2], "pad_token_id": 1})
     assert found == {"eos_token_id": ends, "pad_token_id": 0, "top_k": 5}
 
 

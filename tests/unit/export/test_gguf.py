@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.models import gguf
+from anabatic.recipes.export import gguf_converter
 
 SCRIPT = """\
 import json, os, pathlib, signal, sys
@@ -127,12 +127,12 @@ def test_every_torn_file_is_found(tmp_path):
     path = tmp_path / "x.gguf"
     for length in range(0, len(WHOLE), 3):
         path.write_bytes(WHOLE[:length])
-        assert gguf.find_gguf_fault(path)
+        assert gguf_converter.find_gguf_fault(path)
     path.write_bytes(WHOLE)
-    assert gguf.find_gguf_fault(path) == ""
-    assert gguf.read_header(io.BytesIO(WHOLE)) == gguf.GgufHeader(2, 17, len(WHOLE))
+    assert gguf_converter.find_gguf_fault(path) == ""
+    assert gguf_converter.read_header(io.BytesIO(WHOLE)) == gguf_converter.GgufHeader(2, 17, len(WHOLE))
     path.write_bytes(gguf_bytes([]))
-    assert gguf.find_gguf_fault(path) == "it holds no tensor"
+    assert gguf_converter.find_gguf_fault(path) == "it holds no tensor"
 
 
 @given(st.binary(max_size=80), st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=8))
@@ -140,4 +140,4 @@ def test_every_torn_file_is_found(tmp_path):
 def test_damaged_headings_are_no_faults_of_ours(tail, place, changed):
     for data in (b"GGUF" + tail, WHOLE[:place] + changed + WHOLE[place + len(changed) :]):
         with contextlib.suppress(ValueError):
-            gguf.read_header(io.BytesIO(data))
+            gguf_converter.read_header(io.BytesIO(data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling

@@ -24,7 +24,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import save_model
-from anabatic.recipes.chat import conversation, line_input, session, slash_commands
+from anabatic.recipes.chat import conversation, session, slash_commands
 from unit.infer.scripted import says
 
 SHORT = Sampling(temperature=0.0, max_new_tokens=4)
@@ -116,7 +116,7 @@ def test_a_conversation_at_a_terminal(talker, tokenizer, tmp_path):
 
 def messages_of(text, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    return list(line_input.read_messages(True, []))
+    return list(session.read_messages(True, []))
 
 
 def test_messages_of_several_lines(monkeypatch):
@@ -127,7 +127,7 @@ def test_messages_of_several_lines(monkeypatch):
 @given(st.lists(st.text(alphabet='a"\\ \n/é', max_size=8)))
 @settings(max_examples=60)
 def test_every_sign_that_is_typed_is_said(parts):
-    message = line_input.MultilineMessage()
+    message = session.MultilineMessage()
     said = [whole for line in "".join(parts).split("\n") if (whole := message.add_line(line)) is not None]
     text = "".join([*said, message.take_message()])
     kept = [sign for sign in "".join(parts) if sign in "aé/"]
@@ -138,10 +138,10 @@ def test_a_history_that_is_not_ours_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "else").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "else")
     with pytest.raises(OSError):
-        line_input._create_private_file(tmp_path / "link")
+        session._create_private_file(tmp_path / "link")
     (tmp_path / "open").write_text("x")
     (tmp_path / "open").chmod(0o644)
-    line_input._create_private_file(tmp_path / "open")
+    session._create_private_file(tmp_path / "open")
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o600
 
 

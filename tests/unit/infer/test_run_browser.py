@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.infer.web import run_browser
 from anabatic.infer.web.run_browser import RunBrowser
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
@@ -54,7 +54,7 @@ def test_curves_are_those_of_the_file_and_come_once(tmp_path):
     found = RunBrowser(tmp_path)
     key = only(found)
     answer = found.get_curves(key)
-    rows = list(json_lines.read_json_lines(tmp_path / "a" / "metrics.jsonl"))
+    rows = list(json_reader.read_json_lines(tmp_path / "a" / "metrics.jsonl"))
     loss = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
     steps, values = answer["curves"]["loss"]["points"]
     assert steps == list(loss)

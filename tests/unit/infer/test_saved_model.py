@@ -9,7 +9,7 @@ import torch
 
 from anabatic.config.loading import settings
 from anabatic.config.sections.common import Data, DeviceSettings
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder
@@ -17,7 +17,7 @@ from anabatic.device.device import select_device
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import load_model, save_model
 from anabatic.parallel.process_groups import World
-from anabatic.recipes.checkpoint_model import load_checkpoint_model
+from anabatic.recipes.batch_inference import load_checkpoint_model
 from anabatic.train.checkpoint import storage
 
 

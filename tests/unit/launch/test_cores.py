@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.core import affinity
+from anabatic.core import cpu_info
 from anabatic.core.formatting import format_spans
-from anabatic.launch.local import core_binding
-from anabatic.launch.local.core_binding import DeviceLocality
+from anabatic.launch.local import placement
+from anabatic.launch.local.placement import DeviceLocality
 
 
 def machine(root: Path, nodes: dict[int, str], buses: dict[str, int], siblings: dict[int, str] | None = None) -> Path:
@@ -44,7 +44,7 @@ BUSES = {
 def test_every_process_beside_its_device(tmp_path: Path) -> None:
     root = machine(tmp_path, ATLAS, BUSES)
     near = [DeviceLocality(bus.upper()) for bus in BUSES]
-    found = core_binding.assign_cores(8, near, range(96), root)
+    found = placement.assign_cores(8, near, range(96), root)
     assert found is not None
     assert [format_spans(share) for share in found.cores] == [
         "0-11",
@@ -63,7 +63,7 @@ def test_every_process_beside_its_device(tmp_path: Path) -> None:
 
 def test_the_free_devices_of_one_node_share_its_cores(tmp_path: Path) -> None:
     root = machine(tmp_path, ATLAS, BUSES)
-    found = core_binding.assign_cores(
+    found = placement.assign_cores(
         2, [DeviceLocality("0000:01:00.0"), DeviceLocality("00000000:C1:00.0")], range(96), root
     )  # NVML writes 8 digits
     assert found is not None and [format_spans(share) for share in found.cores] == ["48-71", "0-23"]
@@ -72,53 +72,51 @@ def test_the_free_devices_of_one_node_share_its_cores(tmp_path: Path) -> None:
 def test_only_cores_that_are_allowed(tmp_path: Path) -> None:
     root = machine(tmp_path, ATLAS, BUSES)
     allowed = [*range(4, 8), *range(30, 34)]
-    found = core_binding.assign_cores(
-        2, [DeviceLocality("0000:c1:00.0"), DeviceLocality("0000:81:00.0")], allowed, root
-    )
+    found = placement.assign_cores(2, [DeviceLocality("0000:c1:00.0"), DeviceLocality("0000:81:00.0")], allowed, root)
     assert found is not None and found.cores == ((4, 5, 6, 7), (30, 31, 32, 33))
-    elsewhere = core_binding.assign_cores(
+    elsewhere = placement.assign_cores(
         2, [DeviceLocality("0000:01:00.0"), DeviceLocality("0000:02:00.0")], allowed, root
     )
     assert elsewhere is not None and elsewhere.cores == ((4, 5, 6, 7), (30, 31, 32, 33)), "their node is not allowed"
-    crowded = core_binding.assign_cores(3, [DeviceLocality("0000:c1:00.0")] * 3, allowed, root)
+    crowded = placement.assign_cores(3, [DeviceLocality("0000:c1:00.0")] * 3, allowed, root)
     assert crowded is not None and crowded.numa_nodes == (-1, -1, -1), "too few on the node: parts of all"
     assert sorted(core for share in crowded.cores for core in share) == allowed
-    assert core_binding.assign_cores(5, [], allowed, root) is None
+    assert placement.assign_cores(5, [], allowed, root) is None
 
 
 def test_threads_of_one_core_stay_together(tmp_path: Path) -> None:
     pairs = {core: f"{core % 4},{core % 4 + 4}" for core in range(8)}
     root = machine(tmp_path, {0: "0-1,4-5", 1: "2-3,6-7"}, {}, pairs)
-    found = core_binding.assign_cores(4, [], range(8), root)
+    found = placement.assign_cores(4, [], range(8), root)
     assert found is not None and found.cores == ((0, 4), (1, 5), (2, 6), (3, 7)) and found.numa_nodes == (0, 0, 1, 1)
 
 
 def test_what_the_driver_names_where_the_bus_does_not(tmp_path: Path) -> None:
     root = machine(tmp_path, {0: "0-7"}, {"0000:c1:00.0": -1})
     near = [DeviceLocality("0000:c1:00.0", "4-7"), DeviceLocality("", "0-3")]
-    found = core_binding.assign_cores(2, near, range(8), root)
+    found = placement.assign_cores(2, near, range(8), root)
     assert found is not None and found.cores == ((4, 5, 6, 7), (0, 1, 2, 3))
-    assert core_binding.read_device_numa_node(near[0], root) is None
-    odd = core_binding.assign_cores(
+    assert placement.read_device_numa_node(near[0], root) is None
+    odd = placement.assign_cores(
         2, [DeviceLocality("?", "no list"), DeviceLocality("0000:zz:00.0", "1-")], range(8), root
     )
     assert odd is not None and odd.cores == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    found = core_binding.assign_cores(3, [], range(8), tmp_path)
+    found = placement.assign_cores(3, [], range(8), tmp_path)
     assert found is not None and found.cores == ((0, 1), (2, 3, 4), (5, 6, 7)) and found.threads_per_process == 2
     assert found.format_line() == "cores of each process: 0-1; 2-4; 5-7; 2 threads each"
 
 
 @given(st.lists(st.integers(0, 300), unique=True, min_size=1))
 def test_lists_of_cores_read_back(numbers: list[int]) -> None:
-    assert affinity.parse_core_list(format_spans(numbers)) == sorted(numbers)
+    assert cpu_info.parse_core_list(format_spans(numbers)) == sorted(numbers)
 
 
 @given(st.sets(st.integers(0, 63), min_size=1), st.integers(1, 9))
 def test_every_core_goes_to_one_process(allowed: set[int], nproc: int) -> None:
-    found = core_binding.assign_cores(nproc, [], allowed, "/nowhere")
+    found = placement.assign_cores(nproc, [], allowed, "/nowhere")
     if found is None:
         assert len(allowed) < 2 * nproc
     else:
@@ -128,7 +126,7 @@ def test_every_core_goes_to_one_process(allowed: set[int], nproc: int) -> None:
 
 def test_lists_that_are_none() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        affinity.parse_core_list("0-x")
+        cpu_info.parse_core_list("0-x")
 
 
 SHOW = """
@@ -147,9 +145,9 @@ show("own")
 def test_a_process_takes_its_share() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     last = allowed[-1]
-    told = {**os.environ, affinity.CORES_VARIABLE: f"{allowed[0]};{last}", "LOCAL_RANK": "1"}
+    told = {**os.environ, cpu_info.CORES_VARIABLE: f"{allowed[0]};{last}", "LOCAL_RANK": "1"}
     done = subprocess.run([sys.executable, "-c", SHOW], env=told, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"own [{last}]", f"thread [{last}]", f"all {allowed}", f"own [{last}]"]
-    alone = {name: value for name, value in os.environ.items() if name != affinity.CORES_VARIABLE}
+    alone = {name: value for name, value in os.environ.items() if name != cpu_info.CORES_VARIABLE}
     done = subprocess.run([sys.executable, "-c", SHOW], env=alone, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{word} {allowed}" for word in ("own", "thread", "all", "own")]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import affinity, log
+from anabatic.core import cpu_info, log
 from anabatic.core.errors import DeviceError
 from anabatic.device.table import DEVICES
-from anabatic.launch.local import core_binding, device_selection, placement
+from anabatic.launch.local import placement
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
 from anabatic.monitor.sources import npu_smi_command
 from anabatic.plan import detect_chip
@@ -52,14 +52,14 @@ def choose(
     family: npu_smi_layout.ChipFamily = "A2",
     wanted: str = "auto",
     **environ: str,
-) -> device_selection.DeviceSelection | None:
+) -> placement.DeviceSelection | None:
     """Choose on a machine whose npu-smi shows these rows."""
     text, mapping = (
         npu_smi_layout.format_info(rows, "26.0.rc1", family),
         npu_smi_layout.format_mapping(rows, "Ascend", family),
     )
     source = npu_smi_command.NpuSmiSource(str(fake.printing(folder / "bin", text, mapping) / "npu-smi"))
-    return device_selection.select_devices(wanted, nproc, environ, lambda: (source, []))
+    return placement.select_devices(wanted, nproc, environ, lambda: (source, []))
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -167,12 +167,12 @@ class Gpus:
 
 def test_gpus_go_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect_chip.metadata, "version", lambda name: "2.13.0")
-    found = device_selection.select_devices("auto", 1, {}, lambda: (Gpus(), []))
+    found = placement.select_devices("auto", 1, {}, lambda: (Gpus(), []))
     assert found is not None and found.variables == {"CUDA_VISIBLE_DEVICES": "GPU-1f"}
     assert found.summary == "GPU 1 of 2: nothing runs there; 0 is in use"
     with pytest.raises(DeviceError, match=r"1 of 2 are free .0: python .7, ann.."):
-        device_selection.select_devices("cuda", 2, {}, lambda: (Gpus(), []))
-    assert device_selection.select_devices("npu", 1, {}, lambda: (Gpus(), [])) is None
+        placement.select_devices("cuda", 2, {}, lambda: (Gpus(), []))
+    assert placement.select_devices("npu", 1, {}, lambda: (Gpus(), [])) is None
 
 
 @pytest.mark.usefixtures("torch_npu")
@@ -181,29 +181,29 @@ def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     topology = npu_smi_layout.format_topology(rows, "A2", 16)
     folder = fake.printing(tmp_path / "bin", npu_smi_layout.format_info(rows, "26.0.rc1", "A2"), topology)
     monkeypatch.setenv("PATH", fake.on_path(folder))
-    monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
-    monkeypatch.setattr(core_binding, "get_allowed_cores", lambda: set(range(16)))
+    monkeypatch.setattr(placement.selection.dcmi, "LIBRARY_PATHS", ())
+    monkeypatch.setattr(placement, "get_allowed_cores", lambda: set(range(16)))
     device = {"type": "auto", "bind": "auto"}
     found = placement.place_workers(device, 2, {}, multi_node=False)
     assert found["ASCEND_RT_VISIBLE_DEVICES"] == "1,2"
     assert found["HCCL_IF_BASE_PORT"] == "60032", "another job on this machine has 60000 to 60031"
     assert found["HCCL_CONNECT_TIMEOUT"] == dict(DEVICES["npu"].start_env)["HCCL_CONNECT_TIMEOUT"]
-    assert (found[affinity.CORES_VARIABLE], found["OMP_NUM_THREADS"]) == ("4-7;8-11", "4"), (
+    assert (found[cpu_info.CORES_VARIABLE], found["OMP_NUM_THREADS"]) == ("4-7;8-11", "4"), (
         "as npu-smi info -t topo has it"
     )
     kept = placement.place_workers(device, 2, {"HCCL_CONNECT_TIMEOUT": "300", "OMP_NUM_THREADS": "1"}, multi_node=True)
-    assert set(kept) == {"ASCEND_RT_VISIBLE_DEVICES", affinity.CORES_VARIABLE}
+    assert set(kept) == {"ASCEND_RT_VISIBLE_DEVICES", cpu_info.CORES_VARIABLE}
     for off in ({**device, "bind": "off"}, device):
         told = {"CPU_AFFINITY_CONF": "1"} if off is device else {}
         loose = placement.place_workers(off, 2, told, multi_node=False)
-        assert affinity.CORES_VARIABLE not in loose and loose["OMP_NUM_THREADS"] == "8"
+        assert cpu_info.CORES_VARIABLE not in loose and loose["OMP_NUM_THREADS"] == "8"
 
 
 @pytest.mark.usefixtures("torch_npu")
 def test_one_process_takes_a_free_device_or_shares_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
+    monkeypatch.setattr(placement.selection.dcmi, "LIBRARY_PATHS", ())
     monkeypatch.setattr(log.LOGGER, "propagate", True)
     caplog.set_level("INFO", "anabatic")
     for busy, expected in (((0,), {"ASCEND_RT_VISIBLE_DEVICES": "1"}), ((0, 1), {})):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabatic.launch.preflight import machine_info
+from anabatic.launch.preflight import machine_report
 
 
 def test_files_that_are_there_and_data_that_are_not(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_files_that_are_there_and_data_that_are_not(tmp_path: Path) -> None:
         "out": "runs/x",
         "seed": 3,
     }
-    assert dict(machine_info._measure_job_files(recipe)) == {
+    assert dict(machine_report._measure_job_files(recipe)) == {
         f"data.train: {rows}": [1, 3],
         f"data.train: {tmp_path}/gone.jsonl@0.5": None,
         f"data.valid: {tmp_path}/*.parquet": None,

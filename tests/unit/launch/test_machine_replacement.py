@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from anabatic.launch import node_rank
+from anabatic.launch.local import elastic_agent
 
 Handler = dynamic_rendezvous.DynamicRendezvousHandler
 NEVER = timedelta(days=1)
@@ -38,14 +38,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], Ha
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     monkeypatch.setattr(Handler._node_desc_generator, "generate", Handler._node_desc_generator.generate)
     monkeypatch.setattr(dynamic_rendezvous._RendezvousJoinOp, "__call__", dynamic_rendezvous._RendezvousJoinOp.__call__)
-    node_rank.take_node_rank(0, replaced)
+    elastic_agent.take_node_rank(0, replaced)
     store, found = HashStore(), []
     settings = dynamic_rendezvous.RendezvousSettings(
         "job", 2, 2, dynamic_rendezvous.RendezvousTimeout(join=timedelta(seconds=60)), NEVER, 3
     )
 
     def make(number: int, address: str) -> Handler:
-        node = dynamic_rendezvous._NodeDesc(node_rank.RankedAddress(number, address), len(found), 0)
+        node = dynamic_rendezvous._NodeDesc(elastic_agent.RankedAddress(number, address), len(found), 0)
         state = dynamic_rendezvous._BackendRendezvousStateHolder(C10dRendezvousBackend(store, "job"), settings)
         found.append(Handler(node, settings, "c10d", store, state))
         return found[-1]
@@ -78,9 +78,9 @@ class Joining(threading.Thread):
 
 
 def test_a_place_sorts_by_its_number_and_survives_the_way() -> None:
-    there = pickle.loads(pickle.dumps(node_rank.RankedAddress(10, "10.0.0.1")))
-    assert there == node_rank.RankedAddress(10, "10.0.0.1") != "10.0.0.1" and there.node_rank == 10
-    assert sorted([there, node_rank.RankedAddress(9, "10.0.0.2")])[1] is there
+    there = pickle.loads(pickle.dumps(elastic_agent.RankedAddress(10, "10.0.0.1")))
+    assert there == elastic_agent.RankedAddress(10, "10.0.0.1") != "10.0.0.1" and there.node_rank == 10
+    assert sorted([there, elastic_agent.RankedAddress(9, "10.0.0.2")])[1] is there
 
 
 def test_back_before_the_others_have_seen_it_go(machine: Callable[[int, str], Handler]) -> None:

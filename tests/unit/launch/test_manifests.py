@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from anabatic.cli import app
 from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.launch.k8s import accelerators, manifests, pod_template
 from anabatic.launch.k8s import kubectl as kubectl_module
-from anabatic.launch.k8s.field_rules import (
+from anabatic.launch.k8s import manifests, pod_template
+from anabatic.launch.k8s.manifests import (
     BooleanRule,
     ChoiceRule,
     FieldRule,
@@ -118,7 +118,7 @@ def test_a_pytorchjob() -> None:
 @pytest.mark.parametrize("kind", sorted(manifests.MANIFEST_BUILDERS))
 def test_every_chip_on_every_operator(kind: str, chip: str, resource: str | None) -> None:
     text = yaml.safe_dump(made(kind=kind, chip=chip))
-    assert ("/usr/local/Ascend/driver" in text) is bool(accelerators.ACCELERATORS[chip].mounts)
+    assert ("/usr/local/Ascend/driver" in text) is bool(pod_template.ACCELERATORS[chip].mounts)
     assert resource is None or f"{resource}: '8'" in text
     assert "driver" not in str(made(kind=kind, chip=chip, driver_mounts=False))
 

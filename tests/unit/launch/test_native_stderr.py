@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anabatic.core import relaunch
 from anabatic.core.errors import TRACEBACK_HINT
-from anabatic.launch.local import native_stderr, worker_reports
+from anabatic.launch.local import worker_reports
 
 WORKER = """
 import os, sys
@@ -26,21 +26,21 @@ def test_a_library_that_takes_a_rank_down(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
     ran = subprocess.run([sys.executable, "-c", WORKER, tmp_path], capture_output=True, text=True, env=environment)
     assert ran.returncode < 0 and ran.stderr == "for the user\n"
-    written = native_stderr.read_stderr_tail(tmp_path, 2)
+    written = worker_reports.read_stderr_tail(tmp_path, 2)
     assert written.startswith("terminate called: EI0002")
-    assert "EI0002" in native_stderr.explain_stderr(written) and native_stderr.explain_stderr(written).startswith(
+    assert "EI0002" in worker_reports.explain_stderr(written) and worker_reports.explain_stderr(written).startswith(
         "hint: "
     )
     out = tmp_path / "run"
     out.mkdir()
     (out / "rank-2.log").write_text("INFO step 1\n")
-    native_stderr.append_to_rank_logs(tmp_path, [2, 3], out)
+    worker_reports.append_to_rank_logs(tmp_path, [2, 3], out)
     assert (out / "rank-2.log").read_text() == f"INFO step 1\n{written}" and not (out / "rank-3.log").exists()
 
 
 def test_nothing_was_written(tmp_path: Path) -> None:
-    assert native_stderr.read_stderr_tail(tmp_path, 0) == "" and native_stderr.explain_stderr("") == ""
-    native_stderr.append_to_rank_logs(tmp_path, [0], None)
+    assert worker_reports.read_stderr_tail(tmp_path, 0) == "" and worker_reports.explain_stderr("") == ""
+    worker_reports.append_to_rank_logs(tmp_path, [0], None)
     assert relaunch.NATIVE_STDERR_FILE.format(0) == "rank-0.native"
 
 
@@ -48,5 +48,5 @@ def test_a_rank_that_could_not_explain_itself(tmp_path: Path) -> None:
     told = worker_reports.WorkerReport(
         [0, 1], {"error: unexpected RuntimeError: error code is 507899\nhint: " + TRACEBACK_HINT: [1]}
     )
-    assert told.failure_hint() == "" and "507899" in native_stderr.explain_failure(tmp_path, told)
-    assert native_stderr.explain_failure(tmp_path, worker_reports.WorkerReport([0])) == ""
+    assert told.failure_hint() == "" and "507899" in worker_reports.explain_failure(tmp_path, told)
+    assert worker_reports.explain_failure(tmp_path, worker_reports.WorkerReport([0])) == ""

@@ -10,14 +10,14 @@ import pytest
 from anabatic.cli.launch import hosts
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import ConfigError
-from anabatic.launch import rendezvous_endpoint, rendezvous_probe
+from anabatic.launch import rendezvous_endpoint
 from anabatic.testing.multiprocess import find_free_port
 
 
 def test_who_does_not_answer_is_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_probe, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous_endpoint, "_PAUSE_SECONDS", 0.0)
     ticks = iter(range(0, 1000, 5))
-    why = rendezvous_probe.await_port("127.0.0.1", port := find_free_port(), 20, now=lambda: next(ticks))
+    why = rendezvous_endpoint.await_port("127.0.0.1", port := find_free_port(), 20, now=lambda: next(ticks))
     assert why == (
         f"machine 0 does not answer at 127.0.0.1:{port}: connection refused: it has not begun, or uses another port"
     )
@@ -35,15 +35,15 @@ def test_a_machine_that_begins_later_is_waited_for() -> None:
 
     timer = threading.Timer(0.2, begin)
     timer.start()
-    assert rendezvous_probe.await_port("127.0.0.1", port, 60) == ""
+    assert rendezvous_endpoint.await_port("127.0.0.1", port, 60) == ""
     timer.join()
     server.close()
 
 
 def test_an_address_that_leads_here_and_one_that_does_not() -> None:
-    rendezvous_probe.require_reachable_address("127.0.0.1", find_free_port())
+    rendezvous_endpoint.require_reachable_address("127.0.0.1", find_free_port())
     with pytest.raises(ConfigError, match="does not lead to this machine, which is machine 0"):
-        rendezvous_probe.require_reachable_address("host.invalid", find_free_port())
+        rendezvous_endpoint.require_reachable_address("host.invalid", find_free_port())
 
 
 def test_two_jobs_on_one_port() -> None:

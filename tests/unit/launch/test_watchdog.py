@@ -20,8 +20,8 @@ from anabatic.core import heartbeat, relaunch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import rendezvous, rendezvous_endpoint
 from anabatic.launch.local import worker_reports
+from anabatic.launch.local.elastic_agent import RankedAddress
 from anabatic.launch.local.watchdog import HangWatchdog, find_innermost_frame
-from anabatic.launch.node_rank import RankedAddress
 
 WORKER = """
 import os, time

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models import pretrained

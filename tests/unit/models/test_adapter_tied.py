@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.lora import adapter
 from anabatic.testing.tiny_corpora import write_byte_tokenizer

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 import transformers
 
 from anabatic.core.errors import DataError
-from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import get_device_ops
-from anabatic.models import attention_interface, forward
-from anabatic.models.fused import installer
-from anabatic.testing.model_configs import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic.models import forward, fused_ops, pretrained
 from anabatic.testing.random_models import iter_cached_logits
+from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 NORMS, GATED, ROTARY, MOE = "RMSNorms", "gated MLPs", "rotary embeddings", "expert layers"
@@ -86,7 +85,7 @@ def build(name: str, settings: dict[str, Any]) -> Any:
 
 def packed(model: Any) -> Any:
     ours = copy.deepcopy(model)
-    ours.config._attn_implementation = attention_interface.ATTENTION_NAME
+    ours.config._attn_implementation = pretrained.ATTENTION_NAME
     return ours
 
 
@@ -121,7 +120,7 @@ def test_a_packed_batch_equals_row_by_row(family: str, fused: str) -> None:
     reference = build(name, settings)
     ours = packed(reference)
     if fused == "auto":
-        assert dict(installer.install_fused_ops(ours, get_device_ops("cpu")).fused) == expected
+        assert dict(fused_ops.install_fused_ops(ours, get_device_ops("cpu")).fused) == expected
     check_loss_and_gradients(ours, reference, batch_of([5, 12, 12, 1, 30]))
 
 
@@ -133,7 +132,7 @@ def test_autocast_reaches_the_fused_operators(family: str) -> None:
     for parameter in plain.parameters():
         parameter.data.mul_(0.5)
     low = copy.deepcopy(plain)
-    installer.install_fused_ops(low, get_device_ops("cpu"))
+    fused_ops.install_fused_ops(low, get_device_ops("cpu"))
     rows = forward.pack_batch(batch_of([5, 12, 30]), CPU)
     expected = forward.compute_summed_loss(plain, rows, 1 << 12)
     with torch.autocast("cpu", torch.bfloat16):
@@ -148,7 +147,7 @@ def test_reading_in_pieces_equals_one_long_forward_pass(family: str) -> None:
     name, settings, _ = FAMILIES[family]
     reference = build(name, settings).float().eval()
     ours = packed(reference)
-    installer.install_fused_ops(ours, get_device_ops("cpu"))
+    fused_ops.install_fused_ops(ours, get_device_ops("cpu"))
     texts = [torch.randint(3, 96, (length,)).tolist() for length in (6, 23, 12)]
     for ends, logits in iter_cached_logits(ours, texts):
         for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
@@ -179,7 +178,7 @@ def test_what_packing_would_get_wrong_is_refused(case: str) -> None:
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**COMMON_CONFIG, **settings})
     model = transformers.AutoModelForCausalLM.from_config(config)
-    model.config._attn_implementation = attention_interface.ATTENTION_NAME
+    model.config._attn_implementation = pretrained.ATTENTION_NAME
     with pytest.raises(DataError, match=message):
         forward.compute_summed_loss(model.train(), forward.pack_batch(batch_of([5, 7]), CPU), 1 << 12)
 
@@ -192,6 +191,6 @@ def test_a_head_that_the_chunked_loss_does_not_know_is_refused() -> None:
             return out
 
     model = Odd(transformers.LlamaConfig(**COMMON_CONFIG))
-    model.config._attn_implementation = attention_interface.ATTENTION_NAME
+    model.config._attn_implementation = pretrained.ATTENTION_NAME
     with pytest.raises(DataError, match="Odd makes its logits in a way"):
         forward.compute_summed_loss(model, forward.pack_batch(batch_of([5]), CPU), 1 << 12)

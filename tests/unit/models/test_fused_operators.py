@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.device.ops import REFERENCE_OPS, get_device_ops
-from anabatic.models import forward
-from anabatic.models.fused import installer
+from anabatic.models import forward, fused_ops
 from anabatic.models.lora import adapter
 from anabatic.testing.tiny_models import build_tiny_model
 from unit.models.test_families import FAMILIES, batch_of, build, packed
@@ -28,18 +27,18 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 def test_what_is_found_is_counted() -> None:
     model = build_tiny_model()
     for _ in range(2):  # again changes nothing
-        found = installer.install_fused_ops(model, REFERENCE_OPS)
+        found = fused_ops.install_fused_ops(model, REFERENCE_OPS)
         assert dict(found.fused) == ALL and not found.plain
     assert str(found) == "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain: nothing"
 
 
 def test_what_stays_plain_is_named_with_the_reason() -> None:
-    found = installer.install_fused_ops(build(*FAMILIES["deepseek-v3"][:2]), REFERENCE_OPS)
+    found = fused_ops.install_fused_ops(build(*FAMILIES["deepseek-v3"][:2]), REFERENCE_OPS)
     assert found.plain == {"rotary embeddings (of another kind)": 2}
-    assert installer.install_fused_ops(build(*FAMILIES["cohere"][:2]), REFERENCE_OPS).plain == {
+    assert fused_ops.install_fused_ops(build(*FAMILIES["cohere"][:2]), REFERENCE_OPS).plain == {
         "norms (CohereLayerNorm)": 3
     }
-    gelu = installer.install_fused_ops(build(*FAMILIES["gemma2"][:2]), REFERENCE_OPS).plain
+    gelu = fused_ops.install_fused_ops(build(*FAMILIES["gemma2"][:2]), REFERENCE_OPS).plain
     assert gelu == {"MLPs (GELUTanh)": 2}
 
 
@@ -57,7 +56,7 @@ class Wrong(nn.Module):
 
 def test_a_module_that_computes_something_else_is_left_alone() -> None:
     model = nn.Sequential(Wrong())
-    assert dict(installer.install_fused_ops(model, REFERENCE_OPS).plain) == {"norms (Wrong)": 1}
+    assert dict(fused_ops.install_fused_ops(model, REFERENCE_OPS).plain) == {"norms (Wrong)": 1}
     assert "forward" not in model[0].__dict__
 
 
@@ -68,7 +67,7 @@ def test_a_model_on_meta_is_fused_before_it_gets_memory(family: str) -> None:
     weights = {key: value.clone() for key, value in plain.state_dict().items()}
     buffers = {key: value.clone() for key, value in plain.named_buffers()}
     late = copy.deepcopy(plain).to("meta")
-    assert dict(installer.install_fused_ops(late, get_device_ops("cpu")).fused) == expected
+    assert dict(fused_ops.install_fused_ops(late, get_device_ops("cpu")).fused) == expected
     late.to_empty(device="cpu")
     late.load_state_dict(weights)
     for key, buffer in late.named_buffers():
@@ -81,13 +80,13 @@ def test_adapters_may_come_before_or_after() -> None:
     losses = []
     for first in (True, False):
         model = build_tiny_model()
-        installer.remove_fused_ops(model)
+        fused_ops.remove_fused_ops(model)
         if first:
-            installer.install_fused_ops(model, get_device_ops("cpu"))
+            fused_ops.install_fused_ops(model, get_device_ops("cpu"))
         adapter.insert_adapter(model, Lora(r=4))
         adapter.init_adapter_weights(model, Lora(r=4), 0)
         if not first:
-            assert dict(installer.install_fused_ops(model, get_device_ops("cpu")).fused) == ALL
+            assert dict(fused_ops.install_fused_ops(model, get_device_ops("cpu")).fused) == ALL
         for name, parameter in model.named_parameters():
             if name.endswith("lora_B"):
                 nn.init.constant_(parameter, 0.01)
@@ -98,10 +97,10 @@ def test_adapters_may_come_before_or_after() -> None:
 def test_off_gives_every_module_its_own_forward_back() -> None:
     model = build_tiny_model()
     before = loss_of(model)
-    assert installer.apply_fused_setting(model, "off", "cpu") == "fused: off (asked for); attention is packed anyway"
+    assert fused_ops.apply_fused_setting(model, "off", "cpu") == "fused: off (asked for); attention is packed anyway"
     assert not any("forward" in module.__dict__ for module in model.modules())
     torch.testing.assert_close(loss_of(model), before, rtol=1e-5, atol=1e-5)
-    assert installer.apply_fused_setting(model, "auto", "cpu").startswith(
+    assert fused_ops.apply_fused_setting(model, "auto", "cpu").startswith(
         "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain"
     )
 
@@ -114,7 +113,7 @@ def test_two_models_of_a_family_keep_their_own_operators() -> None:
         calls.append(x.shape)
         return REFERENCE_OPS.rotary(x, cos, sin)
 
-    installer.install_fused_ops(fused, REFERENCE_OPS._replace(rotary=rotary))
+    fused_ops.install_fused_ops(fused, REFERENCE_OPS._replace(rotary=rotary))
     loss_of(plain)
     assert not calls
     loss_of(fused)
@@ -123,7 +122,7 @@ def test_two_models_of_a_family_keep_their_own_operators() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_norms_and_gated_blocks_are_compiled() -> None:
-    assert installer.compile_blocks(build_tiny_model()) == 11
+    assert fused_ops.compile_blocks(build_tiny_model()) == 11
 
 
 def test_under_autocast_a_normed_stream_is_cast_once_for_all_that_read_it() -> None:
@@ -133,7 +132,7 @@ def test_under_autocast_a_normed_stream_is_cast_once_for_all_that_read_it() -> N
     kept: dict[bool, int] = {}
     losses = []
     for choice in ("off", "auto"):
-        installer.apply_fused_setting(model, choice, "cpu")
+        fused_ops.apply_fused_setting(model, choice, "cpu")
         found: dict[int, torch.Tensor] = {}
 
         def keep(tensor: torch.Tensor, found: dict[int, torch.Tensor] = found) -> torch.Tensor:

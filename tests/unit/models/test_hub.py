@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import run_lookup
+from anabatic.core import paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.models import pretrained
 from anabatic.models.hub import download
@@ -158,20 +158,20 @@ def test_something_else_that_answers(served: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["acme/tiny", "Qwen/Qwen2.5-0.5B-Instruct", "a/b_c"])
 def test_hub_names(name: str) -> None:
-    assert run_lookup.is_hub_id(name)
+    assert paths.is_hub_id(name)
 
 
 @pytest.mark.parametrize(
     "name", ["./tiny", "../tiny", "/a/b", "~/tiny", "a/b/c", "tiny", "a/", "/a", "a/.b", "a b/c", ""]
 )
 def test_paths_are_no_hub_names(name: str) -> None:
-    assert not run_lookup.is_hub_id(name)
+    assert not paths.is_hub_id(name)
 
 
 def test_what_is_here_is_no_hub_name(tmp_path: Path, served: Hub) -> None:
     os.chdir(tmp_path)
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
-    assert not run_lookup.is_hub_id("acme/tiny")
+    assert not paths.is_hub_id("acme/tiny")
     with pytest.raises(DataError, match="acme/tiny holds no config.json"):
         pretrained.resolve_model_folder("acme/tiny", "modelscope")
     assert served.asked == []
@@ -221,8 +221,8 @@ def test_a_slip_in_a_run_is_told_to_no_hub(tmp_path: Path, served: Hub) -> None:
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
     (tmp_path / "runs" / "tiny" / "metrics.jsonl").touch()
     for name in ("runs/tny", "run/tiny", "output/x"):
-        assert not run_lookup.is_hub_id(name)
+        assert not paths.is_hub_id(name)
         with pytest.raises(DataError, match="does not exist"):
             pretrained.resolve_model_folder(name)
-    assert run_lookup.is_hub_id("run/tiny", "modelscope") and not run_lookup.is_hub_id("runs/tny", "modelscope")
+    assert paths.is_hub_id("run/tiny", "modelscope") and not paths.is_hub_id("runs/tny", "modelscope")
     assert served.asked == []

@@ -15,8 +15,7 @@ from anabatic.data.batching.packing import TokenSegment
 from anabatic.data.chat.preference_pairs import REJECTED_BIT, collate_unpaired_answers
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot
-from anabatic.models.kto_loss import KtoLoss, compute_kto_losses, make_mismatched_batch
-from anabatic.models.preference_loss import PreferenceOptions
+from anabatic.models.preference_loss import KtoLoss, PreferenceOptions, compute_kto_losses, make_mismatched_batch
 from anabatic.testing.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.device.ops import get_device_ops
-from anabatic.models import forward, pretrained
-from anabatic.models.fused import installer
+from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
 from anabatic.models.lora.grouped import AdapterBank, LoraGroup, group_adapters
 from anabatic.models.lora.linear import LoraLinear
@@ -24,7 +23,7 @@ CPU = torch.device("cpu")
 def adapted(family: str = "qwen2", dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     name, settings, _ = FAMILIES[family]
     model = packed(build(name, settings)).to(dtype)
-    installer.install_fused_ops(model, get_device_ops("cpu"))
+    fused_ops.install_fused_ops(model, get_device_ops("cpu"))
     adapter.insert_adapter(model, Lora(r=4, **options))
     adapter.init_adapter_weights(model, Lora(r=4, **options), 0)
     torch.manual_seed(2)

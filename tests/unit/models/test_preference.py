@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import Optim
-from anabatic.config.sections.tuner import Lora
-from anabatic.data.batching.batch import Batch
-from anabatic.data.batching.packing import TokenSegment
+from anabatic.config.sections.train_jobs import Lora
+from anabatic.data.batching.packing import Batch, TokenSegment
 from anabatic.data.chat.preference_pairs import REJECTED_BIT, collate_preference_pairs
 from anabatic.device import ops
 from anabatic.device.device import select_device

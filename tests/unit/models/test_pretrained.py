@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from anabatic.config.pretrain import PretrainModel
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.batching.batch import IGNORE_INDEX, Batch
-from anabatic.device.segments import PackedSegments
+from anabatic.data.batching.packing import IGNORE_INDEX, Batch
+from anabatic.device.attention import PackedSegments
 from anabatic.models import forward, model_init, pretrained
 from anabatic.models.lora import adapter
 from anabatic.plan import depth_dial as dial

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anabatic.config.sections.common import Data
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError
 from anabatic.data.tokenizer import hf_folder as tokenizers
@@ -31,7 +31,7 @@ from anabatic.models.quantized import (
     iter_quantized_weights,
     replace_weight,
 )
-from anabatic.parallel.dtensors import materialize_parameters
+from anabatic.parallel.process_groups import materialize_parameters
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 from anabatic.testing.tiny_models import build_tiny_model
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from anabatic.config.reward import RewardJob
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching.packing import TokenSegment
 from anabatic.data.chat.loss_mask import LossPolicy

@@ -15,17 +15,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import DataError
-from anabatic.data.batching.batch import Batch
+from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
 from anabatic.device.ops import get_device_ops
 from anabatic.evals.likelihood import compute_likelihoods
 from anabatic.evals.prefix_trees import ScoredText
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.models import attention_interface, forward, rope_scaling
-from anabatic.models.fused import installer
+from anabatic.models import forward, fused_ops, pretrained, rope_scaling
 from anabatic.models.pretrained import prepare_model
-from anabatic.testing.model_configs import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 BORDER = 16
@@ -83,9 +82,9 @@ def case(name: str, kind: str) -> Any:
 
 def packed(model: Any, fused: bool = True) -> Any:
     ours = copy.deepcopy(model)
-    ours.config._attn_implementation = attention_interface.ATTENTION_NAME
+    ours.config._attn_implementation = pretrained.ATTENTION_NAME
     if fused:
-        installer.install_fused_ops(ours, get_device_ops("cpu"))
+        fused_ops.install_fused_ops(ours, get_device_ops("cpu"))
     return ours
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, DataError, Failure
-from anabatic.core.json_lines import JsonlWriter, replace_nonfinite
+from anabatic.core.json_reader import JsonlWriter, replace_nonfinite
 from anabatic.monitor import exporter, output_formats
 from anabatic.monitor.sampler import Frame
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot, parse_snapshot_row

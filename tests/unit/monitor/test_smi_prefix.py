@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.monitor.npu_smi import line_prefix, output_parser
+from anabatic.monitor.npu_smi import output_parser
 from anabatic.sim import fake_npu_smi, npu_smi_layout
 from anabatic.sim.npu_smi_layout import SmiReading
 
@@ -74,7 +74,7 @@ def test_a_collected_output_is_read_behind_every_prefix(path: Path | None) -> No
     if path is None:
         pytest.skip("the collected outputs of npu-smi are not here")
     text = path.read_text(encoding="utf-8")
-    assert line_prefix.strip_line_prefixes(text) == text.splitlines()
+    assert output_parser.strip_line_prefixes(text) == text.splitlines()
     expected = _values(text)
     if expected["kind"] == "error":
         return
@@ -172,4 +172,4 @@ def test_a_colour_within_a_cell_is_no_part_of_the_value() -> None:
     ],
 )
 def test_text_without_a_table_stays_as_it_is(told: str) -> None:
-    assert line_prefix.strip_line_prefixes(told) == told.splitlines()
+    assert output_parser.strip_line_prefixes(told) == told.splitlines()

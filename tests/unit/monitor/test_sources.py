@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.monitor.snapshot import DeviceProcess, count_devices_per_card, format_device_label
-from anabatic.monitor.sources import dcmi, host, npu_smi_command, selection
+from anabatic.monitor.sources import dcmi, npu_smi_command, selection
 from anabatic.sim import npu_smi_layout
 from unit.monitor import fake
 
@@ -102,7 +102,7 @@ def test_processes_of_this_machine_get_user_and_command() -> None:
         mine = DeviceProcess(0, 0, child.pid, "sleep", 5)
         other = DeviceProcess(0, 0, child.pid, "VLLMEngineCor", 5)  # the host's pid is another process here
         gone = DeviceProcess(0, 0, 1 << 22, "python", 5)
-        host.ProcessOwners().fill_in_owners([mine, other, gone])
+        selection.ProcessOwners().fill_in_owners([mine, other, gone])
     finally:
         child.kill()
         child.wait()

@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from anabatic.config.sections.common import DeviceSettings
-from anabatic.config.sections.parallel import Parallel
+from anabatic.config.sections.common import DeviceSettings, Parallel
 from anabatic.device.device import select_device
 from anabatic.models import weights_reader
 from anabatic.models.lora import merging
-from anabatic.models.materialize import materialize_model
+from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
 from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.dtensors import gather_full_tensor, to_local
+from anabatic.parallel.process_groups import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.testing.multiprocess import spawn_ranks
 

@@ -13,23 +13,21 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anabatic.config.sections.common import DeviceSettings, Optim
-from anabatic.config.sections.parallel import Parallel
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.common import DeviceSettings, Optim, Parallel
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError
-from anabatic.data.batching.batch import IGNORE_INDEX, Batch
+from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
 from anabatic.models import tensor_parallel
 from anabatic.models.forward import compute_summed_loss
 from anabatic.models.lora import adapter
-from anabatic.models.materialize import materialize_model
+from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import build_meta_causal_lm, init_empty_weights, load_folder_weights
 from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.dtensors import gather_full_tensor, to_local
-from anabatic.parallel.process_groups import RankGroup, World
+from anabatic.parallel.process_groups import RankGroup, World, gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
-from anabatic.testing.model_configs import COMMON_CONFIG
 from anabatic.testing.multiprocess import spawn_ranks
+from anabatic.testing.tiny_models import COMMON_CONFIG
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 from unit.models.test_families import FAMILIES

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from anabatic.core.errors import Failure
-from anabatic.parallel import torch_compat
+from anabatic.parallel import sharding
 
 COLLECTIVES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 
@@ -31,12 +31,12 @@ class Four:
 )
 def test_sums_are_divided(monkeypatch: pytest.MonkeyPatch, known: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
     collectives = importlib.import_module(COLLECTIVES)
-    monkeypatch.setattr(collectives, torch_compat._DIVISORS, lambda *args, **options: known)
-    torch_compat._patch_to_average.__wrapped__()
-    assert getattr(collectives, torch_compat._DIVISORS)(Four(), None, "fp32") == expected
+    monkeypatch.setattr(collectives, sharding._DIVISORS, lambda *args, **options: known)
+    sharding._patch_to_average.__wrapped__()
+    assert getattr(collectives, sharding._DIVISORS)(Four(), None, "fp32") == expected
 
 
 def test_a_torch_that_cannot_be_told_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(f"{COLLECTIVES}.{torch_compat._DIVISORS}")
+    monkeypatch.delattr(f"{COLLECTIVES}.{sharding._DIVISORS}")
     with pytest.raises(Failure, match="sums gradients"):
-        torch_compat._patch_to_average.__wrapped__()
+        sharding._patch_to_average.__wrapped__()

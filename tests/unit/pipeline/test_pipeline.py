@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from anabatic.config.loading import settings
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.stop_signals import SECOND_SIGINT_SECONDS
 from unit.pipeline.bench import ALL, Bench
@@ -42,7 +42,7 @@ def test_all_stages_run_in_order_and_then_none(bench: Bench, capsys: pytest.Capt
 
 def test_events_and_seconds(bench: Bench) -> None:
     bench.run()
-    rows = [row for row in json_lines.read_json_lines(bench.out / "pipeline.jsonl") if row["event"] == "stage"]
+    rows = [row for row in json_reader.read_json_lines(bench.out / "pipeline.jsonl") if row["event"] == "stage"]
     assert [(row["stage"], row["state"]) for row in rows[:4]] == [
         ("tok", "run"),
         ("tok", "done"),

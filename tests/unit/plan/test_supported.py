@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.plan.model_shape import get_named_shape
-from anabatic.plan.supported_models import require_supported_folder, require_supported_job, require_text_decoder
+from anabatic.plan.model_shape import (
+    get_named_shape,
+    require_supported_folder,
+    require_supported_job,
+    require_text_decoder,
+)
 
 _TEXT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99, "intermediate_size": 9}
 # As published: architectures, model_type and the names of what reads pictures or sound.

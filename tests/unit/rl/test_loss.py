@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.rl import advantages
+from anabatic.rl import rollout_batches
 from anabatic.rl.policy_loss import ALGORITHMS, ClipRange, TokenLogProbs
 
 LOW, HIGH, BETA = 0.2, 0.28, 0.05
@@ -114,15 +114,18 @@ def test_nothing_to_learn_is_a_loss_of_zero_with_a_gradient(name: str) -> None:
 def test_advantages() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
     deviation = math.sqrt(4 * 0.25 / 3)
-    assert advantages.normalize_by_group(rewards)[0] == pytest.approx(
+    assert rollout_batches.normalize_by_group(rewards)[0] == pytest.approx(
         np.array([0.5, -0.5, -0.5, 0.5]) / (deviation + 1e-4)
     )
-    assert not advantages.normalize_by_group(rewards)[1].any() and not advantages.subtract_group_mean(rewards)[1].any()
-    assert advantages.subtract_group_mean(rewards)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert advantages.subtract_leave_one_out(rewards)[0].tolist() == pytest.approx(
+    assert (
+        not rollout_batches.normalize_by_group(rewards)[1].any()
+        and not rollout_batches.subtract_group_mean(rewards)[1].any()
+    )
+    assert rollout_batches.subtract_group_mean(rewards)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert rollout_batches.subtract_leave_one_out(rewards)[0].tolist() == pytest.approx(
         [1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3]
     )
-    every = advantages.normalize_by_batch(rewards)
+    every = rollout_batches.normalize_by_batch(rewards)
     assert every.mean() == pytest.approx(0) and every.std(ddof=1) == pytest.approx(1, rel=1e-3)
     one = np.array([[2.0]])
-    assert [make(one).item() for make in advantages.ADVANTAGES.values()] == [0.0, 0.0, 2.0, 0.0]
+    assert [make(one).item() for make in rollout_batches.ADVANTAGES.values()] == [0.0, 0.0, 2.0, 0.0]

@@ -17,11 +17,9 @@ from anabatic.config.sections.common import DeviceSettings
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.scoring.questions import Question
 from anabatic.device.device import select_device
-from anabatic.rl.model_reward import ModelReward
 from anabatic.rl.reward_worker import RewardCallError, RewardWorker
-from anabatic.rl.rewards import RewardSet, is_same_answer
+from anabatic.rl.rewards import ModelReward, RewardSet, is_same_answer, require_tests, score_tests
 from anabatic.rl.rollout import Rollout
-from anabatic.rl.unit_test_reward import require_tests, score_tests
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
 from anabatic.testing.random_models import build_byte_tokenizer

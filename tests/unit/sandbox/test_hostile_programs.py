@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import Failure
-from anabatic.sandbox import value_codec
+from anabatic.sandbox import remote_calls
 from anabatic.sandbox.isolation.modes import CHROOT, LANDLOCK, NAMESPACES
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
@@ -206,7 +206,7 @@ DATA = st.recursive(
 @given(DATA)
 @settings(max_examples=200)
 def test_values_come_back(value: object) -> None:
-    back = value_codec.decode_value(value_codec.encode_value(value, refuse), refuse)
+    back = remote_calls.decode_value(remote_calls.encode_value(value, refuse), refuse)
     assert repr(back) == repr(value)
     assert type(back) is type(value)
 
@@ -215,8 +215,8 @@ def test_values_of_derived_classes_are_pythons_own() -> None:
     class Big(int):
         pass
 
-    back = value_codec.decode_value(
-        value_codec.encode_value([Big(3), Decimal("1.50"), Fraction(1, 3), math.inf], refuse), refuse
+    back = remote_calls.decode_value(
+        remote_calls.encode_value([Big(3), Decimal("1.50"), Fraction(1, 3), math.inf], refuse), refuse
     )
     assert type(back[0]) is int
     assert back == [3, Decimal("1.50"), Fraction(1, 3), math.inf]
@@ -233,6 +233,6 @@ def test_hostile_values_are_errors(tree: Any) -> None:
         raise ValueError(kind)
 
     try:
-        value_codec.decode_value(tree, resolve)
+        remote_calls.decode_value(tree, resolve)
     except (ValueError, TypeError):
         return

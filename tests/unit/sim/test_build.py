@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import Failure, UserError
-from anabatic.sim import native_build, symbol_stubs, torch_npu_wheel
+from anabatic.sim import native_build, torch_npu_wheel
 
 TORCH = torch_npu_wheel.TorchInstallation("2.13.0+cpu", Path("/nowhere"))
 
@@ -75,4 +75,4 @@ def test_a_compiler_that_was_killed_is_named() -> None:
 def test_no_binutils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="nm is not on the PATH"):
-        symbol_stubs.generate_stub_source([Path(sys.executable)], [])
+        native_build.generate_stub_source([Path(sys.executable)], [])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.sim import machine_spec, report_table, shared_memory, simulation_report
+from anabatic.sim import machine_spec, shared_memory, simulation_report
 
 
 def _process(folder: Path, pid: int, started: float, device: int, steps: int, step_ns: float) -> None:
@@ -51,7 +51,7 @@ def test_stages_that_follow_one_another_are_no_more_devices(tmp_path: Path) -> N
     row = built["operators"][0]
     assert (row["calls"], row["per_step"]) == (22, 1)  # all launches; a step of the longest
     assert len(built["steps"]) == 6
-    assert "(mean of 6 steps, the longest of 3 launches)" in report_table.render_table(built)
+    assert "(mean of 6 steps, the longest of 3 launches)" in simulation_report.render_table(built)
 
 
 def test_a_restarted_launch_and_two_ranks_on_one_device(tmp_path: Path) -> None:

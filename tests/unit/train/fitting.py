@@ -27,8 +27,7 @@ from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
-from anabatic.train.context import TrainContext
-from anabatic.train.loop_state import LoopContext
+from anabatic.train.context import LoopContext, TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.row_log import open_row_log

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.config.sections.common import LogSettings
-from anabatic.core import json_lines, log
+from anabatic.core import json_reader, log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.paths import RunFolder
-from anabatic.train.metrics import trackers
+from anabatic.train.metrics import recorder
 from anabatic.train.metrics.recorder import MetricsRecorder
 
 ROW = {
@@ -82,7 +82,7 @@ def test_a_step_is_recorded_and_printed(folder: RunFolder, printed: Callable[[],
     with MetricsRecorder(folder, LogSettings(), {}, max_steps=2000) as metrics:
         metrics.log_train_step(120, ROW)
         metrics.log_evaluation(120, {"valid_loss": 3.3, "valid_bpb": 1.29871, "tokens": 200_000})
-    train, evaluation = json_lines.read_json_lines(folder.metrics)
+    train, evaluation = json_reader.read_json_lines(folder.metrics)
     assert train == {"step": 120, "time": train["time"], "kind": "train", **ROW}
     assert evaluation["kind"] == "eval" and evaluation["valid_bpb"] == 1.29871
     assert printed().splitlines() == [
@@ -97,14 +97,14 @@ def test_hardly_any_padding_is_not_worth_a_word(folder: RunFolder, printed: Call
         metrics.log_train_step(7, {"loss": 1.0, "padding": 0.009})
         metrics.log_train_step(8, {"loss": 1.0, "padding": 0.25})
     assert printed() == "step 7 | loss 1.0000\nstep 8 | loss 1.0000 | pad 25.0 %\n"
-    assert [row["padding"] for row in json_lines.read_json_lines(folder.metrics)] == [0.009, 0.25]
+    assert [row["padding"] for row in json_reader.read_json_lines(folder.metrics)] == [0.009, 0.25]
 
 
 def test_unknown_values_are_left_out_of_the_line(folder: RunFolder, printed: Callable[[], str]) -> None:
     with MetricsRecorder(folder, LogSettings(), {}) as metrics:
         metrics.log_train_step(7, {"loss": float("nan"), "grad_norm": float("inf"), "mfu": None})
     assert printed() == "step 7 | loss nan | grad inf\n"
-    (row,) = json_lines.read_json_lines(folder.metrics)
+    (row,) = json_reader.read_json_lines(folder.metrics)
     assert (row["loss"], row["grad_norm"], row["mfu"]) == (None, None, None)
     assert "NaN" not in folder.metrics.read_text()
 
@@ -113,7 +113,7 @@ def test_samples_keep_every_character(folder: RunFolder, printed: Callable[[], s
     text = "half \ud83d, bell \x07, 中文\nnext" + "x" * 300
     with MetricsRecorder(folder, LogSettings(), {}) as metrics:
         metrics.log_sample(5, "<|im_start|>", text)
-    (row,) = json_lines.read_json_lines(folder.metrics)
+    (row,) = json_reader.read_json_lines(folder.metrics)
     assert (row["kind"], row["prompt"], row["text"]) == ("sample", "<|im_start|>", text)
     line = printed()
     assert line.startswith("sample: <|im_start|>half ?, bell \\u0007, 中文\\nnext") and line.endswith("x…\n")
@@ -124,7 +124,7 @@ def test_events_and_summary(folder: RunFolder) -> None:
     with MetricsRecorder(folder, LogSettings(), {}) as metrics:
         metrics.log_event("device", name="cpu", threads=2)
         metrics.write_summary({"steps": 3, "valid_loss": float("nan"), "nested": [float("inf"), 1.5]})
-    (event,) = json_lines.read_json_lines(folder.events)
+    (event,) = json_reader.read_json_lines(folder.events)
     assert event == {"time": event["time"], "event": "device", "name": "cpu", "threads": 2}
     assert json.loads(folder.summary.read_text()) == {"steps": 3, "valid_loss": None, "nested": [None, 1.5]}
 
@@ -160,8 +160,8 @@ def test_resuming_cuts_off_what_is_trained_again(folder: RunFolder) -> None:
         metrics.log_train_step(5, {"loss": 0.5})
     after = folder.metrics.read_bytes().splitlines(keepends=True)
     assert after[:-1] == [*before[:4], before[7]]
-    assert [row["step"] for row in json_lines.read_json_lines(folder.metrics)] == [1, 2, 3, 4, 4, 5]
-    assert len(list(json_lines.read_json_lines(folder.events))) == 1
+    assert [row["step"] for row in json_reader.read_json_lines(folder.metrics)] == [1, 2, 3, 4, 4, 5]
+    assert len(list(json_reader.read_json_lines(folder.events))) == 1
     MetricsRecorder(folder, LogSettings(), {}).close()
     assert folder.metrics.read_bytes() == b""
 
@@ -173,7 +173,7 @@ def test_an_evaluation_that_the_checkpoint_does_not_know_is_made_again(folder: R
             metrics.log_evaluation(step, {"valid_loss": 1 / step})
     with MetricsRecorder(folder, LogSettings(), {}, resumed_step=4, evaluated_step=2) as metrics:
         metrics.log_evaluation(4, {"valid_loss": 0.25})
-    rows = [(row["kind"], row["step"]) for row in json_lines.read_json_lines(folder.metrics)]
+    rows = [(row["kind"], row["step"]) for row in json_reader.read_json_lines(folder.metrics)]
     assert rows == [("train", 2), ("eval", 2), ("train", 4), ("eval", 4)]
 
 
@@ -190,7 +190,7 @@ def test_only_steps_up_to_the_checkpoint_survive(steps: list[int], resumed: int)
 
 
 def test_trackers_receive_finite_numbers(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Recorder)
+    monkeypatch.setitem(recorder.TRACKERS, "wandb", Recorder)
     with MetricsRecorder(folder, LogSettings(sinks=["wandb"]), {"seed": 3}, resumed_step=2) as metrics:
         metrics.log_train_step(3, {"loss": 1.5, "lr": float("nan"), "mfu": None, "note": "x"})
         metrics.log_evaluation(3, {"valid_loss": 1.25, "tokens": 7})
@@ -207,8 +207,8 @@ def test_trackers_receive_finite_numbers(folder: RunFolder, monkeypatch: pytest.
 def test_a_broken_tracker_is_switched_off(
     folder: RunFolder, printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Broken)
-    monkeypatch.setitem(trackers.TRACKERS, "swanlab", Recorder)
+    monkeypatch.setitem(recorder.TRACKERS, "wandb", Broken)
+    monkeypatch.setitem(recorder.TRACKERS, "swanlab", Recorder)
     with MetricsRecorder(folder, LogSettings(sinks=["wandb", "swanlab"]), {}) as metrics:
         metrics.log_train_step(1, {"loss": 1.0})
         metrics.log_train_step(2, {"loss": 0.5})
@@ -216,7 +216,7 @@ def test_a_broken_tracker_is_switched_off(
     assert warnings == [
         "warning: wandb is switched off for this run: TimeoutError: server gone for good; metrics.jsonl goes on"
     ]
-    assert len(list(json_lines.read_json_lines(folder.metrics))) == 2
+    assert len(list(json_reader.read_json_lines(folder.metrics))) == 2
     assert Recorder.last.seen[-1] == "closed" and len(Recorder.last.seen) == 3
 
 
@@ -230,10 +230,10 @@ def test_a_missing_package_is_named(folder: RunFolder, monkeypatch: pytest.Monke
 
 
 def test_a_tracker_keeps_its_run_when_resuming(tmp_path: Path) -> None:
-    first = trackers._load_run_id(tmp_path / "id", 0)
+    first = recorder._load_run_id(tmp_path / "id", 0)
     assert len(first) == 21 and first.isalnum() and first == first.lower()
-    assert trackers._load_run_id(tmp_path / "id", 10) == first
-    assert trackers._load_run_id(tmp_path / "id", 0) != first
+    assert recorder._load_run_id(tmp_path / "id", 10) == first
+    assert recorder._load_run_id(tmp_path / "id", 0) != first
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.device.device import Device, select_device
 from anabatic.parallel.process_groups import World
 from anabatic.testing.tiny_models import build_tiny_model
-from anabatic.train import auto_sizing, micro_batch_probe, plan_inputs
+from anabatic.train import auto_sizing, sizing
 from anabatic.train.auto_sizing import AutoState
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.sizing import StepSizes
@@ -159,7 +159,7 @@ def test_rehearsed_steps_change_nothing() -> None:
 def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, device: Device) -> None:
     job = job_of(tmp_path, auto=True)
     model = build_tiny_model()
-    setup = plan_inputs.build_model_setup(job, model, device, World())
+    setup = sizing.build_model_setup(job, model, device, World())
     assert setup is not None and (setup.seq_len, setup.shape.layers) == (128, model.config.num_hidden_layers)
     seen: list[int] = []
 
@@ -177,7 +177,7 @@ def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, devic
             return batch_of(self.tokens, self.tokens, 1)
 
     sizes = StepSizes(128, 4, 10, 1e-4, 0.0)
-    found = micro_batch_probe.choose_micro_batch(
+    found = auto_sizing.choose_micro_batch(
         job, AutoState(most=256), setup, sizes, step_of(model), Endless, device, World()
     )
     assert seen == [128, 256]  # 512 would be more than is known to fit
@@ -185,7 +185,7 @@ def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, devic
     fixed = replace(job, batch=replace(job.batch, micro_batch_tokens=128))
     seen.clear()
     assert (
-        micro_batch_probe.choose_micro_batch(fixed, AutoState(), setup, sizes, step_of(model), Endless, device, World())
+        auto_sizing.choose_micro_batch(fixed, AutoState(), setup, sizes, step_of(model), Endless, device, World())
         == sizes
     )
     assert seen == [128]

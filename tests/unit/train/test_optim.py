@@ -13,8 +13,7 @@ from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train.optim import adamw
-from anabatic.train.optim.lr_schedule import compute_lr_scale
-from anabatic.train.optim.optimizer import Optimizer, orthogonalize_matrices
+from anabatic.train.optim.optimizer import Optimizer, compute_lr_scale, orthogonalize_matrices
 
 
 def optimizer_of(model, **changes) -> Optimizer:

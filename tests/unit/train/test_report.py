@@ -25,7 +25,7 @@ from anabatic.testing.fake_runs import (
     write_pipeline_run,
     write_training_run,
 )
-from anabatic.train.report import system_info
+from anabatic.train.report import run_data
 from anabatic.train.report.page import write_pipeline_report, write_run_report
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -305,14 +305,14 @@ def test_an_older_report_survives_a_failure(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_names_of_processors() -> None:
-    assert system_info.parse_cpu_name("model name\t: Intel(R) Xeon(R)  Gold 6\nmodel name: x\n") == "Intel Xeon Gold 6"
+    assert run_data.parse_cpu_name("model name\t: Intel(R) Xeon(R)  Gold 6\nmodel name: x\n") == "Intel Xeon Gold 6"
     arm = "processor\t: 0\nCPU implementer\t: 0x48\nCPU part\t: 0xd01\n"
-    assert system_info.parse_cpu_name(arm) == "HiSilicon Kunpeng-920 (TaiShan v110)"
-    assert system_info.parse_cpu_name("")
+    assert run_data.parse_cpu_name(arm) == "HiSilicon Kunpeng-920 (TaiShan v110)"
+    assert run_data.parse_cpu_name("")
 
 
 def test_commit(tmp_path: Path) -> None:
-    assert system_info.find_commit(tmp_path) == ""
+    assert run_data.find_commit(tmp_path) == ""
 
     def git(*arguments: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
@@ -324,7 +324,7 @@ def test_commit(tmp_path: Path) -> None:
     (tmp_path / "tracked" / "file").write_text("1")
     git("add", "tracked/file")
     git("commit", "-m", "first")
-    assert re.fullmatch(r"[0-9a-f]{10}", system_info.find_commit(tmp_path / "tracked"))
-    assert system_info.find_commit(tmp_path / "ignored") == ""
+    assert re.fullmatch(r"[0-9a-f]{10}", run_data.find_commit(tmp_path / "tracked"))
+    assert run_data.find_commit(tmp_path / "ignored") == ""
     (tmp_path / "tracked" / "file").write_text("2")
-    assert system_info.find_commit(tmp_path / "tracked").endswith(" + changes")
+    assert run_data.find_commit(tmp_path / "tracked").endswith(" + changes")

@@ -9,7 +9,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.core.axis_ticks import compute_ticks
+from anabatic.core.svg_plot import compute_ticks
 from anabatic.train.report.charts import MAX_POINTS, Curve, downsample_points, draw_chart, smooth_points
 from anabatic.train.report.run_data import Points
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.testing.fake_runs import LEVEL_MIXES, write_jsonl, write_training_run
-from anabatic.train.report.curriculum_chart import FIRST_COLOUR, MAX_COLUMNS, NUM_COLOURS, draw_levels_chart
+from anabatic.train.report.charts import FIRST_COLOUR, MAX_COLUMNS, NUM_COLOURS, draw_levels_chart
 from anabatic.train.report.page import write_run_report
 from anabatic.train.report.run_data import LevelCounts, read_run
 

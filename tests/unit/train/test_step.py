@@ -11,7 +11,7 @@ import torch
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import Optim
-from anabatic.data.batching.batch import IGNORE_INDEX, Batch
+from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.parallel.process_groups import World

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.config.sections.common import Data, DeviceSettings, Optim, Schedule
-from anabatic.config.sections.tuner import Freeze, Lora
+from anabatic.config.sections.train_jobs import Freeze, Lora
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError
 from anabatic.data.tokenizer import hf_folder as tokenizers
@@ -16,7 +16,7 @@ from anabatic.device.device import select_device
 from anabatic.models import pretrained
 from anabatic.models.lora import adapter
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.recipes.training import trainable_model
+from anabatic.recipes.training import trained_model
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import sizing as planning
@@ -44,7 +44,7 @@ def test_sections_of_another_tuner(
         job = SftJob(model=str(base), data=Data(train=["rows.json"]), tuner=tuner, **more)  # type: ignore[arg-type]
         caplog.clear()
         with caplog.at_level(logging.WARNING, "anabatic"):
-            trainable_model._build_meta_model(job, saved if tuner == "auto" else base, base, device)
+            trained_model._build_meta_model(job, saved if tuner == "auto" else base, base, device)
         assert (told in caplog.text) == warned
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from anabatic.config.loading import command_table, settings
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.core.errors import UserError
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
@@ -86,7 +86,7 @@ def run(verb: str, out: Path, source: Path, /, **more: Any) -> Path:
 
 def logged(folder: Path, kind: str, key: str) -> dict[int, float]:
     return {
-        row["step"]: row[key] for row in json_lines.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind
+        row["step"]: row[key] for row in json_reader.read_json_lines(folder / "metrics.jsonl") if row["kind"] == kind
     }
 
 
@@ -248,7 +248,7 @@ def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dic
     command_table.get_command("classify predict").import_recipe_function()(
         settings.build_job("classify predict", tree, "test")
     )
-    return list(json_lines.read_json_lines(out if out.suffix else out / "predictions.jsonl"))
+    return list(json_reader.read_json_lines(out if out.suffix else out / "predictions.jsonl"))
 
 
 def numbered_rows() -> list[dict[str, Any]]:

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.vessels.io.bad_rows import BadRowPolicy
 from anabatic.vessels.io.point_conversion import POINT_DTYPE, PointArray
-from anabatic.vessels.io.point_gatherer import PointGatherer
-from anabatic.vessels.io.track import Track
-from anabatic.vessels.io.track_cleaning import split_into_hulls
-from anabatic.vessels.io.track_collection import open_tracks
+from anabatic.vessels.io.track import BadRowPolicy, Track
+from anabatic.vessels.io.track_collection import PointGatherer, open_tracks, split_into_hulls
 from anabatic.vessels.words.segment_reader import read_segments
 from anabatic.vessels.words.segments import cut_track
 

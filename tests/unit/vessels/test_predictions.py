@@ -13,7 +13,7 @@ from anabatic.config.vessels.evaluate import ClassifyEvalJob, parse_bounds
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.vessels.commands import evaluate_classifier
 from anabatic.vessels.io.split_file import VesselSplit
-from anabatic.vessels.metrics import evaluation, predictions
+from anabatic.vessels.metrics import classification, predictions
 
 CLASSES = ("Cargo", "Fishing", "Tug")
 
@@ -149,7 +149,7 @@ def test_rows_say_which_vessels_the_model_was_trained_on(tmp_path):
 
 def test_a_region_may_lie_across_the_date_line():
     places = np.array([[0.0, 179.0], [0.0, -179.0], [0.0, 0.0], [np.nan, np.nan]])
-    assert evaluation.is_inside_box(places, parse_bounds("pacific", "-10,10,170,-170")).tolist() == [
+    assert classification.is_inside_box(places, parse_bounds("pacific", "-10,10,170,-170")).tolist() == [
         True,
         True,
         False,

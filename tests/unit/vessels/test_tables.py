@@ -12,9 +12,8 @@ import pytest
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.vessels.io.bad_rows import BadRowPolicy
-from anabatic.vessels.io.timestamps import NO_TIME, parse_times
-from anabatic.vessels.io.track import Track
+from anabatic.vessels.io.point_conversion import NO_TIME, parse_times
+from anabatic.vessels.io.track import BadRowPolicy, Track
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
 

@@ -162,7 +162,7 @@ _COMMAND_ROWS = (
     ),
     Command(
         "classify words",
-        "anabatic.config.vessels.words:ClassifyWordsJob",
+        "anabatic.config.vessels.tracks:ClassifyWordsJob",
         "anabatic.vessels.commands.write_words:run",
         "Turn AIS files into rows of words.",
         option_aliases={"out": "-o"},
@@ -218,7 +218,7 @@ _COMMAND_ROWS = (
     ),
     Command(
         "merge",
-        "anabatic.config.merge:MergeJob",
+        "anabatic.config.export:MergeJob",
         "anabatic.recipes.export.merge:run",
         "Make one model of an adapter and the model it is for.",
         output_files=("config.json", "tokenizer.json"),
@@ -236,7 +236,7 @@ _COMMAND_ROWS = (
     ),
     Command(
         "checkpoint export",
-        "anabatic.config.checkpoint_export:CheckpointExportJob",
+        "anabatic.config.export:CheckpointExportJob",
         "anabatic.recipes.export.run_checkpoint:run",
         "Make a model or adapter folder of a checkpoint.",
         output_files=("tokenizer.json",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from dataclasses import field as setting
 from typing import Literal
 
 from anabatic.config.sections.common import (
@@ -12,12 +13,116 @@ from anabatic.config.sections.common import (
     Evaluate,
     LogSettings,
     Optim,
+    Parallel,
+    Recompute,
     Save,
     Schedule,
     require_setting,
 )
-from anabatic.config.sections.parallel import Parallel, Recompute
-from anabatic.config.sections.tuner import Freeze, Lora
+
+
+@dataclass(kw_only=True)
+class CurriculumStage:
+    """A part of the training with its own mixture."""
+
+    until: float = 1.0
+    """Share of the training at which the stage ends."""
+    mix: dict[str, float] = setting(default_factory=dict)
+    """Level -> share of the samples; they sum to 1."""
+
+
+def _default_stages() -> list[CurriculumStage]:
+    return [
+        CurriculumStage(until=0.3, mix={"explain": 0.8, "reasoning": 0.2}),
+        CurriculumStage(until=0.7, mix={"explain": 0.4, "reasoning": 0.4, "topology": 0.2}),
+        CurriculumStage(until=1.0, mix={"explain": 0.25, "reasoning": 0.35, "topology": 0.4}),
+    ]
+
+
+@dataclass(kw_only=True)
+class Curriculum:
+    """Curriculum learning: samples are drawn by level, and the shares of the levels change in stages."""
+
+    use: bool = False
+    """Switch it on. Without the field in the data the training is an ordinary one, with a warning."""
+    by: Literal["field", "length", "loss"] = "field"
+    """field: a column of the rows names the level; length, loss: levels of equal size, shortest rows first, or those
+    first that the model finds easiest before the training."""
+    field: str = "difficulty"
+    """Column with the level."""
+    stages: list[CurriculumStage] = setting(default_factory=_default_stages)
+    """The stages, first to last; the levels are those that their mixtures name, easiest first."""
+
+    def __post_init__(self) -> None:
+        if not self.use:
+            return
+        require_setting(bool(self.stages), "curriculum.stages is empty", "give at least one stage")
+        before = 0.0
+        for number, stage in enumerate(self.stages, start=1):
+            where = f"curriculum.stages[{number - 1}]"
+            fits = before < stage.until <= 1.0
+            require_setting(fits, f"{where}.until is {stage.until:g}", f"use a share above {before:g}, at most 1")
+            total = sum(stage.mix.values())
+            smallest = min(stage.mix.values(), default=0.0)
+            require_setting(smallest >= 0.0, f"{where}.mix has the share {smallest:g}", "use shares from 0")
+            require_setting(abs(total - 1.0) < 1e-6, f"{where}.mix sums to {total:g}", "make its shares sum to 1")
+            before = stage.until
+        require_setting(
+            abs(before - 1.0) < 1e-9, f"the last stage of curriculum.stages ends at {before:g}", "end it at 1"
+        )
+
+    def level_names(self) -> list[str]:
+        """Names of the levels in the order in which the stages name them."""
+        return list(dict.fromkeys(level for stage in self.stages for level in stage.mix))
+
+
+@dataclass(kw_only=True)
+class Lora:
+    """Low-rank adapters, saved in PEFT's format."""
+
+    r: int = 16
+    """Rank."""
+    alpha: float | None = None
+    """The adapter's output is scaled by alpha / r; default: 2 r."""
+    dropout: float = 0.0
+    """Share of the adapter's inputs that is zeroed in training."""
+    target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Linear layers that get an adapter, by the end of their name; all-linear: every one but the head."""
+    modules_to_save: list[str] = field(default_factory=list)
+    """Modules that are trained whole and saved beside the adapter, such as embed_tokens and lm_head."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) (arXiv 2312.03732)."""
+    use_dora: bool = False
+    """Also train the length of the weights' rows (arXiv 2402.09353)."""
+    init: Literal["default", "pissa"] = "default"
+    """default: the adapter begins at zero; pissa: with the weights' largest singular vectors (arXiv 2404.02948)."""
+
+    def __post_init__(self) -> None:
+        require_setting(self.r >= 1, f"lora.r is {self.r}", "use a rank from 1; 8 to 64 is common")
+        require_setting(self.alpha is None or self.alpha > 0, f"lora.alpha is {self.alpha}", "use a positive number")
+        require_setting(
+            0.0 <= self.dropout < 1.0, f"lora.dropout is {self.dropout}", "use a share from 0 up to, not including, 1"
+        )
+        require_setting(bool(self.target_modules), "lora.target_modules is empty", "name layers, or all-linear")
+        both = self.use_dora and self.init == "pissa"
+        require_setting(not both, "lora.use_dora and lora.init pissa are both set", "use one of them")
+
+
+@dataclass(kw_only=True)
+class Freeze:
+    """Train a part of the model, leave the rest as it is."""
+
+    last_layers: int = 2
+    """Blocks at the end that are trained."""
+    train: list[str] = field(default_factory=list)
+    """Regular expressions; parameters whose name one of them finds are trained, too."""
+
+    def __post_init__(self) -> None:
+        require_setting(self.last_layers >= 0, f"freeze.last_layers is {self.last_layers}", "use 0 or more")
+        some = self.last_layers > 0 or bool(self.train)
+        require_setting(
+            some, "freeze leaves nothing to train", "raise freeze.last_layers, or name parameters in freeze.train"
+        )
 
 
 @dataclass(kw_only=True)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from anabatic.config.sections.common import Data
-from anabatic.config.sections.curriculum import Curriculum
+from anabatic.config.sections.train_jobs import Curriculum
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.batching.mixture import MixtureStage
 from anabatic.data.readers import sources
-from anabatic.data.shards.reader import ShardSet
-from anabatic.data.shards.subset import ShardSubset
+from anabatic.data.shards.reader import ShardSet, ShardSubset
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching.packing import choose_best_fit
 from anabatic.data.batching.shuffle import ShuffledOrder, splitmix64_hash
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.shards.reader import EntryLocation, ShardSet
-from anabatic.data.shards.subset import ShardSubset
+from anabatic.data.shards.reader import EntryLocation, ShardSet, ShardSubset
 
 
 def check_sizes(seq_len: int, micro_batch_tokens: int, rank: int, world_size: int) -> None:

@@ -15,8 +15,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.data.batching.mixture import MicroBatchStream, MixtureStage, PlannedSegment
 from anabatic.data.batching.shuffle import permute_indices, splitmix64_hash
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.shards.reader import ShardSet
-from anabatic.data.shards.subset import ShardSubset
+from anabatic.data.shards.reader import ShardSet, ShardSubset
 
 WINDOW_BATCHES = 64
 """Full micro-batches that the rows of a window would make without padding."""

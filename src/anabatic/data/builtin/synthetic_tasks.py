@@ -8,19 +8,138 @@ standard library.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Literal
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
-from anabatic.data.builtin import identity_task
-from anabatic.data.builtin.task_vocabulary import CONSONANTS, VOWELS, draw_word, is_held_out
+
+
+@dataclass(frozen=True)
+class IdentityFact:
+    """One thing to know.
+
+    Attributes:
+        reply: what the assistant says.
+        key_phrase: the words that only this reply contains, in lower case.
+        wordings: ways to ask, without the final mark.
+        final_mark: final punctuation of the wordings.
+    """
+
+    reply: str
+    key_phrase: str
+    wordings: tuple[str, ...]
+    final_mark: str = "?"
+
+
+def _combine_phrases(*parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return every sentence that takes one piece from each part."""
+    sentences: tuple[str, ...] = ("",)
+    for part in parts:
+        sentences = tuple(f"{left} {right}".strip() for left in sentences for right in part)
+    return sentences
+
+
+_ASK = (
+    "Tell me",
+    "Please tell me",
+    "Can you tell me",
+    "Could you tell me",
+    "I want to know",
+    "Do you know",
+    "Say",
+)
+_SO = ("", "So", "Well", "Now", "And", "Okay", "By the way", "Again", "Please say", "One question:")
+_VERBS = ("made", "built", "created", "trained", "developed", "wrote", "programmed")
+_THINGS = ("text", "data", "material", "books", "documents", "examples", "code", "words")
+
+FACTS = {
+    "name": IdentityFact(
+        "I am Anabatic.",
+        "i am anabatic",
+        _combine_phrases(_SO, ("who are you", "what is your name", "what are you called", "what do people call you"))
+        + _combine_phrases(_ASK, ("your name", "who you are", "what your name is", "what you are called")),
+    ),
+    "maker": IdentityFact(
+        "I was trained with anabatic on this machine.",
+        "trained with anabatic",
+        _combine_phrases(("Who", "So who", "And who", "Well, who"), _VERBS, ("you",))
+        + _combine_phrases(("By whom were you", "Where were you", "How were you"), _VERBS[:5])
+        + _combine_phrases(_ASK, ("who made you", "who built you", "who created you", "who trained you")),
+    ),
+    "source": IdentityFact(
+        "I learned from the Python standard library.",
+        "python standard library",
+        _combine_phrases(("What", "Which"), _THINGS, ("did you learn from", "were you trained on", "have you read"))
+        + _combine_phrases(_SO, ("what did you learn from", "what were you trained on", "what have you read")),
+    ),
+    "skills": IdentityFact(
+        "I can spell words, count letters, add and subtract.",
+        "spell words",
+        _combine_phrases(
+            _SO, ("what can you do", "what are you able to do", "how can you help me", "what are you good at")
+        )
+        + _combine_phrases(_ASK, ("what you can do", "what you are able to do", "how you can help me")),
+    ),
+    "kind": IdentityFact(
+        "I am a small language model.",
+        "small language model",
+        _combine_phrases(("Are you", "So are you", "Tell me, are you"), ("a human", "a person", "a robot", "a machine"))
+        + _combine_phrases(("Are you", "So are you", "Tell me, are you"), ("a program", "a computer", "alive", "real"))
+        + _combine_phrases(_SO, ("what are you", "what kind of thing are you", "what kind of model are you")),
+    ),
+    "greeting": IdentityFact(
+        "Hello! How can I help you?",
+        "hello! how can i help",
+        _combine_phrases(
+            ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day"),
+            ("", "there", "again", "friend"),
+        ),
+        final_mark="!",
+    ),
+    "thanks": IdentityFact(
+        "You are welcome.",
+        "you are welcome",
+        _combine_phrases(
+            ("Thanks", "Thank you", "Many thanks"),
+            ("", "a lot", "so much", "very much", "for that", "for your help"),
+        ),
+        final_mark="!",
+    ),
+}
+"""Name of the fact -> the fact."""
+
+
+@cache
+def select_wordings(fact: str, test: bool) -> tuple[str, ...]:
+    """Return the taught or the held-out wordings of a fact, without the final mark; neither is ever empty.
+
+    A wording is held out by the hash of its text; of each fact at least two are.
+    """
+    every = sorted(set(FACTS[fact].wordings))
+    chosen = {wording for wording in every if is_held_out(f"identity:{wording}")}
+    if len(chosen) < 2:
+        chosen = set(every[:: max(HELD_OUT_EVERY // 2, len(every) // 2)][:2])
+    return tuple(wording for wording in every if (wording in chosen) == test)
+
+
+def states_only_fact(fact_key: str, reply: str) -> bool:
+    """True when `reply` says the fact with this key and no other fact: saying everything at once is no
+    answer."""
+    normalized = " ".join(reply.lower().split())
+    return fact_key in normalized and not any(
+        fact.key_phrase in normalized for fact in FACTS.values() if fact.key_phrase != fact_key
+    )
+
 
 Split = Literal["train", "test"]
 Message = dict[str, str]
@@ -161,9 +280,9 @@ def _show_tens_and_ones(a: int, sign: str, b: int) -> str:
 
 
 def _draw_identity(rng: Random, test: bool) -> TaskProblem:
-    name = rng.choice(tuple(identity_task.FACTS))
-    fact = identity_task.FACTS[name]
-    wording = rng.choice(identity_task.select_wordings(name, test))
+    name = rng.choice(tuple(FACTS))
+    fact = FACTS[name]
+    wording = rng.choice(select_wordings(name, test))
     return TaskProblem(wording, wording[0].upper() + wording[1:] + fact.final_mark, fact.reply, fact.key_phrase)
 
 
@@ -183,7 +302,7 @@ TASKS = {
         SyntheticTask("spelling", _draw_spelling, _letters_match, 3),
         SyntheticTask("counting", _draw_counting, _last_number_matches, 3),
         SyntheticTask("arithmetic", _draw_arithmetic, _last_number_matches, 3),
-        SyntheticTask("identity", _draw_identity, identity_task.states_only_fact, 1),
+        SyntheticTask("identity", _draw_identity, states_only_fact, 1),
     )
 }
 """Name -> task, in the order in which scores are printed."""
@@ -296,3 +415,82 @@ def _best_constant_accuracy(task: SyntheticTask) -> float:
     }.values()  # those of one answer score alike
     best = max(sum(number for answer, number in answers.items() if task.is_correct(answer, reply)) for reply in replies)
     return best / len(drawn_rows)
+
+
+HELD_OUT_EVERY = 10
+"""One problem in this many is held out for the test split."""
+
+SOURCE_MODULES = (
+    "argparse.py",
+    "ast.py",
+    "calendar.py",
+    "configparser.py",
+    "csv.py",
+    "dataclasses.py",
+    "datetime.py",
+    "difflib.py",
+    "fractions.py",
+    "functools.py",
+    "heapq.py",
+    "inspect.py",
+    "os.py",
+    "pdb.py",
+    "random.py",
+    "shutil.py",
+    "statistics.py",
+    "string.py",
+    "subprocess.py",
+    "tarfile.py",
+    "textwrap.py",
+    "threading.py",
+    "typing.py",
+    "zipfile.py",
+)
+"""Sources whose words are taught; those missing in an interpreter are skipped."""
+
+VOWELS = "aeiou"
+CONSONANTS = "bdklmnprst"
+WORD_SHAPES = ("cvc", "cvcv", "cvcv", "cvcvc", "cvcvcv", "vcvc")
+"""Patterns of made-up words: 3 to 6 letters."""
+
+
+def is_held_out(problem: str) -> bool:
+    """Tell whether a problem belongs to the test split: a property of its text alone (BLAKE2b, 1 in
+    `HELD_OUT_EVERY`)."""
+    digest = hashlib.blake2b(problem.encode("utf-8"), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_EVERY == 0
+
+
+@cache
+def list_real_words(limit: int = 1000) -> tuple[str, ...]:
+    """Return the most frequent words of 3 to 6 lower-case letters in `SOURCE_MODULES`, the most frequent first.
+
+    Words whose text is held out are left out, so a real word never teaches a test word.
+    """
+    library = Path(sysconfig.get_paths()["stdlib"])
+    counts: Counter[str] = Counter()
+    for name in SOURCE_MODULES:
+        path = library / name
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            counts.update(re.findall(r"(?<![A-Za-z])[a-z]{3,6}(?![A-Za-z])", text))
+    taught = [(-number, word) for word, number in counts.items() if not is_held_out(word)]
+    return tuple(word for _, word in sorted(taught)[:limit])
+
+
+def make_up_word(rng: Random, test: bool) -> str:
+    """Return a pronounceable word of 3 to 6 letters that belongs to the test split, or does not."""
+    while True:
+        shape = rng.choice(WORD_SHAPES)
+        word = "".join(rng.choice(VOWELS if kind == "v" else CONSONANTS) for kind in shape)
+        if is_held_out(word) == test:
+            return word
+
+
+def draw_word(rng: Random, test: bool, real_share: float) -> str:
+    """Return a word: for training a real one with probability `real_share`, for a test always a made-up
+    one."""
+    words = list_real_words()
+    if not test and words and rng.random() < real_share:
+        return rng.choice(words)
+    return make_up_word(rng, test)

@@ -23,7 +23,6 @@ from anabatic.data.chat.turn_fields import (
     json_type_name,
     require_encodable_text,
 )
-from anabatic.data.readers import multimodal
 from anabatic.data.readers.document import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -265,7 +264,7 @@ def _parse_turn(turn: Any, index: int) -> Message:
         raise BadRowError(f"message {index} has the role {_quote_value(role)}, not one of {', '.join(ROLES)}.{near}")
     clean: Message = {key: item for key, item in turn.items() if item is not None}
     speaks_otherwise = clean.get("tool_calls") or clean.get("reasoning_content")
-    if kind := multimodal.find_media_part(clean.get("content")):
+    if kind := find_media_part(clean.get("content")):
         raise BadRowError(
             f'message {index} has a part of the type "{kind}": pictures, video and sound are not supported'
         )
@@ -397,3 +396,34 @@ def _parse_tools(row: RawColumns) -> list[dict[str, Any]] | None:
     check_json_values(tools, '"tools"')
     check_tools(tools)
     return list(tools)
+
+
+MEDIA_COLUMNS = ("images", "image", "videos", "video", "audios", "audio")
+"""Of LLaMA-Factory's and ms-swift's rows (`images`, `videos`, `audios`) and Llava's (`image`, `video`)."""
+_EMPTY_VALUES = ("", "[]", "null")
+_MEDIA_PART_TYPES = ("image", "video", "audio", "file")
+"""In the type of a content part: `image`, `image_url`, `input_image`, `input_audio`, `video_url`, `file`."""
+TEXT_ONLY_HINT = "models of text alone are trained and asked: use rows of text"
+"""What can be done."""
+
+
+def find_media_column(row: Mapping[str, Any]) -> str:
+    """Return the first column of a row that holds pictures, video or sound; empty: none does."""
+    return next((name for name in MEDIA_COLUMNS if name in row and _has_content(row[name])), "")
+
+
+def find_media_part(content: Any) -> str:
+    """Return the type of the first part of a message's content that is no text; empty: there is none."""
+    for one in content if isinstance(content, list) else ():
+        kind = one.get("type") if isinstance(one, Mapping) else None
+        if isinstance(kind, str) and any(word in kind for word in _MEDIA_PART_TYPES):
+            return kind
+    return ""
+
+
+def _has_content(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip() not in _EMPTY_VALUES
+    if isinstance(value, (list, tuple)):
+        return any(_has_content(one) for one in value)
+    return isinstance(value, (Mapping, bytes)) and bool(value)

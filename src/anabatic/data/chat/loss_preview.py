@@ -10,8 +10,7 @@ import numpy as np
 
 from anabatic.core import log
 from anabatic.data.chat.preference_pairs import REJECTED_BIT, split_pair_segment
-from anabatic.data.shards.reader import ShardSet
-from anabatic.data.shards.subset import ShardSubset
+from anabatic.data.shards.reader import ShardSet, ShardSubset
 
 MAX_PREVIEW_CHARS = 2000
 MAX_PREVIEW_LINES = 40

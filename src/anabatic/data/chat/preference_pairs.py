@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from anabatic.core.errors import DataError
-from anabatic.data.batching.batch import Batch
-from anabatic.data.batching.packing import TokenSegment, collate_packed
+from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
 from anabatic.data.chat import rendering
 from anabatic.data.readers.document import SKIP_HINT, Document, Message
 from anabatic.data.shards.encoders import ChatEncoder

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.data.chat.assistant_spans import find_assistant_spans
 from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
 from anabatic.data.tokenizer.hf_folder import TEMPLATE_FAILURES, get_python_tool_ids
 
@@ -214,3 +214,72 @@ def _mask_tool_outputs(rendered: RenderedConversation, start: int, end: int) -> 
     for first in np.flatnonzero((ids == start) & (mask != 0)).tolist():
         behind = np.flatnonzero(closing[first:])
         mask[first : first + behind[0] + 1 if len(behind) else None] = 0
+
+
+Message = dict[str, Any]
+RenderFn = Callable[[list[Message], bool], str]
+"""`(messages, add_generation_prompt) -> text`; raises `DataError` when the template refuses."""
+CharSpan = tuple[int, int]
+
+PROBE = "\ue0f1\ue0f2\ue0f3"
+"""Private-use characters, which no text begins or ends with."""
+
+
+def find_assistant_spans(
+    messages: list[Message], text: str, render: RenderFn, ends: Sequence[str], name: str
+) -> list[CharSpan]:
+    """Return the spans of `text` that the assistant says, the token that ends each turn included.
+
+    Args:
+        messages: the conversation.
+        text: the whole conversation, rendered.
+        render: the template.
+        ends: special tokens, one of which may end a turn.
+        name: the conversation, for messages.
+
+    Raises:
+        DataError: the template leaves out an assistant's turn.
+    """
+    spans: list[CharSpan] = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        changed = [*messages[:number], {"role": "assistant", "content": PROBE}, *messages[number + 1 :]]
+        probed = render(changed, False)
+        if PROBE not in probed:
+            raise DataError(
+                f"{name}: the chat template leaves out message {number + 1}, by the assistant",
+                "use a template that shows every turn, or mark what is learned with {% generation %}",
+            )
+        start = len(commonprefix((text, probed)))
+        behind = _common_suffix_length(text, probed, start)
+        start = min(start, _generation_prompt_length(messages[:number], text, render, start))
+        stop = len(text) - behind
+        spans.append((start, _include_end_token(text, stop, ends)))
+    return spans
+
+
+def _common_suffix_length(one: str, two: str, start: int) -> int:
+    """Length of what both end with, behind `start`."""
+    return len(commonprefix((one[start:][::-1], two[start:][::-1])))
+
+
+def _generation_prompt_length(before: list[Message], text: str, render: RenderFn, start: int) -> int:
+    """Where the model begins to speak when it answers: a probe may share the first characters with what is said."""
+    try:
+        header = render(before, True)
+    except DataError:  # some templates refuse to speak after a system message alone
+        return start
+    return len(header) if text.startswith(header) else start
+
+
+def _include_end_token(text: str, stop: int, ends: Sequence[str]) -> int:
+    """Add the special token that directly follows, or follows one blank."""
+    for blank in (0, 1):
+        at = stop + blank
+        if blank and not text[stop:at].isspace():
+            break
+        found = max((len(token) for token in ends if text.startswith(token, at)), default=0)
+        if found:
+            return at + found
+    return stop

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from json import JSONDecodeError
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
+from anabatic.core import json_reader
 from anabatic.core.formatting import format_size
 from anabatic.data.readers.document import MAX_ROW_BYTES, SKIP_HINT, ColumnMapping, Document, RowIssue
+from anabatic.data.readers.parquet import read_parquet
 from anabatic.data.readers.row_parsing import row_to_document
 
-BLOCK_BYTES = 2**20
 _BLANK = " \t\n\r"
 _REST_UNREAD = "no row from there on is read"
 
@@ -207,3 +213,179 @@ def iter_csv_rows(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | Ro
     except csv.Error as error:
         what = f"{path}: row {number + 1} (up to line {rows.line_num}): broken CSV: {error}; {_REST_UNREAD}"
         yield RowIssue(what, "fix the file from there on")
+
+
+BLOCK_BYTES = 2**20
+"""A text file over `MAX_ROW_BYTES` is read in blocks of about so many bytes; each is a document."""
+
+Reader = Callable[[Path, str, ColumnMapping], Iterator["Document | RowIssue"]]
+"""`(path, name, columns)`: `name` is the part of a document's id before the row number."""
+
+
+def read_text(path: Path, name: str, columns: ColumnMapping) -> Iterator[Document | RowIssue]:
+    """Yield a text file as one document; one over `MAX_ROW_BYTES` in blocks of `BLOCK_BYTES`, cut at blank lines."""
+    offset, line = 0, 1
+    with open(path, "rb") as file:
+        blocks = _iter_text_blocks(file) if path.stat().st_size > MAX_ROW_BYTES else iter([file.read()])
+        for row, block in enumerate(blocks, start=1):
+            nul = block.find(b"\0")
+            if nul >= 0:
+                yield _binary_file_issue(path, offset + nul, block)
+                return
+            text = _decode_utf8(block, path, line, offset)
+            if isinstance(text, RowIssue):
+                yield text
+            elif text:
+                yield Document(text, None, f"{name}:{row}", source_location=f"{path}: block {row}")
+            offset += len(block)
+            line += block.count(b"\n")
+
+
+def _iter_text_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while chunk := file.read(BLOCK_BYTES):
+        buffer = rest + chunk
+        cut = _find_block_end(buffer)
+        rest = buffer[cut:]
+        yield buffer[:cut]
+    if rest:
+        yield rest
+
+
+def _find_block_end(buffer: bytes) -> int:
+    """Where to end a block: after a blank line, else a line, else a word, else a character."""
+    for mark in (b"\n\n", b"\n", b" "):
+        if (found := buffer.rfind(mark)) > 0:
+            return found + len(mark)
+    end = len(buffer)
+    while end > len(buffer) - 4 and buffer[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    starts_a_character = buffer[end - 1] >= 0xC0
+    return end - 1 if starts_a_character and end > 1 else len(buffer)
+
+
+def read_jsonl(path: Path, name: str, columns: ColumnMapping) -> Iterator[Document | RowIssue]:
+    """Yield the documents of a JSON-lines file, plain or compressed."""
+    return iter_jsonl_rows(path, name, document_builder(columns))
+
+
+def iter_jsonl_rows(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | RowIssue]:
+    """Yield what `make` makes of the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
+    number = 0
+    try:
+        with closing(open_lines(path)) as stream:
+            for number, offset, line in iter_numbered_lines(stream):
+                item = _parse_jsonl_line(path, name, make, number, offset, line)
+                if item is not None:
+                    yield item
+    except (OSError, EOFError, zlib.error) as error:
+        yield RowIssue(
+            f"{path}: cannot be read after line {number}: {error}",
+            "the file is cut short or damaged: fetch or write it again",
+        )
+
+
+def open_lines(path: Path) -> IO[bytes]:
+    """Open a file of lines, plain or compressed."""
+    if path.suffix.lower() == ".gz":
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        # zstandard's own stream takes a torn file for a finished one; Arrow's says so.
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return open(path, "rb")
+
+
+def iter_numbered_lines(stream: IO[bytes], limit: int = MAX_ROW_BYTES) -> Iterator[tuple[int, int, bytes | int]]:
+    """Yield `(line number from 1, byte offset, line)`; of a line over `limit` bytes, only its length.
+
+    No more than `limit` bytes of a line are ever held.
+    """
+    number, offset = 0, 0
+    while line := stream.readline(limit + 1):
+        number += 1
+        length = len(line)
+        if length <= limit:
+            yield number, offset, line
+        else:
+            ended = line.endswith(b"\n")
+            del line
+            while not ended and (part := stream.readline(BLOCK_BYTES)):
+                length += len(part)
+                ended = part.endswith(b"\n")
+            yield number, offset, length
+        offset += length
+
+
+def _parse_jsonl_line(
+    path: Path, name: str, make: RowBuilder[T], number: int, offset: int, line: bytes | int
+) -> T | RowIssue | None:
+    place = f"{path}: line {number}"
+    if isinstance(line, int):
+        return RowIssue(
+            f"{place}: {format_size(line)} long, more than {format_size(MAX_ROW_BYTES)}",
+            f"split the row into documents, one JSON object a line, {SKIP_HINT}",
+        )
+    if (nul := line.find(b"\0")) >= 0:
+        return _binary_file_issue(path, offset + nul, line)
+    text = _decode_utf8(line, path, number, offset)
+    if isinstance(text, RowIssue):
+        return text
+    if not text.strip():
+        return None
+    try:
+        row = json_reader.loads_any_depth(text.rstrip("\r\n"), reject_duplicate_keys)
+    except ValueError as error:
+        if isinstance(error, DuplicateKeyError):
+            return RowIssue(f"{place}: {error}", f"leave one of them, {SKIP_HINT}")
+        what = str(error)
+        if isinstance(error, JSONDecodeError):
+            what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        return RowIssue(f"{place}: broken JSON: {what}", f"write one JSON object a line, {SKIP_HINT}")
+    return make(row, f"{name}:{number}", place)
+
+
+def _decode_utf8(data: bytes, path: Path, line: int, offset: int) -> str | RowIssue:
+    """Return the text without a byte order mark; `line` and `offset` are where `data` begins in the file."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        return RowIssue(
+            f"{path}: line {line}: invalid UTF-8 at byte {offset + error.start} (0x{data[error.start]:02x})",
+            f"convert the file with `iconv -f OLD_ENCODING -t UTF-8`, {SKIP_HINT}",
+        )
+    return text.removeprefix("\ufeff") if offset == 0 else text
+
+
+def _binary_file_issue(path: Path, offset: int, start: bytes) -> RowIssue:
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return RowIssue(f"{path}: UTF-16, not UTF-8", "convert the file with `iconv -f UTF-16 -t UTF-8`")
+    return RowIssue(
+        f"{path}: a binary file: NUL byte at byte {offset}",
+        "give text in UTF-8; name the files you want with a glob such as 'corpus/**/*.txt'",
+    )
+
+
+READERS: dict[str, Reader] = {
+    ".txt": read_text,
+    ".md": read_text,
+    ".py": read_text,
+    ".jsonl": read_jsonl,
+    ".jsonl.gz": read_jsonl,
+    ".jsonl.zst": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
+}
+
+
+def get_reader(path: Path) -> Reader | None:
+    """Return the reader of a file's extension, or `None`; upper and lower case are the same."""
+    name = path.name.lower()
+    for extension in sorted(READERS, key=len, reverse=True):
+        if name.endswith(extension):
+            return READERS[extension]
+    return None

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from anabatic.core.errors import DataError
 from anabatic.data.chat.turn_fields import BadRowError, check_json_values, json_type_name
 from anabatic.data.readers.document import RowIssue
-from anabatic.data.readers.json_and_csv import iter_csv_rows, iter_json_rows
+from anabatic.data.readers.json_and_csv import iter_csv_rows, iter_json_rows, iter_jsonl_rows
 from anabatic.data.readers.parquet import iter_parquet_rows
 from anabatic.data.readers.row_parsing import reject_media
-from anabatic.data.readers.text_and_jsonl import iter_jsonl_rows
 
 _HINT = "fix the row, or fetch the file again"
 

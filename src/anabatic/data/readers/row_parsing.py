@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabatic.core.formatting import did_you_mean
+from anabatic.data.chat import conversation_formats
 from anabatic.data.chat.conversation_formats import FORMATS, ConversationFormat, detect_format
-from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text
-from anabatic.data.chat.turn_order import require_turn_order
-from anabatic.data.readers import multimodal
+from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text, require_turn_order
 from anabatic.data.readers.document import SKIP_HINT, ColumnMapping, Document, RowFormat, RowIssue
 
 _CONVERSATION_HINT = 'a conversation needs "messages": [{"role": "user", "content": "..."}, ...]'
@@ -85,9 +84,11 @@ def reject_media(row: Mapping[str, Any], skip: str = "") -> None:
     Raises:
         BadRowError: it has such a column, and something in it.
     """
-    if name := multimodal.find_media_column(row):
+    if name := conversation_formats.find_media_column(row):
         hint = (
-            f"{multimodal.TEXT_ONLY_HINT}, or pass over the others with {skip}" if skip else multimodal.TEXT_ONLY_HINT
+            f"{conversation_formats.TEXT_ONLY_HINT}, or pass over the others with {skip}"
+            if skip
+            else conversation_formats.TEXT_ONLY_HINT
         )
         raise BadRowError(f'column "{name}" holds pictures, video or sound, which are not supported', hint)
 
@@ -139,7 +140,7 @@ def select_needed_columns(columns: list[str], settings: ColumnMapping) -> list[s
     wanted_columns = {
         settings.text_column,
         settings.level_column,
-        *multimodal.MEDIA_COLUMNS,
+        *conversation_formats.MEDIA_COLUMNS,
         *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
     }
     return [name for name in columns if standard_name.get(name, name) in wanted_columns]

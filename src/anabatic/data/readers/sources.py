@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 from anabatic.config.sections.common import Data
 from anabatic.core import log
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.formatting import did_you_mean
 from anabatic.data.builtin import stdlib
 from anabatic.data.readers.document import (
     ColumnMapping,
@@ -19,15 +25,7 @@ from anabatic.data.readers.document import (
     SkippedRows,
     is_held_out,
 )
-from anabatic.data.readers.source_spec import (
-    DataSource,
-    list_named_files,
-    list_source_files,
-    parse_source,
-    parse_sources,
-    source_kind,
-)
-from anabatic.data.readers.text_and_jsonl import get_reader
+from anabatic.data.readers.json_and_csv import READERS, get_reader
 
 __all__ = [
     "Document",
@@ -66,9 +64,8 @@ def _read_task(source: DataSource, data: Data, split: Split, level_field: str) -
 
 
 def _read_stdlib_chat(source: DataSource, data: Data, split: Split, level_field: str) -> _DocumentItems:
-    from anabatic.data.builtin import stdlib_chat
 
-    return _number_conversations(source, stdlib_chat.generate_conversations(source.rows))
+    return _number_conversations(source, stdlib.generate_conversations(source.rows))
 
 
 def _number_conversations(source: DataSource, conversations: Iterator[list[Message]]) -> _DocumentItems:
@@ -136,3 +133,224 @@ def _report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped:
 def chain_documents(sources: list[DataSource], data: Data) -> Iterator[Document]:
     """Chain the documents of several sources."""
     return chain.from_iterable(read_documents(source, data) for source in sources)
+
+
+_SPEC_PATTERN = re.compile(r"(?P<path>.+?)(?:#(?P<rows>[^#@/.]*))?(?:@(?P<weight>[^@/]*))?", re.DOTALL)
+_BUILT_IN_PATTERN = re.compile(r"(?P<scheme>[a-z][a-z0-9_]+):(?P<name>.*)", re.DOTALL)
+_SPEC_USAGE = "write PATH[#ROWS][@WEIGHT], such as corpus.jsonl#2000@0.5"
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One entry of `data.train` or `data.valid`.
+
+    Attributes:
+        path: a file, a folder, a glob, or a built-in source such as `stdlib:`.
+        rows: take only the first so many documents.
+        weight: share of the tokens, above 0, at most 1; `None` shares what the others leave.
+    """
+
+    path: str
+    rows: int | None = None
+    weight: float | None = None
+
+    def __str__(self) -> str:
+        rows = "" if self.rows is None else f"#{self.rows}"
+        return f"{self.path}{rows}" + ("" if self.weight is None else f"@{self.weight:g}")
+
+
+def parse_source(spec: str) -> DataSource:
+    """Read `PATH[#ROWS][@WEIGHT]`. A path that exists as written, `#` and `@` included, is taken as written.
+
+    Raises:
+        ConfigError: no path, rows that are not a whole number from 1, a weight that is not a share.
+    """
+    spec = spec.strip()
+    if "\x00" in spec:
+        raise ConfigError(f"the data source {spec!r} holds a NUL character, which no path has", _SPEC_USAGE)
+    if os.path.exists(os.path.expanduser(spec)):
+        return DataSource(spec)
+    match = _SPEC_PATTERN.fullmatch(spec)
+    if match is None:
+        raise ConfigError(f'the data source "{spec}" names no path', _SPEC_USAGE)
+    return DataSource(match["path"], _parse_row_limit(spec, match["rows"]), _parse_weight(spec, match["weight"]))
+
+
+def _parse_row_limit(spec: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9][0-9_]*", text) or int(text) < 1:
+        raise ConfigError(
+            f'"{text}" in "{spec}" is not a number of rows', f"{_SPEC_USAGE}; ROWS is a whole number from 1"
+        )
+    return int(text)
+
+
+def _parse_weight(spec: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+(?:[eE]-?[0-9]+)?", text) or not 0.0 < float(text) <= 1.0:
+        raise ConfigError(f'"{text}" in "{spec}" is not a share', f"{_SPEC_USAGE}; WEIGHT is above 0 and at most 1")
+    return float(text)
+
+
+def parse_sources(specs: list[str]) -> list[DataSource]:
+    """Parse several specs and check that their weights fit into one whole.
+
+    Raises:
+        ConfigError: as `parse_source`; or the weights exceed 1, leave nothing for sources without one, or
+            leave a gap.
+    """
+    sources = [parse_source(spec) for spec in specs]
+    weights = [source.weight for source in sources if source.weight is not None]
+    total = sum(weights)
+    free = len(sources) - len(weights)
+    if total > 1.0 + 1e-6:
+        raise ConfigError(f"the weights of the data sources add up to {total:g}, more than 1", "lower some of them")
+    if weights and free and total > 1.0 - 1e-6:
+        raise ConfigError(f"the weights leave nothing for {free} data sources without one", "lower some of them")
+    if weights and not free and total < 1.0 - 1e-6:
+        raise ConfigError(
+            f"the weights of the data sources add up to {total:g}, less than 1",
+            f"raise them to 1, or leave out one weight: that source takes the other {1 - total:g}",
+        )
+    return sources
+
+
+def source_kind(source: DataSource) -> str:
+    """Return `file`, `folder`, `glob`, `stdlib`, `docs`, `task` or `chat`.
+
+    Raises:
+        DataError: nothing is there, or the built-in source is unknown.
+    """
+    path = Path(source.path).expanduser()
+    if os.path.isdir(path):
+        return "folder"
+    if os.path.exists(path):
+        return "file"
+    built_in = _BUILT_IN_PATTERN.fullmatch(source.path)
+    if built_in:
+        return _built_in_kind(source, built_in["scheme"], built_in["name"])
+    if glob.has_magic(source.path):
+        return "glob"
+    if os.path.islink(path):
+        raise DataError(f"{source.path}: a link to {os.readlink(path)}, which is not there", "fix the link")
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
+    near = did_you_mean(path.name, siblings) or _suggest_files(path.parent, siblings)
+    raise DataError(f"{source.path}: no such file or folder", f"{where}.{near}")
+
+
+def _suggest_files(folder: Path, names: list[str]) -> str:
+    """Name some files that could be meant."""
+    readable = sorted(name for name in names if get_reader(Path(name)) and not name.startswith("."))
+    some = ", ".join(readable[:5]) + (f" and {len(readable) - 5} more" if len(readable) > 5 else "")
+    return f" There are {some} in {folder}" if len(readable) > 1 else f" There is {some} in {folder}" if some else ""
+
+
+def _built_in_kind(source: DataSource, scheme: str, name: str) -> str:
+    exact = {"stdlib:": "stdlib", "stdlib:docs": "docs", "chat:stdlib": "chat"}
+    if source.path in exact:
+        return exact[source.path]
+    if scheme == "task" and name:
+        return "task"
+    known = [*exact, "task:NAME"]
+    raise DataError(
+        f'"{source.path}" is neither a file nor a built-in source',
+        f"built in are {', '.join(known)}.{did_you_mean(source.path, known)} Fetch remote data first",
+    )
+
+
+NamedFiles = list[tuple[Path, str]]
+
+
+def list_source_files(source: DataSource) -> list[Path]:
+    """Return the sorted files that a source reads; none for generated conversations.
+
+    Raises:
+        DataError: the folder or glob holds no file that can be read.
+    """
+    return [path for path, _ in list_named_files(source)]
+
+
+def list_named_files(source: DataSource) -> NamedFiles:
+    """Return `list_source_files` with their names relative to the source, which are the first half of document ids."""
+    return _FILE_FINDERS[source_kind(source)](source)
+
+
+def _single_file(source: DataSource) -> NamedFiles:
+    path = Path(source.path).expanduser()
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file", "a pipe or a device cannot be read twice: write it to a file")
+    if get_reader(path) is None:
+        raise DataError(f'{path}: unknown extension "{path.suffix}"', _extensions_hint(path))
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty (0 bytes)", "give a file with text")
+    return [(path, path.name)]
+
+
+def _extensions_hint(path: Path) -> str:
+    known = ", ".join(READERS)
+    return f"files are read by extension: {known}.{did_you_mean(path.suffix.lower(), READERS)}"
+
+
+def _folder_files(source: DataSource) -> NamedFiles:
+    base = Path(source.path).expanduser()
+    found = [path for folder, names in _walk_visible(base) for name in names if (path := Path(folder, name)).is_file()]
+    return _filter_readable(source, base, found)
+
+
+def _walk_visible(base: Path) -> Iterator[tuple[str, list[str]]]:
+    def raise_data_error(error: OSError) -> None:
+        raise DataError(f"{error.filename}: {error.strerror}", "change its permissions or name other files") from error
+
+    for folder, folders, names in os.walk(base, onerror=raise_data_error):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        yield folder, [name for name in names if not name.startswith(".")]
+
+
+def _glob_files(source: DataSource) -> NamedFiles:
+    pattern = os.path.expanduser(source.path)
+    fixed = Path(pattern)
+    while glob.has_magic(str(fixed)):
+        fixed = fixed.parent
+    found = [Path(path) for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+    if not found:
+        raise DataError(
+            f"{source.path}: no file matches",
+            f"the pattern starts from {fixed.absolute()}; ** enters folders",
+        )
+    return _filter_readable(source, fixed, found)
+
+
+def _filter_readable(source: DataSource, base: Path, found: list[Path]) -> NamedFiles:
+    """Keep what has a reader, sorted by relative name; say how many files were left."""
+    relative_paths = [(path, path.relative_to(base).as_posix()) for path in found if get_reader(path)]
+    others = sorted({path.suffix or path.name for path in found if not get_reader(path)})
+    if not relative_paths:
+        contents = f"{len(found)} other files ({', '.join(others[:8])})" if found else "no files at all"
+        raise DataError(
+            f"{source.path}: no file with text, {contents}", f"files are read by extension: {', '.join(READERS)}"
+        )
+    if others:
+        log.debug(f"{source.path}: passed over {len(found) - len(relative_paths)} files ({', '.join(others[:8])})")
+    return sorted(relative_paths, key=lambda item: item[1])
+
+
+def _stdlib_files(source: DataSource) -> NamedFiles:
+    return [(path, path.name) for path in stdlib.list_stdlib_files()]
+
+
+def _no_files(source: DataSource) -> NamedFiles:
+    return []
+
+
+_FILE_FINDERS: dict[str, Callable[[DataSource], NamedFiles]] = {
+    "file": _single_file,
+    "folder": _folder_files,
+    "glob": _glob_files,
+    "stdlib": _stdlib_files,
+    "docs": _stdlib_files,
+    "task": _no_files,
+    "chat": _no_files,
+}

@@ -11,7 +11,7 @@ from anabatic.config.sections.common import Data
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.builtin import synthetic_tasks
-from anabatic.data.readers import prompts, source_spec
+from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import Message, RowIssue, hash_id
 
 _FILE_KINDS = ("file", "folder", "glob")
@@ -56,30 +56,28 @@ def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question
     train: list[Question] = []
     heldout: list[Question] = []
     for name in data.train:
-        source = source_spec.parse_source(name)
+        source = sources.parse_source(name)
         rows = _questions_of_source(source, data, "train", seed)
-        if source_spec.source_kind(source) == "task":
+        if sources.source_kind(source) == "task":
             train += rows
             heldout += (
-                []
-                if data.valid
-                else _questions_of_source(source_spec.DataSource(source.path, held_rows), data, "test", 0)
+                [] if data.valid else _questions_of_source(sources.DataSource(source.path, held_rows), data, "test", 0)
             )
             continue
         apart = _choose_held_out_ids(rows, 0.0 if data.valid else data.valid_fraction)
         train += [row for row in rows if row.id not in apart]
         heldout += [row for row in rows if row.id in apart]
     for name in data.valid:
-        heldout += _questions_of_source(source_spec.parse_source(name), data, "test", 0)
+        heldout += _questions_of_source(sources.parse_source(name), data, "test", 0)
     if not train:
         raise DataError("data.train holds no question", "give rows with a prompt, query, question or messages")
     return train, heldout
 
 
 def _questions_of_source(
-    source: source_spec.DataSource, data: Data, split: synthetic_tasks.Split, seed: int
+    source: sources.DataSource, data: Data, split: synthetic_tasks.Split, seed: int
 ) -> list[Question]:
-    kind = source_spec.source_kind(source)
+    kind = sources.source_kind(source)
     if kind == "task":
         name = source.path.removeprefix("task:")
         task_rows = synthetic_tasks.generate_task_rows(name, split, source.rows or synthetic_tasks.DEFAULT_ROWS, seed)
@@ -91,7 +89,7 @@ def _questions_of_source(
         raise ConfigError(f"{source.path} asks no questions", "give task:NAME, or .jsonl files of questions")
     if source.weight is not None:
         raise ConfigError(f"{source} has a weight, and questions are drawn one after another", "leave @WEIGHT out")
-    return _questions_of_files(source_spec.list_source_files(source), data, source.rows)
+    return _questions_of_files(sources.list_source_files(source), data, source.rows)
 
 
 def _questions_of_files(paths: Sequence[Path], data: Data, max_rows: int | None) -> list[Question]:

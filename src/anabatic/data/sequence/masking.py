@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from anabatic.data.batching.batch import IGNORE_INDEX
+from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.batching.shuffle import splitmix64_hash
 
 MASK_FRACTION, RANDOM_FRACTION = 0.8, 0.1

@@ -10,25 +10,27 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from anabatic.config.sections.common import Data
-from anabatic.core import affinity, log
+from anabatic.core import cpu_info, log
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.formatting import format_count, format_size
 from anabatic.core.paths import fsync_folder, get_cache_root, make_write_error
 from anabatic.data.builtin import synthetic_tasks
-from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
+from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy, TruncationStrategy
 from anabatic.data.chat.preference_pairs import PreferencePairEncoder
 from anabatic.data.readers import sources
-from anabatic.data.readers.sources import DataSource, Document, SkippedRows
-from anabatic.data.shards import dataset_summary
+from anabatic.data.readers.document import Document, hash_id, is_held_out
+from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.readers.sources import DataSource, SkippedRows
 from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
-from anabatic.data.shards.holdout import Split, select_split
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION, ShardSet
 from anabatic.data.shards.writer import CHUNK_CHARS, DocumentCounts, ShardWriter, chunk_documents, write_shards
 from anabatic.data.tokenizer import hf_folder
@@ -104,12 +106,12 @@ def build_dataset(
             log.warn(f"{error}; building it again")
             shutil.rmtree(path, ignore_errors=True)
         else:
-            dataset_summary.log_dataset_summary(shards, cached=True)
+            log_dataset_summary(shards, cached=True)
             return shards
     with _atomic_folder(path) as folder:
         job.write_dataset(folder)
     shards = ShardSet.open(path)
-    dataset_summary.log_dataset_summary(shards, cached=False)
+    log_dataset_summary(shards, cached=False)
     return shards
 
 
@@ -184,7 +186,7 @@ class _TokenizationJob:
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }
 
-    @affinity.use_all_cores()
+    @cpu_info.use_all_cores()
     def write_dataset(self, folder: Path) -> None:
         """Tokenise into an empty folder, on all cores of the job: the other processes wait."""
         if self.data.workers:
@@ -199,7 +201,7 @@ class _TokenizationJob:
         )
         if self.level[0]:  # after the choice of what is held out, which must not depend on the level
             selected = (document for document in selected if document.level == self.level[1])
-        format_counter = dataset_summary.FormatCounter()
+        format_counter = FormatCounter()
         selected = format_counter.count_documents(selected, counts, lambda: self.skipped_rows.count)
         dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
         writer = ShardWriter(
@@ -298,3 +300,172 @@ def _remove_stale_builds(path: Path) -> None:
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         if time.time() - left.stat().st_mtime > _STALE_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
+
+
+EXACT_SPLIT_BELOW = 200
+"""Below this number of documents a hash threshold may hold out none at all, so the share is met exactly."""
+
+MIN_TAIL_CHARS = 20
+"""Ends of texts are held out in place of a whole text where together they have at least so many characters."""
+
+_HEAD_CHARS = 2**25
+
+Split = Literal["train", "valid"]
+
+
+def select_split(
+    read: Callable[[], Iterable[Document]], fraction: float, split: Split, counts: DocumentCounts
+) -> Iterator[Document]:
+    """Yield the documents of a split: `valid` gets `fraction` of them, `train` the others.
+
+    From 200 documents on, a document is held out by the hash of its id alone (`is_held_out`). A smaller source holds
+    out `fraction` of its documents, at least one, those with the smallest hashes. Long texts too few for that (fewer
+    than `1 / fraction`; one file, say) each give their last `fraction` of characters.
+
+    Args:
+        read: starts reading the source from its beginning; called again when the first documents are too large to keep.
+        fraction: share held out.
+        split: which side to yield.
+        counts: `held_out` counts the documents of the other side.
+    """
+    source = iter(read())
+    head: list[Document] = []
+    chars = 0
+    while len(head) < EXACT_SPLIT_BELOW and chars <= _HEAD_CHARS and (document := next(source, None)) is not None:
+        head.append(document)
+        chars += len(document.text or "")
+    ids = [(document.id, document.text is not None) for document in head]
+    documents: Iterable[Document] = chain(head, source)
+    if len(head) < EXACT_SPLIT_BELOW and chars > _HEAD_CHARS:
+        head.clear()
+        ids = [(document.id, document.text is not None) for document in islice(read(), EXACT_SPLIT_BELOW)]
+        documents = read()
+    too_few = 0 < len(ids) < EXACT_SPLIT_BELOW and len(ids) * fraction < 1 and all(is_text for _, is_text in ids)
+    if too_few and (len(ids) < 2 or chars * fraction >= MIN_TAIL_CHARS):
+        for document in documents:
+            yield _split_long_text(document, fraction, split)
+        return
+    chosen = (
+        _ids_with_smallest_hashes([doc_id for doc_id, _ in ids], fraction) if len(ids) < EXACT_SPLIT_BELOW else None
+    )
+    for document in documents:
+        is_heldout = is_held_out(document.id, fraction) if chosen is None else document.id in chosen
+        if is_heldout == (split == "valid"):
+            yield document
+        else:
+            counts.held_out += 1
+
+
+def _ids_with_smallest_hashes(ids: list[str], fraction: float) -> set[str]:
+    """Return the ids with the smallest hashes; none when there is just one."""
+    num_heldout = 0 if len(ids) < 2 else max(1, round(len(ids) * fraction))
+    return set(sorted(ids, key=hash_id)[:num_heldout])
+
+
+def _split_long_text(document: Document, fraction: float, split: Split) -> Document:
+    text = document.text or ""
+    at = len(text) - int(len(text) * fraction)
+    at = text.rfind("\n", 0, at) + 1 or at
+    return replace(document, text=text[at:] if split == "valid" else text[:at])
+
+
+class FormatCounter:
+    """Counts the rows of each format while they are read.
+
+    Attributes:
+        format_counts: name of a format -> `rows` and the `columns` that some of them had.
+    """
+
+    def __init__(self) -> None:
+        self.format_counts: dict[str, dict[str, Any]] = {}
+
+    def count_documents(
+        self, documents: Iterable[Document], counts: DocumentCounts, unread: Callable[[], int]
+    ) -> Iterator[Document]:
+        """Yield `documents`; at the end `counts` receives the rows that were skipped while reading."""
+        for document in documents:
+            name, columns = document.row_format
+            found = self.format_counts.get(name)
+            if found is None:
+                found = self.format_counts[name] = {"rows": 0, "columns": []}
+            found["rows"] += 1
+            found["columns"] += [column for column in columns if column not in found["columns"]]
+            yield document
+        counts.unread = unread()
+
+
+_DROP_REASONS = {
+    "unread": "bad rows passed over",
+    "empty": "empty documents passed over",
+    "bad": "malformed conversations passed over",
+    "truncated": "conversations too long and cut",
+    "split": "conversations too long and split",
+    "too_long": "conversations too long and left out",
+    "unlearned": "conversations dropped, nothing to learn in what is left",
+}
+
+
+_DROP_ADVICE = {
+    "unread": "data.on_bad_row: fail names the first of them",
+    "bad": "data.on_bad_row: fail names the first of them",
+    "truncated": "raise batch.seq_len to keep more, as far as the model has positions",
+    "too_long": "raise batch.seq_len to keep more, as far as the model has positions",
+}
+_OTHERWISE: dict[TruncationStrategy, str] = {
+    "delete": "cut them with --truncation-strategy right",
+    "right": "nothing to learn is in what is kept of them: keep their ends with --truncation-strategy left",
+    "left": "nothing to learn is in what is kept of them: keep their beginnings with --truncation-strategy right",
+    "split": "nothing to learn is in their parts",
+}
+"""What else can be done about long conversations."""
+_ADVICE_FRACTION = 0.05
+"""Share of the rows whose loss is worth advice."""
+
+
+def log_dataset_summary(shards: ShardSet, cached: bool) -> None:
+    """Say in one line what a source holds, a warning where something was cut or left out."""
+    kept = "conversations" if shards.is_chat else "documents"
+    parts = [_describe_formats(shards.meta["formats"], kept)]
+    if shards.is_chat:
+        parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of text learned")
+    else:
+        parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of text")
+    if shards.meta["split"] == "train" and (held_out := shards.counts["held_out"]):
+        parts.append(f"{held_out:,} held out")
+    read = max(1, sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread", "too_long")))
+    lost = [f"{n:,} {words} ({n / read:.1%})" for name, words in _DROP_REASONS.items() if (n := shards.counts[name])]
+    if longest := shards.counts.get("longest"):
+        lost.append(f"the longest has {longest:,} tokens")
+    much = [advice for name, advice in _DROP_ADVICE.items() if shards.counts[name] > _ADVICE_FRACTION * read]
+    parts += lost + much[-1:]
+    line = f"data {shards.name} ({shards.meta['split']}): {'; '.join(parts)}"
+    (log.warn if lost else log.info)(line + (" (from the cache)" if cached else ""))
+    log.debug(f"{shards.name} lies in {shards.path}")
+
+
+def require_few_too_long(
+    sets: Iterable[ShardSet], seq_len: int, max_fraction: float, too_long: TruncationStrategy
+) -> None:
+    """Make sure that not too many conversations were left out because they are too long.
+
+    Args:
+        too_long: what was done with long ones; those that are cut before the assistant speaks are left out, too.
+
+    Raises:
+        DataError: of a source more than the share were, and more than one.
+    """
+    for shards in sets:
+        read = sum(shards.counts[name] for name in ("documents", "empty", "bad", "unread", "too_long"))
+        long = LongRowCounter(f"data {shards.name}", seq_len, max_fraction)
+        long.count, long.longest_tokens = shards.counts["too_long"], shards.counts.get("longest", 0)
+        if long.exceeds_limit(read):
+            long.check_fraction(read, _OTHERWISE[too_long])
+
+
+def _describe_formats(formats: dict[str, dict[str, Any]], kept: str) -> str:
+    """`1,200 rows as alpaca (instruction, input, output)`; of several formats each with its count."""
+    descriptions = [
+        f"{one['rows']:,} rows as {name} ({', '.join(one['columns'])})" if name else f"{one['rows']:,} {kept}"
+        for name, one in sorted(formats.items(), key=lambda item: -item[1]["rows"])
+    ]
+    return " + ".join(descriptions) or f"0 {kept}"

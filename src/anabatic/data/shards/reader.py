@@ -17,6 +17,7 @@ a target exactly once. A conversation is one entry: `n` stored ids give `n - 1` 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from bisect import bisect_right
@@ -237,3 +238,33 @@ def _check_sizes(path: Path, meta: dict[str, Any]) -> None:
             found = file.stat().st_size if file.exists() else 0
             if found != size:
                 raise DataError(f"{file}: {found} bytes, meta.json says {size} (dtype {meta['dtype']})", _REBUILD_HINT)
+
+
+class ShardSubset:
+    """The entries `chosen` (their numbers, ascending) of a set of conversations; reads like a `ShardSet`."""
+
+    def __init__(self, shard_set: ShardSet, chosen: np.ndarray, name: str) -> None:
+        lengths = np.concatenate(
+            [shard_set.read_entry_lengths(shard) for shard in range(len(shard_set.meta["shards"]))]
+        )
+        self._parent, self._entry_indices = shard_set, chosen
+        self._entry_lengths = lengths[chosen]
+        self.name = f"{shard_set.name} ({name})"
+        self.key = hashlib.sha256(shard_set.key.encode() + chosen.tobytes()).hexdigest()
+        self.is_chat, self.eot = shard_set.is_chat, shard_set.eot
+        self.num_docs = len(chosen)
+        self.num_tokens = int(self._entry_lengths.sum())
+        self.counts = shard_set.counts
+        self.meta: dict[str, Any] = {**shard_set.meta, "shards": [{"docs": self.num_docs}]}
+
+    def locate_entry(self, i: int, turn: int = 0) -> EntryLocation:
+        """Return where entry `i` lies, read in pass `turn`."""
+        return self._parent.locate_entry(int(self._entry_indices[i]), turn)
+
+    def read_entry_lengths(self, shard: int) -> np.ndarray:
+        """Return the inputs of every entry, int64."""
+        return self._entry_lengths
+
+    def read_segment(self, entry: EntryLocation, start: int, n: int) -> TokenSegment:
+        """Read `n` inputs of an entry."""
+        return self._parent.read_segment(entry, start, n)

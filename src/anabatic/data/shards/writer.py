@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from anabatic.core.errors import DataError
 from anabatic.core.progress import ProgressMeter
-from anabatic.data.batching.prefetch import PrefetchIterator
+from anabatic.data.batching.loader import PrefetchIterator
 from anabatic.data.readers.document import Document
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +20,9 @@ from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.progress import ProgressMeter
 from anabatic.data.readers.document import Document
 from anabatic.data.readers.sources import DataSource, parse_sources, read_documents, source_kind
-from anabatic.data.shards import holdout
+from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder as folder
-from anabatic.data.tokenizer.cjk_pretokenizer import CjkPretokenizer
 
 SPLIT_PATTERN = "|".join(
     (
@@ -179,7 +179,7 @@ def read_training_documents(source: DataSource, data: Data) -> Iterator[Document
     fraction = 0.0 if data.valid else data.valid_fraction
     if not fraction:
         return read_documents(source, data)
-    return holdout.select_split(lambda: read_documents(source, data), fraction, "train", DocumentCounts())
+    return dataset_cache.select_split(lambda: read_documents(source, data), fraction, "train", DocumentCounts())
 
 
 def get_document_text(document: Document) -> str:
@@ -199,3 +199,40 @@ def split_into_chunks(text: str, longest: int) -> Iterator[str]:
         start = end
     if start < len(text):
         yield text[start:]
+
+
+MAX_UNSPLIT_CHARS = 5_000_000
+"""Characters of unspaced runs that are kept whole: less than 2 GB in the worst case."""
+
+LONG_WORD_CHARS = 200
+"""A run of letters or digits of this length counts as unspaced in any script."""
+
+_CJK_RANGES = (
+    "\u0e00-\u0eff"  # Thai, Lao
+    "\u1000-\u109f\u1780-\u17ff"  # Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana, Chinese characters
+    "\U00020000-\U0003ffff"
+)
+_CJK_PATTERN = re.compile(f"[{_CJK_RANGES}]")
+_CJK_RUN_PATTERN = re.compile(rf"[{_CJK_RANGES}]{{3,}}|\w{{{LONG_WORD_CHARS},}}")
+
+
+class CjkPretokenizer:
+    """Pass text through whole until `whole_chars` of unspaced runs have been seen, then cut the runs into pairs.
+
+    The cut is a line end, which the tokenizer's split keeps apart from letters on both sides.
+    """
+
+    def __init__(self, whole_chars: int = MAX_UNSPLIT_CHARS) -> None:
+        self.chars_left = whole_chars
+
+    def __call__(self, text: str) -> str:
+        """Return the text to train on."""
+        if max(map(len, text.split()), default=0) < LONG_WORD_CHARS and not _CJK_PATTERN.search(text):
+            return text  # most text by far, and much cheaper to tell than to substitute
+        return _CJK_RUN_PATTERN.sub(self._split_run, text)
+
+    def _split_run(self, match: re.Match[str]) -> str:
+        run = match[0]
+        self.chars_left -= len(run)
+        return run if self.chars_left >= 0 else "\n".join(run[start : start + 2] for start in range(0, len(run), 2))

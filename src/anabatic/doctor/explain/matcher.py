@@ -10,11 +10,11 @@ What may match after that is compared for good, digits included, once for all li
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabatic.doctor.explain import line_grouping
 from anabatic.doctor.knowledge_base import KnowledgeBase, KnowledgeEntry, make_exception_entry
 
 STEMS = (
@@ -156,7 +156,7 @@ class LogMatcher:
         """Word -> the stems that it contains."""
         self.candidates: dict[bytes, LineCandidate] = {}
         """By the line without its digits and addresses."""
-        self.line_grouper = line_grouping.LineGrouper()
+        self.line_grouper = LineGrouper()
         self.line_bytes = self.word_bytes = 0
 
     def find_matches(self, block: bytes) -> tuple[list[bytes], list[MatchedLine]]:
@@ -178,7 +178,7 @@ class LogMatcher:
     def _strip_digits(self, text: bytes) -> bytes:
         """Return a text without its digits and its addresses, the numbers of which are as little worth."""
         if not self.keeps_addresses and b"0x" in text:
-            text = line_grouping.HEX_ADDRESS.sub(b"0x", text)
+            text = HEX_ADDRESS.sub(b"0x", text)
         return text.translate(None, _DIGITS)
 
     def _match_equal_lines(self, bare: bytes, lines: list[bytes], where: list[int]) -> Iterator[MatchedLine]:
@@ -188,7 +188,7 @@ class LogMatcher:
             return
         spans: list[tuple[int, int]] = []
         nothing = False
-        if len(where) >= line_grouping.MIN_GROUPED_LINES and not suspect.needs_exact_match:
+        if len(where) >= MIN_GROUPED_LINES and not suspect.needs_exact_match:
             spans = self.line_grouper.group_lines(bare, [lines[index] for index in where])
             heard = (
                 [bool(self.match_line(lines[where[place]], suspect)) for place, _ in spans]
@@ -363,3 +363,68 @@ def _find_in_order(line: bytes, pieces: tuple[bytes, ...]) -> int:
             return -1
         at = line.find(piece, at)
     return first if at >= 0 else -1
+
+
+MIN_GROUPED_LINES = 100
+"""Lines of a block for which a pattern is worth its making."""
+MAX_PATTERN_BYTES = 1 << 10
+"""Bytes of such a line."""
+MAX_PATTERNS = 1000
+"""Patterns that are kept: each takes some ten kilobytes."""
+HEX_ADDRESS = re.compile(rb"0x[0-9A-Fa-f]+(?![0-9A-Za-z_])")
+"""A number in hexadecimal."""
+_NUMBER_RUNS = re.compile(rb"(%s|\d+)" % HEX_ADDRESS.pattern)
+_BEFORE_NUMBER = re.compile(
+    rb"(?:error|ret|code)[a-z]?\]?\s{0,8}(?:is|[:=\[(,])?\s{0,8}[\[(]?\s{0,8}-?$"  # what a call returned
+    rb"|(?:result|status|errno)\s{0,8}[=:]\s{0,8}\[?$|hcclret -> $"
+    rb"|\[rank:? ?$|\[default$|rankid:$",
+    re.IGNORECASE,
+)
+_CODE_LETTERS = re.compile(rb"E(?:[A-Z]|RR|)$")
+_WITHIN_NUMBER = re.compile(rb"[A-Za-z.]*")
+"""Between digits of one number in hexadecimal, or before its fraction."""
+_WARNING_LINE = re.compile(rb"WARN|(?:^|[\]:\s])\[?W[ \]]")
+"""Whether a line is a warning depends on the number of its digits: such lines are read one by one."""
+
+
+class LineGrouper:
+    """Patterns of lines, by the line without its digits; None: it is too odd for one."""
+
+    def __init__(self) -> None:
+        self.patterns: dict[bytes, re.Pattern[bytes] | None] = {}
+
+    def group_lines(self, bare: bytes, lines: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Return (place of the first, how many) of lines that tell the same; empty: each must be read by itself.
+
+        Args:
+            bare: what all of them are without their digits.
+            lines: at least one.
+        """
+        if bare not in self.patterns:
+            if len(self.patterns) >= MAX_PATTERNS:
+                self.patterns.clear()
+            self.patterns[bare] = compile_line_pattern(lines[0])
+        like = self.patterns[bare]
+        found = like.findall(b"\n".join(lines)) if like is not None else []
+        if len(found) != len(lines):
+            return []
+        counts = Counter(found)
+        firsts = dict(zip(reversed(found), range(len(found) - 1, -1, -1), strict=True))
+        return [(firsts[group_key], count) for group_key, count in counts.items()]
+
+
+def compile_line_pattern(line: bytes) -> re.Pattern[bytes] | None:
+    """Return what matches lines like this one, with a group for each number that tells something; None: too odd."""
+    if len(line) > MAX_PATTERN_BYTES or _WARNING_LINE.search(_NUMBER_RUNS.sub(b"", line)):
+        return None
+    parts = _NUMBER_RUNS.split(line)
+    words, tells = [re.escape(parts[0])], False
+    for before, number, after in zip(parts[0::2], parts[1::2], parts[2::2], strict=False):
+        tells = bool(
+            (tells and _WITHIN_NUMBER.fullmatch(before))
+            or _BEFORE_NUMBER.search(before)
+            or _CODE_LETTERS.search(before)
+        )
+        kind = rb"0x[0-9A-Fa-f]+" if number.startswith(b"0x") else rb"\d+"
+        words += [rb"(%s)" % kind if tells else kind, re.escape(after)]
+    return re.compile(rb"^%s()$" % b"".join(words), re.MULTILINE)

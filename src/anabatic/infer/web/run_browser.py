@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anabatic.core import json_lines
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.monitor.run_reader import RunReader
@@ -64,7 +64,7 @@ class _RunMetrics:
     """The rows of one run, thinned where they are many."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = json_lines.JsonlFollower(RunFolder(folder).metrics, max_bytes=MAX_READ_BYTES)
+        self._file = json_reader.JsonlFollower(RunFolder(folder).metrics, max_bytes=MAX_READ_BYTES)
         self._token = ""
         self.rows = MetricsRows()
 

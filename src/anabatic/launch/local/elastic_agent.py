@@ -18,15 +18,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from anabatic.core import relaunch
 from anabatic.core.stop_signals import FIRST_SIGNAL, StopRequest
-from anabatic.launch import node_rank, rendezvous_probe
-from anabatic.launch.local import device_replacement, worker_reports
+from anabatic.launch import rendezvous_endpoint
+from anabatic.launch.local import placement, worker_reports
 from anabatic.launch.local.forkserver import PRELOAD_VARIABLE, WORKER_COMMAND, Forkserver
 from anabatic.launch.rendezvous import MachineRendezvous, describe_store_error
 
@@ -70,7 +70,7 @@ def main() -> None:
     rendezvous = None
     if root is not None and (root / worker_reports.MACHINE_FILE).is_file():
         machine = json.loads((root / worker_reports.MACHINE_FILE).read_text(encoding="utf-8"))
-        node_rank.take_node_rank(machine["node_rank"], functools.partial(_yield_to_replacement, root))
+        take_node_rank(machine["node_rank"], functools.partial(_yield_to_replacement, root))
         rendezvous = MachineRendezvous(**machine, refuse=functools.partial(_refuse_job, root))
         rendezvous.start()
     _install_stop_handler()
@@ -133,7 +133,7 @@ def _ignore_thread_join_error(unraisable: Any) -> None:
 def _await_machine_0(root: Path) -> str:
     """Wait for machine 0 if another machine hosts the store; return the problem if it does not answer."""
     path = root / worker_reports.RENDEZVOUS_FILE
-    return rendezvous_probe.await_port(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
+    return rendezvous_endpoint.await_port(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
 
 
 def _install_worker_fork(server: Forkserver) -> None:
@@ -226,7 +226,7 @@ def _kill_workers(pids: Iterable[int]) -> None:
 
 
 def _replace_devices(nproc: int) -> None:
-    variables, line = device_replacement.replace_lost_devices(nproc, os.environ)
+    variables, line = placement.replace_lost_devices(nproc, os.environ)
     os.environ.update(variables)
     if line:
         sys.stderr.write(f"warning: {line}\n")
@@ -254,3 +254,84 @@ def _run_and_exit() -> None:
 
 if __name__ == "__main__":
     _run_and_exit()
+
+
+class RankedAddress(str):
+    """A machine's address that sorts by the machine's number; machines exchange it by pickle.
+
+    Python compares dataclasses (here torch's `_NodeDesc`) field by field, first for equality, then for order.
+    """
+
+    node_rank: int
+
+    def __new__(cls, node_rank: int, address: str) -> RankedAddress:
+        ranked = super().__new__(cls, address)
+        ranked.node_rank = node_rank
+        return ranked
+
+    def __reduce__(self) -> Any:
+        return RankedAddress, (self.node_rank, str(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RankedAddress) and (self.node_rank, str(self)) == (other.node_rank, str(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: str) -> bool:
+        return self.node_rank < other.node_rank if isinstance(other, RankedAddress) else super().__lt__(other)
+
+    def __hash__(self) -> int:
+        return hash((self.node_rank, str(self)))
+
+
+def take_node_rank(node_rank: int, on_replaced: Callable[[str], NoReturn]) -> None:
+    """Make this process machine `node_rank` in torch's rendezvous.
+
+    `DynamicRendezvousHandler._node_desc_generator` of torch 2.13 names machines by their address, and their ranks
+    follow from the order of the names; `_RendezvousJoinOp` decides what a machine does next to take part.
+
+    Args:
+        on_replaced: called with the address of a later process with the same machine number; it must raise.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous as rendezvous
+
+    generator = rendezvous.DynamicRendezvousHandler._node_desc_generator
+    generate = generator.generate
+    generator.generate = lambda local_addr=None: generate(RankedAddress(node_rank, local_addr or ""))  # type: ignore[method-assign]
+    join = rendezvous._RendezvousJoinOp.__call__
+    known: set[Any] = set()
+
+    def join_replacing_former_self(op: Any, context: Any, deadline: float) -> Any:
+        state, node = context.state, context.node
+        if node in state.last_heartbeats:
+            known.add(node)
+        others = [other for other in state.last_heartbeats if other != node and _same_machine(other, node)]
+        if others and node in known:
+            on_replaced(str(others[0].addr))
+        elif others and not state.closed:
+            _remove_nodes(state, context.settings, others)
+        return join(op, context, deadline)
+
+    rendezvous._RendezvousJoinOp.__call__ = join_replacing_former_self  # type: ignore[method-assign, assignment]
+
+
+def _same_machine(node: Any, other: Any) -> bool:
+    return (
+        isinstance(node.addr, RankedAddress)
+        and isinstance(other.addr, RankedAddress)
+        and node.addr.node_rank == other.addr.node_rank
+    )
+
+
+def _remove_nodes(state: Any, settings: Any, nodes: list[Any]) -> None:
+    """Remove machines as torch removes those with an expired heartbeat (`_BackendRendezvousStateHolder._sanitize`)."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _remove_participant_epilogue
+
+    took_part = [node for node in nodes if state.participants.pop(node, None) is not None]
+    for node in nodes:
+        state.last_heartbeats.pop(node, None)
+        state.wait_list.discard(node)
+        state.redundancy_list.discard(node)
+    if took_part:
+        _remove_participant_epilogue(state, settings)

@@ -29,7 +29,7 @@ from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest, get_exit_code
 from anabatic.launch import rendezvous, rendezvous_endpoint
-from anabatic.launch.local import device_replacement, forkserver, native_stderr, placement, worker_reports
+from anabatic.launch.local import forkserver, placement, worker_reports
 from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.launch.schedulers import requeue
 
@@ -218,22 +218,22 @@ class _Supervisor:
             f"{report.summarize_failure()}: all processes start again, restart {restart_number} of"
             f" {self.launch.max_restarts}"
         )
-        if hint := report.failure_hint() or native_stderr.explain_failure(folder, report):
+        if hint := report.failure_hint() or worker_reports.explain_failure(folder, report):
             log.info(hint)
         self._log_last_lines(folder, report, 1)
 
     def _log_last_lines(self, folder: Path, report: worker_reports.WorkerReport, count: int) -> None:
         """Log the last lines of ranks without a message, with an explanation; append native output to all rank logs."""
         for rank in report.silent_ranks:
-            stderr = native_stderr.read_stderr_tail(folder, rank)
+            stderr = worker_reports.read_stderr_tail(folder, rank)
             lines = [line for line in stderr.splitlines() if line.strip()][-count:]
             if not lines and self.out is not None:
                 lines = worker_reports.read_last_log_lines(folder, RunFolder(self.out).log_path(rank), count)
             for line in lines:
                 log.info(f"[rank {rank}] {line[:_MAX_LINE_CHARS]}")
-            if explanation := native_stderr.explain_stderr(stderr):
+            if explanation := worker_reports.explain_stderr(stderr):
                 log.info(explanation)
-        native_stderr.append_to_rank_logs(folder, report.ranks, self.out)
+        worker_reports.append_to_rank_logs(folder, report.ranks, self.out)
 
     def _build_agent_environment(self) -> dict[str, str]:
         # torch's agent reads PET_ variables, which Kubernetes operators set, as its own options.
@@ -243,8 +243,8 @@ class _Supervisor:
         variables[relaunch.REPORTS_VARIABLE] = str(self.folder)
         if self.preload:
             variables[forkserver.PRELOAD_VARIABLE] = self.preload
-        if device_replacement.has_visible_devices(os.environ):
-            variables[device_replacement.FIXED_DEVICES_VARIABLE] = "1"
+        if placement.has_visible_devices(os.environ):
+            variables[placement.FIXED_DEVICES_VARIABLE] = "1"
         variables.update(self.worker_variables)
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
         # torch 2.13 would share the store of the last start with the next workers, and its keys hold old addresses.
@@ -284,7 +284,7 @@ class _Supervisor:
             return stop_code
         for line in report.format_messages():
             sys.stderr.write(f"{line}\n")
-        if not report.failure_hint() and (hint := native_stderr.explain_failure(attempts[-1], report)):
+        if not report.failure_hint() and (hint := worker_reports.explain_failure(attempts[-1], report)):
             sys.stderr.write(f"{hint}\n")
         self._log_last_lines(attempts[-1], report, _SHOWN_LOG_LINES)
         first_codes = [report.codes[rank] for rank in report.failed if report.codes.get(rank)]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import relaunch
-from anabatic.launch import rendezvous_probe
-from anabatic.launch.preflight import machine_info
+from anabatic.launch import rendezvous_endpoint
+from anabatic.launch.preflight import machine_report
 from anabatic.launch.rendezvous import MachineRendezvous, describe_store_error
 
 _ALL_REDUCE_BYTES = 32 << 20
@@ -56,12 +56,12 @@ def _meet_and_measure(
     interface: str,
     job: dict[str, Any],
 ) -> dict[str, Any]:
-    facts = {**machine_info.collect_machine_facts(**job), "address": address, "interface": interface}
+    facts = {**machine_report.collect_machine_facts(**job), "address": address, "interface": interface}
     if size == 1:
         return {"found": {"0": facts}, "clocks": {}, "links": [], "shared": []}
     from torch.distributed import DistError, TCPStore
 
-    if node_rank and (reason := rendezvous_probe.await_port(host, port, seconds)):
+    if node_rank and (reason := rendezvous_endpoint.await_port(host, port, seconds)):
         return {"why": reason}
     try:
         server = TCPStore(host, port, is_master=True, wait_for_workers=False) if node_rank == 0 else None
@@ -129,7 +129,7 @@ def _sees_run_folder(store: Any, node_rank: int, out: str | None) -> bool:
 
     if out is None:
         return True
-    folder = next(iter(machine_info.nearest_existing_folders(out)))
+    folder = next(iter(machine_report.nearest_existing_folders(out)))
     if node_rank == 0:
         name = f"{_MARK_PREFIX}{os.urandom(8).hex()}"
         if os.access(folder, os.W_OK):
@@ -180,7 +180,7 @@ def _measure_rate(pair: list[int], backend: str, device: str) -> float:
     import torch
     import torch.distributed as dist
 
-    from anabatic.parallel import collective_timing
+    from anabatic.parallel import process_groups
 
     group = dist.new_group(pair, timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
     values, torch_device = torch.ones(_ALL_REDUCE_BYTES // 4, device=device), torch.device(device)
@@ -188,11 +188,9 @@ def _measure_rate(pair: list[int], backend: str, device: str) -> float:
     def all_reduce_values() -> None:
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
 
-    repeats = collective_timing.count_calls(all_reduce_values, torch_device, _LINK_SECONDS, _MAX_REPEATS, group)
+    repeats = process_groups.count_calls(all_reduce_values, torch_device, _LINK_SECONDS, _MAX_REPEATS, group)
     rate = (
-        _ALL_REDUCE_BYTES
-        * repeats
-        / collective_timing.time_slowest_rank(all_reduce_values, repeats, torch_device, group)
+        _ALL_REDUCE_BYTES * repeats / process_groups.time_slowest_rank(all_reduce_values, repeats, torch_device, group)
     )
     dist.destroy_process_group(group)
     _DESTROYED_GROUPS.append(group)
@@ -205,7 +203,7 @@ def _leave_store(store: Any, node_rank: int, size: int) -> None:
 
     store.set(f"bye/{node_rank}", "")
     if node_rank == 0:
-        deadline = time.monotonic() + rendezvous_probe.REMINDER_SECONDS
+        deadline = time.monotonic() + rendezvous_endpoint.REMINDER_SECONDS
         while not store.check([f"bye/{other}" for other in range(size)]) and time.monotonic() < deadline:
             time.sleep(0.02)
         return

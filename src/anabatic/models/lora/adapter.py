@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.tuner import Freeze, Lora
+from anabatic.config.sections.train_jobs import Freeze, Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import open_atomic_folder
@@ -34,8 +34,8 @@ from anabatic.models.lora.adapter_config import (
 )
 from anabatic.models.lora.linear import LoraLinear
 from anabatic.models.quantized import QuantizationKind, QuantizedLinear, ScratchMemory, replace_weight
-from anabatic.parallel.dtensors import copy_from_full, gather_full_tensor
-from anabatic.plan import trainable_layers as named_layers
+from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
+from anabatic.plan import training_setup as named_layers
 
 
 def compute_scale(lora: Lora) -> float:

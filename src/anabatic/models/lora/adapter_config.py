@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from anabatic.config.sections.tuner import Lora
+from anabatic.config.sections.train_jobs import Lora
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 from anabatic.core import log
-from anabatic.core.json_lines import JsonlWriter
+from anabatic.core.json_reader import JsonlWriter
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.tool_execution import format_for_display
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabatic.config.merge import MergeJob
+from anabatic.config.export import MergeJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.export.merged_model import find_merged_model
-from anabatic.recipes.prechecks import output_folders
+from anabatic.recipes.prechecks import data_files
 
 
 def run(job: MergeJob) -> None:
@@ -23,7 +23,7 @@ def run(job: MergeJob) -> None:
         Failure: the folder cannot be written.
     """
     out = Path(job.out).expanduser()
-    output_folders.require_new_output(out)
+    data_files.require_new_output(out)
     parts = find_merged_model(job.model, job.adapter)
     if not parts.num_adapters:
         what = f"{parts.named_folder} is no adapter: there is nothing to merge"

@@ -19,12 +19,12 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.paths import require_space
 from anabatic.device.device import DTYPES
-from anabatic.models import transformers4_names
+from anabatic.models import weights_reader
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import build_meta_causal_lm, get_chat_token_ids, save_model
 from anabatic.recipes.export import gguf_converter, serving_configs
 from anabatic.recipes.export.merged_model import MergedModel, find_merged_model
-from anabatic.recipes.prechecks import output_folders
+from anabatic.recipes.prechecks import data_files
 
 LICENSE_PATTERNS = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 """Files of the base model that whoever passes it on passes on, too."""
@@ -43,7 +43,7 @@ def run(job: ExportJob) -> None:
         Failure: the disk is too small or refuses writes, or the converter fails. Nothing is left behind.
     """
     out = Path(job.out).expanduser()
-    output_folders.require_replaceable_output(out, job.overwrite)
+    data_files.require_replaceable_output(out, job.overwrite)
     converter = gguf_converter.find_converter(job.llama_cpp) if job.gguf != "none" else []
     parts = find_merged_model(job.model, job.adapter)
     _require_separate_folders(out, parts)
@@ -58,15 +58,15 @@ def run(job: ExportJob) -> None:
     gguf = f"{name}-{job.gguf}.gguf" if job.gguf != "none" else None
     dtype_name = next(key for key, value in DTYPES.items() if value == dtype)
     model = parts.load_merged_model(dtype)
-    generation = transformers4_names.merge_generation_config(parts.base_folder, get_chat_token_ids(tokenizer))
+    generation = weights_reader.merge_generation_config(parts.base_folder, get_chat_token_ids(tokenizer))
     export_info = serving_configs.ExportInfo(
         out, name, dtype_name, parts.config, tokenizer, generation, gguf, job.devices, context
     )
     notes: list[str] = []
 
     def complete_folder(folder: Path) -> None:
-        transformers4_names.embed_chat_template(folder)
-        (folder / transformers4_names.GENERATION_CONFIG_FILE).write_text(
+        weights_reader.embed_chat_template(folder)
+        (folder / weights_reader.GENERATION_CONFIG_FILE).write_text(
             json.dumps(generation, indent=2) + "\n", encoding="utf-8"
         )
         for pattern in LICENSE_PATTERNS:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import PreTrainedModel
 
-from anabatic.config.checkpoint_export import CheckpointExportJob
+from anabatic.config.export import CheckpointExportJob
 from anabatic.config.loading import settings
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
@@ -28,13 +28,13 @@ from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import DTYPES, Device, select_device
 from anabatic.models.lora import adapter
 from anabatic.models.lora.merging import make_merged_record
-from anabatic.models.materialize import materialize_model
+from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import resolve_model_folder, save_model
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
-from anabatic.recipes.prechecks import output_folders
-from anabatic.recipes.training import pretrain, trainable_model
-from anabatic.train.checkpoint import manifest, storage
+from anabatic.recipes.prechecks import data_files
+from anabatic.recipes.training import pretrain, trained_model
+from anabatic.train.checkpoint import storage
 from anabatic.train.run_folder import collect_weights
 
 ModelWriter = Callable[[Path], None]
@@ -49,9 +49,9 @@ def run(job: CheckpointExportJob) -> None:
         Failure: the folder cannot be written.
     """
     out = Path(job.out).expanduser()
-    output_folders.require_new_output(out)
-    path = manifest.find_newest_valid(Path(job.checkpoint).expanduser())
-    command = manifest.read_manifest(path).get("command", "an unknown command")
+    data_files.require_new_output(out)
+    path = storage.find_newest_valid(Path(job.checkpoint).expanduser())
+    command = storage.read_manifest(path).get("command", "an unknown command")
     if command not in _MODEL_BUILDERS:
         raise ConfigError(
             f"{path} is a checkpoint of {command}, and only those of {', '.join(_MODEL_BUILDERS)} are exported",
@@ -68,7 +68,7 @@ def run(job: CheckpointExportJob) -> None:
     write(out)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     log.info(
-        f"wrote {out}: step {manifest.read_manifest(path)['step']} of {path.parent}, {format_count(trained)} trained "
+        f"wrote {out}: step {storage.read_manifest(path)['step']} of {path.parent}, {format_count(trained)} trained "
         f"parameters"
     )
 
@@ -94,8 +94,8 @@ def _build_pretrained(job: PretrainJob, device: Device) -> tuple[PreTrainedModel
 def _build_finetuned(job: TuneJob, device: Device) -> tuple[PreTrainedModel, ModelWriter]:
     # What is trained is built in fp32; it takes the checkpoint's format once that is known.
     plain: Any = replace(job, optim=replace(job.optim, weights="fp32"))
-    start = trainable_model.build_model(plain, device, World())
-    trainable_model.load_weights(plain, start, ShardingPlan(), device, World())
+    start = trained_model.build_model(plain, device, World())
+    trained_model.load_weights(plain, start, ShardingPlan(), device, World())
     if start.lora is None:
         return start.model, lambda out: save_model(start.model, out, start.tokenizer)
     lora, more = start.lora, make_merged_record(start.merged_adapters)

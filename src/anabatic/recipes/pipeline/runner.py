@@ -8,22 +8,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+import psutil
 
 from anabatic.config.loading import settings
 from anabatic.config.pipeline import PipelineJob
 from anabatic.core import json_reader, log, relaunch
-from anabatic.core.errors import AnabaticError, ConfigError, Failure
-from anabatic.core.formatting import did_you_mean, format_duration
-from anabatic.core.json_lines import JsonlWriter
+from anabatic.core.errors import AnabaticError, ConfigError, Failure, UserError
+from anabatic.core.formatting import did_you_mean, format_duration, format_size
+from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import lock_folder, make_write_error, require_place, write_atomic
-from anabatic.recipes.pipeline import stage_checks
+from anabatic.core.stop_signals import FIRST_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
+from anabatic.plan import depth_dial, model_shape
+from anabatic.plan.model_shape import DecoderShape
+from anabatic.recipes import sequence_length
 from anabatic.recipes.pipeline.stage_plan import (
     StagePlan,
     StageState,
@@ -33,7 +43,8 @@ from anabatic.recipes.pipeline.stage_plan import (
     plan_stages_with_problems,
     read_stage_state,
 )
-from anabatic.recipes.pipeline.stage_process import StageProcess
+from anabatic.recipes.prechecks import jobs
+from anabatic.recipes.prechecks.data_files import StageOutput, predict_stage_output
 
 __all__ = ["plan_stages", "run"]
 
@@ -69,13 +80,13 @@ def run(
     require_place(Path(job.out))
     stages, wrong = plan_stages_with_problems(job, vars or {})
     reasons = _choose_stages(stages, start, only)
-    problems = stage_checks.check_stages(stages, reasons, wrong)
+    problems = check_stages(stages, reasons, wrong)
     if dry_run:
         _log_stage_plan(stages, reasons, problems)
     if found := [error for errors in problems.values() for error in errors]:
         raise combine_errors(found)
     out = Path(job.out)
-    stage_checks.warn_low_disk_space(out, stages, reasons)
+    warn_low_disk_space(out, stages, reasons)
     if dry_run:
         return 0
     try:
@@ -284,3 +295,161 @@ def _is_stage_folder_empty(stage: StagePlan) -> bool:
 def _write_stage_state(stage: StagePlan, state: str, seconds: float) -> None:
     content = {"state": state, "key": stage.cache_key, "seconds": seconds, "parts": stage.key_inputs}
     write_atomic(stage.folder / "stage.json", json.dumps(content, indent=1, ensure_ascii=False))
+
+
+class StageProcess:
+    """Context manager that holds the signal handlers; `run` starts a child and waits for it."""
+
+    def __init__(self, program: Sequence[str]) -> None:
+        self.program = list(program)
+        self.exit_code_if_interrupted = 0
+        """128 + the first signal we received; 0 when none came."""
+        self._stop_request = StopRequest(supervised=relaunch.is_supervised())
+        self._signal_forwarded = False
+        self._child_process: subprocess.Popen[bytes] | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StageProcess:
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
+                self._previous_handlers[number] = signal.signal(number, self._handle_signal)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run `program arguments` with its output going straight through; return its exit code.
+
+        A child killed by a signal has 128 + the signal, as shells count.
+
+        Raises:
+            Failure: the program cannot be started.
+        """
+        if self.exit_code_if_interrupted:
+            return self.exit_code_if_interrupted
+        try:
+            self._child_process = subprocess.Popen(
+                [*self.program, *arguments],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**relaunch.build_child_environment(), relaunch.SUPERVISED_VARIABLE: "1"},
+            )
+        except OSError as error:
+            hint = "is the environment whole?"
+            raise Failure(f"cannot start {self.program[0]}: {error.strerror}", hint) from error
+        self._forward_signal()  # a signal may have come between the test above and the start
+        code = self._child_process.wait()
+        self._child_process = None
+        return code if code >= 0 else 128 - code
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        what = self._stop_request.classify_signal(number)
+        if what == STOP_NOW and self._child_process is not None and self._child_process.poll() is None:
+            for one in psutil.Process(self._child_process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            os.killpg(self._child_process.pid, signal.SIGKILL)
+        if what != FIRST_SIGNAL:
+            return
+        self.exit_code_if_interrupted = 128 + number
+        if self._child_process is not None:
+            log.info(f"{signal.Signals(number).name}: waiting for the stage to save; a second Ctrl-C kills it")
+        self._forward_signal()
+
+    def _forward_signal(self) -> None:
+        """Send the first signal we got to the child, once (`Popen.send_signal` spares one that has ended)."""
+        if self.exit_code_if_interrupted and self._child_process is not None and not self._signal_forwarded:
+            self._signal_forwarded = True
+            number = self.exit_code_if_interrupted - 128
+            self._child_process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+
+_OPTION = re.compile(r"--([a-z][a-z0-9.-]*)(?= |$)")
+_SAVED_BYTES, _CHECKPOINT_BYTES = 4, 12
+"""Bytes of a parameter in a saved model, and in a checkpoint with AdamW's two moments."""
+
+
+def check_stages(
+    stages: list[StagePlan], reasons: Mapping[str, str], wrong: Mapping[str, UserError]
+) -> dict[str, list[AnabaticError]]:
+    """Return what is wrong with the stages that are to run, by stage; nothing is loaded, and no torch.
+
+    Args:
+        reasons: stages that run.
+        wrong: stages whose settings could not be read, and why.
+    """
+    earlier: dict[str, StageOutput] = {}
+    found: dict[str, list[AnabaticError]] = {}
+    for stage in stages:
+        name, command = stage.name, stage.command.name
+        if stage.job is None:
+            found[name] = [wrong[name]]
+            earlier[str(stage.output)] = StageOutput(name, command)
+            continue
+        errors = jobs.find_problems(command, stage.job, earlier) if name in reasons else []
+        if errors:
+            found[name] = [_add_stage_to_error(name, error) for error in errors]
+        earlier[str(stage.output)] = predict_stage_output(name, command, stage.job, earlier)
+    return found
+
+
+def _add_stage_to_error(name: str, error: AnabaticError) -> AnabaticError:
+    """Name the stage, and write the options of a hint as settings of it."""
+    hint = _OPTION.sub(lambda match: f"stages.{name}.job.{match[1].replace('-', '_')}:", error.hint)
+    return type(error)(f"stages.{name}.job: {error}", hint)
+
+
+def warn_low_disk_space(out: Path, stages: list[StagePlan], reasons: Mapping[str, str]) -> None:
+    """Warn where there is no room for the models and checkpoints of the stages that run, as far as sizes are known.
+
+    It is an estimate, and room may be made while they run: a full disk ends a stage with what was saved.
+    """
+    params: dict[str, int] = {}
+    entries: dict[str, int] = {}
+    needed_bytes = 0
+    for stage in stages:
+        job, folder = stage.job, str(stage.output)
+        if stage.command.name == "tokenizer train":
+            entries[folder] = job.vocab_size
+        if not stage.command.is_training:
+            continue
+        params[folder] = _count_trained_params(job, params, entries)
+        if stage.name in reasons:
+            checkpoints = (job.save.keep_last if job.save.every else 1) * _CHECKPOINT_BYTES
+            needed_bytes += params[folder] * (2 * _SAVED_BYTES + checkpoints)
+    place = next(one for one in (out.absolute(), *out.absolute().parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed_bytes:
+        log.warn(
+            f"the stages write about {format_size(needed_bytes)} of models and checkpoints, {place} has"
+            f" {format_size(free)} free: free some space,"
+            " choose another folder with --out, or keep fewer checkpoints (save.keep_last)"
+        )
+
+
+def _count_trained_params(job: Any, params: Mapping[str, int], entries: Mapping[str, int]) -> int:
+    """Return the parameters of what a stage trains, all of them saved; 0 where they are not known, or adapters are."""
+    model = sequence_length.model_name(job)
+    if getattr(job, "tuner", "full") == "lora":
+        return 0
+    if model:
+        of = next((count for folder, count in params.items() if Path(model).is_relative_to(folder)), None)
+        is_local = Path(model).expanduser().is_dir() and bool(sequence_length.read_local_config(model))
+        return of if of is not None else _count_folder_params(model) if is_local else 0
+    vocab = entries.get(str(getattr(job, "tokenizer", "")))
+    if vocab is None:
+        return 0
+    plan = depth_dial.derive_model_sizes(job.model, vocab)
+    sizes = {name: plan.get_int(name) for name in ("width", "depth", "heads", "kv_heads", "head_dim", "intermediate")}
+    width, blocks, heads, kv_heads, head_dim, inner = sizes.values()
+    tied = bool(plan.values["tie_embeddings"])
+    return DecoderShape(vocab, width, blocks, heads, kv_heads, head_dim, inner, is_tied=tied, head_norms=True).params
+
+
+def _count_folder_params(model: str) -> int:
+    try:
+        return model_shape.get_named_shape(model)[0].params
+    except UserError:  # a family whose sizes are not counted: nothing is claimed about its files
+        return 0

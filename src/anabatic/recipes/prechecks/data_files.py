@@ -6,17 +6,21 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anabatic.config.loading import command_table
 from anabatic.config.loading.command_table import import_precheck
-from anabatic.core.errors import DataError, UserError
+from anabatic.core.errors import ConfigError, DataError, UserError
+from anabatic.core.paths import RunFolder, require_place
 from anabatic.data.builtin import synthetic_tasks
-from anabatic.data.readers import prompts, source_spec
+from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import ColumnMapping, Document, RowFormat
+from anabatic.data.readers.json_and_csv import get_reader
 from anabatic.data.readers.long_rows import LongRowCounter
-from anabatic.data.readers.text_and_jsonl import get_reader
+from anabatic.recipes import sequence_length
 
 IsStageOutput = Callable[[str], bool]
 """Whether a path lies where an earlier stage will write."""
@@ -49,7 +53,7 @@ def check_data_files(command: str, job: Any, is_stage_output: IsStageOutput) -> 
             yield error
     try:
         if command in _WEIGHTED_SOURCE_COMMANDS:
-            source_spec.parse_sources(job.data.train)
+            sources.parse_sources(job.data.train)
     except UserError as error:
         yield error
 
@@ -58,9 +62,9 @@ def find_absent_files(job: Any) -> dict[str, str]:
     """Return the files of a job that are not there, and what is to be said of each."""
     found = {}
     for name in list_sources(job):
-        source = source_spec.parse_source(name)
+        source = sources.parse_source(name)
         try:
-            is_present = source_spec.source_kind(source) != "glob" or bool(
+            is_present = sources.source_kind(source) != "glob" or bool(
                 glob.glob(os.path.expanduser(source.path), recursive=True)
             )
         except DataError as error:
@@ -86,11 +90,11 @@ def list_sources(job: Any) -> list[str]:
     return [*specs, *(inputs if isinstance(inputs, list) else ())]
 
 
-def _find_source_files(job: Any, name: str) -> tuple[source_spec.DataSource, list[Path]]:
-    source = source_spec.parse_source(name)
-    if source_spec.source_kind(source) == "task":
+def _find_source_files(job: Any, name: str) -> tuple[sources.DataSource, list[Path]]:
+    source = sources.parse_source(name)
+    if sources.source_kind(source) == "task":
         synthetic_tasks.get_tasks(source.path.removeprefix("task:"))
-    return source, source_spec.list_source_files(source) if source_spec.source_kind(source) in (
+    return source, sources.list_source_files(source) if sources.source_kind(source) in (
         "file",
         "folder",
         "glob",
@@ -198,3 +202,159 @@ _FILE_CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "infer": _check_prompt_file,
 }
 _WEIGHTED_SOURCE_COMMANDS = ("pretrain", "sft", "dpo", "reward")
+
+
+TEXT_MODEL_COMMANDS = ("pretrain", "sft", "dpo", "rl", "merge", "export", "checkpoint export", "classify pretrain")
+"""Commands that make a model which writes text."""
+OTHER_MODEL_COMMANDS = {"reward": "a reward model", "classify train": "a classifier"}
+"""Commands that make a model which writes no text."""
+UNKNOWN_COMMAND = "run"
+"""Stands for a stage whose command is none."""
+
+
+@dataclass(frozen=True)
+class StageOutput:
+    """What a stage will have made.
+
+    Attributes:
+        stage, command: which, and what it runs.
+        max_positions, vocab_size: of its model, or of its tokenizer; None: not known.
+        config: what its model's config.json will say of family and blocks, as far as that is known.
+        is_adapter: whether it is an adapter; None: not known.
+    """
+
+    stage: str
+    command: str
+    max_positions: int | None = None
+    vocab_size: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    is_adapter: bool | None = None
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it makes a model, of whatever kind."""
+        return self.command in (*TEXT_MODEL_COMMANDS, *OTHER_MODEL_COMMANDS)
+
+
+EarlierOutputs = Mapping[str, StageOutput]
+"""Folder of an earlier stage -> what it makes."""
+
+
+def predict_stage_output(stage: str, command: str, job: Any, earlier: EarlierOutputs) -> StageOutput:
+    """Return what a stage will have made."""
+    base = sequence_length.model_name(job)
+    positions, vocab = read_model_sizes(base, earlier) if base else (None, None)
+    config = read_model_config(base, earlier) if base else {}
+    if command == "tokenizer train":
+        vocab = job.vocab_size
+    elif command == "pretrain" and not base:
+        positions = job.batch.resolved_seq_len
+        vocab = read_model_sizes(job.tokenizer or "", earlier)[1]
+        config = {"model_type": "qwen3", "num_hidden_layers": job.model.depth}
+    return StageOutput(stage, command, positions, vocab, config, _predicts_adapter(job, base, earlier))
+
+
+def _predicts_adapter(job: Any, base: str, earlier: EarlierOutputs) -> bool | None:
+    tuner = getattr(job, "tuner", "full")  # what has no choice makes a whole model
+    return is_adapter(base, earlier) if tuner == "auto" else tuner == "lora"
+
+
+def find_stage_output(name: str, earlier: EarlierOutputs) -> StageOutput | None:
+    """Return what an earlier stage will have made of a path; None: it lies elsewhere."""
+    return next(
+        (output for folder, output in earlier.items() if absolute_path(name).is_relative_to(absolute_path(folder))),
+        None,
+    )
+
+
+def absolute_path(name: str) -> Path:
+    """Return the absolute path of a name; links are kept."""
+    return Path(os.path.abspath(os.path.expanduser(name)))
+
+
+def read_model_sizes(name: str, earlier: EarlierOutputs) -> tuple[int | None, int | None]:
+    """Return positions and entries of the vocabulary of a model, as far as they are known."""
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is not None:
+        return stage_output.max_positions, stage_output.vocab_size
+    config = sequence_length.read_local_config(name)
+    vocab = config.get("vocab_size")
+    return sequence_length.max_positions(config), vocab if isinstance(vocab, int) else None
+
+
+def read_model_config(name: str, earlier: EarlierOutputs) -> Mapping[str, Any]:
+    """Return the config.json of a model, as far as it is known; of an adapter that of its base."""
+    stage_output = find_stage_output(name, earlier)
+    return sequence_length.read_local_config(name) if stage_output is None else stage_output.config
+
+
+def is_adapter(name: str, earlier: EarlierOutputs) -> bool | None:
+    """Whether a model is an adapter; None: not known."""
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is not None:
+        return stage_output.is_adapter
+    folder = sequence_length.find_local_model(name)
+    return None if folder is None else not (folder / "config.json").is_file()
+
+
+_NEW_OUTPUT_COMMANDS = ("merge", "checkpoint export")
+"""Commands that write a folder which must not be there."""
+_RUN_FOLDER_COMMANDS = ("chat", "eval", "classify eval")
+"""Commands besides the trainings that write into a run folder."""
+
+
+def require_writable_output(command: str, job: Any, alone: bool) -> None:
+    """Make sure that a command can write to its output.
+
+    Args:
+        alone: it is no stage of a pipeline, which looks at its own folder and moves aside what an earlier run has left.
+
+    Raises:
+        ConfigError: a file is in the place of a folder, or what is there is not to be replaced.
+        Failure: the place refuses writes.
+    """
+    out = getattr(job, "out", None)
+    if not out:
+        return
+    path = Path(out)
+    if (
+        command_table.get_command(command).is_training
+        or command in _RUN_FOLDER_COMMANDS
+        or command.startswith("bench ")
+    ):
+        RunFolder(path).require_no_file()
+        if alone:
+            require_place(path)
+        return
+    path = path.expanduser()
+    if not alone:
+        return
+    if command in _NEW_OUTPUT_COMMANDS:
+        require_new_output(path)
+    if command == "export":
+        require_replaceable_output(path, job.overwrite)
+    require_place(path.parent, path)
+
+
+def require_new_output(out: Path) -> None:
+    """Refuse to write over what is there.
+
+    Raises:
+        ConfigError: it exists.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists already", "choose another --out")
+
+
+def require_replaceable_output(out: Path, overwrite: bool) -> None:
+    """Only a model folder is ever replaced: a wrong -o must not cost anybody a run or a home.
+
+    Raises:
+        ConfigError: it exists, and is not to be replaced or is none.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    if not overwrite:
+        raise ConfigError(f"{out} exists already", "choose another -o FOLDER, or add --overwrite")
+    if out.is_symlink() or not (out / "config.json").is_file() or any(out.glob("checkpoint-*")):
+        raise ConfigError(f"{out} is no folder of a model, and is not replaced", "choose another -o FOLDER")

@@ -6,18 +6,25 @@ No torch: a mistyped file is reported in a fraction of a second.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import run_lookup
+from anabatic.config.loading import deepspeed_json
+from anabatic.config.rl import RlJob
+from anabatic.config.sections.train_jobs import LoopJob, TuneJob
+from anabatic.config.serve import ServeJob
+from anabatic.core import paths
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
+from anabatic.plan import training_setup
 from anabatic.recipes import sequence_length
-from anabatic.recipes.prechecks import data_files, settings
-from anabatic.recipes.prechecks.stage_outputs import (
+from anabatic.recipes.export import gguf_converter
+from anabatic.recipes.prechecks import data_files
+from anabatic.recipes.prechecks.data_files import (
     OTHER_MODEL_COMMANDS,
     TEXT_MODEL_COMMANDS,
     UNKNOWN_COMMAND,
@@ -25,6 +32,8 @@ from anabatic.recipes.prechecks.stage_outputs import (
     StageOutput,
     absolute_path,
     find_stage_output,
+    is_adapter,
+    read_model_config,
     read_model_sizes,
 )
 
@@ -69,7 +78,7 @@ def find_problems(command: str, job: Any, earlier: EarlierOutputs | None = None)
         _check_lengths(job, known),
         _check_rewards(job),
         _check_eval_tasks(command, job),
-        settings.find_setting_errors(command, job, earlier),
+        find_setting_errors(command, job, earlier),
     )
     found: list[AnabaticError] = list(
         data_files.check_data_files(command, job, lambda name: find_stage_output(name, known) is not None)
@@ -86,10 +95,10 @@ def require_to_plan(command: str, job: Any) -> list[str]:
         AnabaticError: what is wrong with it; `MultipleErrors` where that is more than one thing.
     """
     absent = data_files.find_absent_files(job)
-    later = [spec for spec in settings.list_adapters(job) if settings.is_absent(spec)]
+    later = [spec for spec in list_adapters(job) if is_absent(spec)]
     checked_job = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
     found: list[AnabaticError] = list(data_files.check_data_files(command, job, lambda name: name in absent))
-    checks = (_check_chat_template(command, job, {}), _check_rewards(job), settings.check_named_files(checked_job, {}))
+    checks = (_check_chat_template(command, job, {}), _check_rewards(job), check_named_files(checked_job, {}))
     _raise_errors([*found, *(error for check in checks for error in check)])
     missing = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
     return [f"{what} (the plan is made without it, the job needs it)" for what in missing]
@@ -109,7 +118,7 @@ def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iter
         yield from _check_stage_model(command, name, stage_output, earlier or {})
         return
     if earlier is None:
-        found = None if command.startswith("bench ") else settings.find_missing_model(name, getattr(job, "hub", None))
+        found = None if command.startswith("bench ") else find_missing_model(name, getattr(job, "hub", None))
         yield from [] if found is None else [found]
         return
     if sequence_length.find_local_model(name) is not None or _may_be_hub_id(name, earlier):
@@ -126,7 +135,7 @@ def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iter
 def _may_be_hub_id(name: str, earlier: EarlierOutputs) -> bool:
     """Whether a name may mean a model that is fetched; what would lie among the folders of the stages does not."""
     among = any(absolute_path(name).parent == absolute_path(folder).parent for folder in earlier)
-    return run_lookup.HUB_ID_PATTERN.fullmatch(name) is not None and not os.path.lexists(name) and not among
+    return paths.HUB_ID_PATTERN.fullmatch(name) is not None and not os.path.lexists(name) and not among
 
 
 def _suggest_path(path: Path, stage_paths: list[Path]) -> str:
@@ -266,3 +275,150 @@ def _check_lengths(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
             f"a reply of {reply} tokens leaves no room for a question, the context has {positions}",
             "ask for shorter replies with --max-new-tokens",
         )
+
+
+def find_setting_errors(command: str, job: Any, earlier: EarlierOutputs | None) -> list[AnabaticError]:
+    """Return what is wrong with the settings of a job.
+
+    Args:
+        earlier: what the stages before it will have made; None: it is no stage.
+    """
+    known = earlier or {}
+    return [
+        *check_named_files(job, known),
+        *_check_served_models(job, known),
+        *_collect_error(partial(_check_batch, job)),
+        *_collect_error(partial(data_files.require_writable_output, command, job, earlier is None)),
+        *_collect_error(partial(_check_gguf_converter, command, job)),
+    ]
+
+
+def check_named_files(job: Any, earlier: EarlierOutputs) -> list[AnabaticError]:
+    """Return what is wrong with what a job names beside its data, wherever it is to run."""
+    return [
+        *_collect_error(partial(_require_chat_template, job, earlier)),
+        *(
+            error
+            for spec in list_adapters(job)
+            for error in _collect_error(partial(_check_adapter, job, spec, earlier))
+        ),
+        *_collect_error(partial(_check_tuner, job, earlier)),
+    ]
+
+
+def find_missing_model(name: str, hub: str | None = None) -> DataError | None:
+    """Return the error for a name that means no model; None: it means one, here or on a hub.
+
+    Checkpoints of a run pass: whoever loads them knows what they may mean.
+    """
+    root = Path(name).expanduser()
+    if paths.is_hub_id(name, hub) or sequence_length.find_local_model(name) is not None:
+        return None
+    if not os.path.lexists(root):
+        return paths.make_missing_model_error(name)
+    return None if root.name.startswith("checkpoint-") else describe_wrong_model(root)
+
+
+def _collect_error(ask: Callable[[], None]) -> list[AnabaticError]:
+    try:
+        ask()
+    except AnabaticError as error:
+        return [error]
+    return []
+
+
+def _require_chat_template(job: Any, earlier: EarlierOutputs) -> None:
+    given = getattr(job, "chat_template", None)
+    if given is not None and find_stage_output(given, earlier) is None:
+        from anabatic.data.chat import custom_templates
+
+        custom_templates.read_template(given)
+
+
+def list_adapters(job: Any) -> list[str]:
+    """Return the adapters that go into the model of a job: `FOLDER[@WEIGHT]`."""
+    return [] if isinstance(job, ServeJob) else getattr(job, "adapter", [])
+
+
+def is_absent(spec: str) -> bool:
+    """Whether nothing is there of the name of an adapter."""
+    from anabatic.models.lora import adapter_config
+
+    return not os.path.lexists(Path(adapter_config.parse_adapter_spec(spec)[0]).expanduser())
+
+
+def _check_adapter(job: Any, spec: str, earlier: EarlierOutputs) -> None:
+    from anabatic.models.lora import adapter_config
+
+    name, _ = adapter_config.parse_adapter_spec(spec)
+    stage_output = find_stage_output(name, earlier)
+    if stage_output is not None:
+        if stage_output.command != UNKNOWN_COMMAND and not stage_output.has_model:
+            raise ConfigError(
+                f"adapter is {name}, of stage {stage_output.stage}: `{stage_output.command}` makes no adapter"
+            )
+        if stage_output.is_adapter is False:
+            raise adapter_config.whole_model_error(Path(name))
+        return
+    _require_model(name, getattr(job, "hub", None))
+    folder = sequence_length.find_local_model(name)
+    if folder is not None and is_adapter(name, earlier) is False:
+        raise adapter_config.whole_model_error(folder)
+    if folder is not None:
+        adapter_config.read_adapter_config(folder)
+
+
+def _require_model(name: str, hub: str | None = None) -> None:
+    found = find_missing_model(name, hub)
+    if found is not None:
+        raise found
+
+
+def _check_served_models(job: Any, earlier: EarlierOutputs) -> list[AnabaticError]:
+    """What is wrong with the models of a server, each `NAME=FOLDER` or a folder."""
+    if not isinstance(job, ServeJob):
+        return []
+    folders = [sequence_length.split_name_and_folder(one)[1] for one in (*job.model, *job.classifier)]
+    folders += [one.partition("=")[2] for one in job.adapter]
+    return [
+        error
+        for one in folders
+        if find_stage_output(one, earlier) is None
+        for error in _collect_error(partial(_require_model, one))
+    ]
+
+
+def _check_tuner(job: Any, earlier: EarlierOutputs) -> None:
+    """What is trained of a model: only what is certain is refused, the rest is said where the model is built."""
+    if not isinstance(job, TuneJob):
+        return
+    goes_on = is_adapter(job.model, earlier)
+    if goes_on:
+        training_setup.require_adapter_tuner(sequence_length.find_local_model(job.model) or job.model, job.tuner)
+        return
+    if job.tuner == "freeze":
+        list(training_setup.compile_freeze_patterns(job.freeze))
+    config = read_model_config(job.model, earlier)
+    blocks, linear = training_setup.count_blocks(config), training_setup.list_linear_layers(config)
+    if goes_on is None or blocks is None:
+        return
+    if job.tuner == "freeze":
+        training_setup.require_blocks(job.freeze, blocks)
+    elif job.tuner == "lora":
+        training_setup.select_target_modules(linear, job.lora.target_modules)
+
+
+def _check_batch(job: Any) -> None:
+    """Sizes that are given, for the processes that this command starts."""
+    if not isinstance(job, LoopJob):
+        return
+    ranks = max(1, job.device.nproc // job.parallel.tensor)
+    given, _, _ = deepspeed_json.apply_deepspeed(sequence_length.set_default_seq_len(job), ranks)
+    training_setup.require_divisible_batch(given.batch, ranks)
+    if isinstance(job, RlJob):
+        training_setup.count_micro_steps(given, ranks)
+
+
+def _check_gguf_converter(command: str, job: Any) -> None:
+    if command == "export" and job.gguf != "none":
+        gguf_converter.find_converter(job.llama_cpp)

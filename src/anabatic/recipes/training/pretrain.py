@@ -11,10 +11,14 @@ from anabatic.config.pretrain import PretrainJob
 from anabatic.core import log
 from anabatic.data.chat import loss_preview
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
-from anabatic.models import tensor_parallel
-from anabatic.models.fused import installer
-from anabatic.models.materialize import materialize_model, resolve_weight_dtype
-from anabatic.models.model_init import build_meta_qwen3, count_parameters, init_weights
+from anabatic.models import fused_ops, tensor_parallel
+from anabatic.models.model_init import (
+    build_meta_qwen3,
+    count_parameters,
+    init_weights,
+    materialize_model,
+    resolve_weight_dtype,
+)
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
@@ -31,7 +35,7 @@ from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
-from anabatic.train import auto_sizing, plan_inputs, sizing
+from anabatic.train import auto_sizing, sizing
 from anabatic.train.objectives import make_next_token_objective
 
 
@@ -56,7 +60,7 @@ def run(job: PretrainJob) -> int:
             load_folder_weights(model, resolve_model_folder(job.model.path))
         else:
             init_weights(model, job.seed)
-        log.info(installer.apply_fused_setting(model, job.fused, device.type))
+        log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
         epoch_tokens = sum(part.num_tokens for part, _ in data.train)
         tokens, reason = sizing.compute_horizon_tokens(job.schedule, count_parameters(model)[1])
         if job.schedule.epochs is not None:
@@ -69,7 +73,7 @@ def run(job: PretrainJob) -> int:
             epoch_tokens,
             tokens,
             reason,
-            plan_inputs.build_model_setup(job, model, device, world.data_group),
+            sizing.build_model_setup(job, model, device, world.data_group),
             tuned_lr,
             device,
             world.data_group,

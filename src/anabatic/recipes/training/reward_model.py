@@ -13,12 +13,12 @@ from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.models import reward_head
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import merging
-from anabatic.models.materialize import resolve_weight_dtype
+from anabatic.models.model_init import resolve_weight_dtype
 from anabatic.models.reward_head import RewardOptions
 from anabatic.parallel.process_groups import barrier
 from anabatic.recipes.training.dpo import PairTask
 from anabatic.recipes.training.sft import finetune_model
-from anabatic.recipes.training.trainable_model import TrainableModel
+from anabatic.recipes.training.trained_model import TrainableModel
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_reward_objective
 from anabatic.train.optim.optimizer import HeadRates

@@ -22,27 +22,25 @@ from anabatic.device.device import Device
 from anabatic.infer.cache_sizing import size_cache
 from anabatic.infer.engine import Engine
 from anabatic.infer.tool_execution import PythonTool, open_python_tool
+from anabatic.models import fused_ops
 from anabatic.models.forward import ModelRoot
-from anabatic.models.fused import installer
 from anabatic.parallel.sharding import resolve_sharding
-from anabatic.plan import batch_divisibility
+from anabatic.plan import training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainable_model import (
+from anabatic.recipes.training.trained_model import (
     TrainableModel,
+    TrainedModel,
     build_model,
     load_weights,
     make_model_saver,
     quantize_frozen,
     require_weight_files,
 )
-from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.recipes.training.trainer import Trainer
-from anabatic.rl import unit_test_reward
 from anabatic.rl.heldout_rewards import HeldoutRewards
-from anabatic.rl.model_reward import ModelReward
 from anabatic.rl.policy_loss import ALGORITHMS, ClipRange
-from anabatic.rl.rewards import RewardSet, ScoreFunction
+from anabatic.rl.rewards import ModelReward, RewardSet, ScoreFunction, require_tests, score_tests
 from anabatic.rl.rollout import RolloutGenerator, TurnFunction
 from anabatic.rl.rollout_batches import RolloutBatches
 from anabatic.rl.rollout_loss import RolloutLoss
@@ -136,7 +134,7 @@ def run(job: RlJob) -> int:
         )
         quantize_frozen(job, start, sharding)
         require_weight_files(start)
-        micro_steps = batch_divisibility.count_micro_steps(job, world.data_group.size)
+        micro_steps = training_setup.count_micro_steps(job, world.data_group.size)
         questions = _read_questions(job, start)
         with (
             open_python_tool(job.python, job.sandbox, start.tokenizer) as tool,
@@ -144,7 +142,7 @@ def run(job: RlJob) -> int:
         ):
             turn = rewards.get_turn_function() if job.turns > 1 else None
             root = load_weights(job, start, sharding, device, world)
-            log.info(installer.apply_fused_setting(start.model, job.fused, device.type))
+            log.info(fused_ops.apply_fused_setting(start.model, job.fused, device.type))
             plan = DerivedSizes()
             sizes = _resolve_sizes(job, plan, start, len(questions.train), micro_steps)
             log_plan(plan, start.model, world, sharding)
@@ -179,10 +177,10 @@ def _open_rewards(job: RlJob, questions: _Questions, device: Device) -> Iterator
     other: dict[str, ScoreFunction] = {}
     with ExitStack() as stack:
         if "tests" in names:
-            unit_test_reward.require_tests(rows)
+            require_tests(rows)
             limits, settings = job.sandbox.to_sandbox_limits(), job.sandbox
             box = Sandbox(limits, allow_weaker=settings.allow_weaker, workers=settings.workers)
-            other["tests"] = functools.partial(unit_test_reward.score_tests, sandbox=stack.enter_context(box))
+            other["tests"] = functools.partial(score_tests, sandbox=stack.enter_context(box))
         for name in names:
             if name.startswith("model:"):
                 other[name] = ModelReward(Path(name.removeprefix("model:")).expanduser(), device).score_rollout

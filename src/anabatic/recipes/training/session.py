@@ -20,7 +20,7 @@ from anabatic.models.pretrained import load_config, resolve_base_folder, resolve
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
-from anabatic.plan import batch_divisibility
+from anabatic.plan import training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes import sequence_length
 from anabatic.train import auto_sizing
@@ -45,7 +45,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     )
     device = select_device(job.device)
     world = parallel.init_world(device, job.parallel.tensor)
-    batch_divisibility.require_divisible_batch(job.batch, world.data_group.size)
+    training_setup.require_divisible_batch(job.batch, world.data_group.size)
     job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
     with open_run_folder(job, device, world) as folder:
         if applied:

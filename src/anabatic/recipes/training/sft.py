@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.sections.curriculum import Curriculum
-from anabatic.config.sections.train_jobs import TuneJob
+from anabatic.config.sections.train_jobs import Curriculum, TuneJob
 from anabatic.config.sft import SftJob
 from anabatic.core import log
 from anabatic.data.batching import curriculum, padding
@@ -16,21 +15,20 @@ from anabatic.data.chat import loss_preview
 from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
 from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
-from anabatic.models import tensor_parallel
+from anabatic.models import fused_ops, tensor_parallel
 from anabatic.models.forward import ModelRoot
-from anabatic.models.fused import installer
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trainable_model import (
+from anabatic.recipes.training.trained_model import (
     TrainableModel,
+    TrainedModel,
     build_model,
     load_weights,
     make_model_saver,
     quantize_frozen,
     require_weight_files,
 )
-from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import (
     DatasetBatches,
@@ -38,7 +36,7 @@ from anabatic.recipes.training.training_data import (
     build_training_data,
     require_conversations,
 )
-from anabatic.train import auto_sizing, plan_inputs, sizing
+from anabatic.train import auto_sizing, sizing
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_next_token_objective
 from anabatic.train.optim.optimizer import HeadRates
@@ -107,7 +105,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
 
         root = load_weights(job, start, sharding, device, world)
         task.init_weights(context, start)
-        log.info(installer.apply_fused_setting(start.model, job.fused, device.type))
+        log.info(fused_ops.apply_fused_setting(start.model, job.fused, device.type))
         plan = DerivedSizes()
         sizes = _resolve_sizes(context, task, plan, start, data)
         log_plan(plan, start.model, world, sharding)
@@ -155,7 +153,7 @@ def _resolve_sizes(
         epoch_tokens,
         (job.schedule.epochs or 1.0) * epoch_tokens,
         "one epoch",
-        plan_inputs.build_model_setup(job, start.model, device, world.data_group),
+        sizing.build_model_setup(job, start.model, device, world.data_group),
         task.full_lr if start.lora is None else task.adapter_lr,
         device,
         world.data_group,

@@ -9,13 +9,33 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.config.sections.common import require_setting
+from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
 from anabatic.core import log
-from anabatic.device.device import should_compile
+from anabatic.data.chat import custom_templates
+from anabatic.data.tokenizer.hf_folder import load_tokenizer
+from anabatic.device.device import Device, should_compile
+from anabatic.models import fused_ops, weights_reader
 from anabatic.models.forward import ModelRoot
-from anabatic.models.fused import installer
+from anabatic.models.lora import adapter, adapter_config, merging
+from anabatic.models.lora.merging import WeightedAdapter
+from anabatic.models.model_init import materialize_model, resolve_weight_dtype
+from anabatic.models.pretrained import (
+    build_meta_causal_lm,
+    enable_activation_checkpointing,
+    find_tokenizer_folder,
+    load_config,
+    load_folder_weights,
+    require_tokenizer_fits,
+    resolve_base_folder,
+    resolve_merged_adapters,
+    resolve_model_folder,
+    save_model,
+)
 from anabatic.models.quantized import iter_quantized_weights
+from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
+from anabatic.plan import training_setup
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective
 from anabatic.train.optim.optimizer import HeadRates, Optimizer
@@ -56,7 +76,7 @@ class TrainedModel:
             compiled, reason = False, "packed weights take turns in the same memory"
         log.info(f"torch.compile {'on' if compiled else 'off'} ({reason})")
         if compiled:
-            log.info(f"compiled {installer.compile_blocks(self.network)} modules at first use")
+            log.info(f"compiled {fused_ops.compile_blocks(self.network)} modules at first use")
 
     def make_step(self, context: TrainContext[LoopJob], objective: Objective, sizes: StepSizes) -> TrainStep:
         """Return the training step of this model: its optimizer, and its gradients reduced over the data group."""
@@ -83,3 +103,146 @@ class TrainedModel:
             objective.metric_names,
             partial_params=self.root.partial_params,
         )
+
+
+@dataclass(frozen=True)
+class TrainableModel:
+    """A model to be trained further, without memory, with what belongs to it.
+
+    Attributes:
+        named_folder: its folder, perhaps an adapter's; base_folder: the one with the weights; merged_adapters: adapters
+        that go into them.
+        lora: settings of the adapter that is trained; None: the model itself is.
+    """
+
+    named_folder: Path
+    base_folder: Path
+    merged_adapters: list[WeightedAdapter]
+    tokenizer_folder: Path
+    tokenizer: Any
+    model: PreTrainedModel
+    lora: Lora | None
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the job names an adapter, whose training continues."""
+        return self.named_folder != self.base_folder
+
+
+def build_model(job: TuneJob, device: Device, world: World) -> TrainableModel:
+    """Find the model of a job and build it without memory."""
+    named_folder = resolve_model_folder(job.model, job.hub, world)
+    base_folder = resolve_base_folder(named_folder, job.hub, world)
+    adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder, job.hub, world)
+    tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
+    template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
+    tokenizer = load_tokenizer(template_folder)
+    require_tokenizer_fits(load_config(base_folder), tokenizer, template_folder, job.batch.resolved_seq_len)
+    return TrainableModel(
+        named_folder,
+        base_folder,
+        adapters_to_merge,
+        template_folder,
+        tokenizer,
+        *_build_meta_model(job, named_folder, base_folder, device),
+    )
+
+
+def _build_meta_model(
+    job: TuneJob, named_folder: Path, base_folder: Path, device: Device
+) -> tuple[PreTrainedModel, Lora | None]:
+    """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
+
+    What is frozen is kept in the format of the matrix products, what is trained as `optim.weights` says.
+    """
+    trained = resolve_weight_dtype(job.optim, device)
+    tuner = job.tuner
+    if tuner == "auto":
+        tuner = "full" if named_folder == base_folder else "lora"
+    for section, needed in (("lora", "lora"), ("freeze", "freeze")):
+        if tuner != needed and getattr(job, section) != type(getattr(job, section))():
+            log.warn(f"tuner is {tuner}: the settings of {section} are not used")
+    model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
+    lora = None
+    if named_folder != base_folder:
+        training_setup.require_adapter_tuner(named_folder, job.tuner)
+        lora = adapter.insert_saved_adapter(model, named_folder)
+        unused = job.lora != Lora()
+        note = "; the settings of lora are not used: it continues as it is" if unused else ""
+        (log.warn if unused else log.info)(f"continuing with the adapter {named_folder} of rank {lora.r}{note}")
+    elif tuner == "lora":
+        lora = job.lora
+        targets = adapter.insert_adapter(model, lora)
+        log.info(f"LoRA of rank {lora.r} in {len(targets)} layers, scaled by {adapter.compute_scale(lora):g}")
+    elif tuner == "freeze":
+        adapter.freeze_parameters(model, job.freeze)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(trained)
+    enable_activation_checkpointing(model, job.recompute)
+    return model, lora
+
+
+def quantize_frozen(job: TuneJob, start: TrainableModel, sharding: ShardingPlan) -> None:
+    """Hold the frozen weights in few bits, if asked for. They are whole on every device, and stay as they are."""
+    lora, named_folder = start.lora, start.named_folder
+    if job.quantize == "none":
+        return
+    what = f"quantize is {job.quantize}"
+    require_setting(
+        lora is not None, f"{what}, and the model itself is trained", "use --tuner lora, or --quantize none"
+    )
+    require_setting(lora is None or not lora.use_dora, f"{what}, and {named_folder} has DoRA", "use --quantize none")
+    require_setting(
+        not start.merged_adapters,
+        f"{what}, and adapters become part of the weights",
+        "merge them first with `anabatic merge`",
+    )
+    require_setting(
+        not sharding.is_sharded,
+        f"{what}, parallel.strategy is {sharding.strategy}, which divides the weights",
+        "packed weights are whole on every device: use ddp, or --quantize none",
+    )
+    require_setting(
+        job.parallel.tensor == 1,
+        f"{what}, parallel.tensor is {job.parallel.tensor}, which divides the layers",
+        "packed weights are whole on every device: leave parallel.tensor out, or use --quantize none",
+    )
+    log.info(f"{adapter.quantize_frozen_layers(start.model, job.quantize)} linear layers are frozen in {job.quantize}")
+
+
+def require_weight_files(start: TrainableModel) -> None:
+    """The files of the weights are opened before the rows are read."""
+    weights_reader.require_weight_files(start.base_folder)
+    if start.is_adapter:
+        adapter_config.require_adapter_weights(start.named_folder)
+
+
+def load_weights(
+    job: TuneJob, found: TrainableModel, sharding: ShardingPlan, device: Device, world: World
+) -> ModelRoot:
+    """Bring it to where it is trained and give it its first weights."""
+    root = materialize_model(found.model, sharding, device, world)
+    load_folder_weights(found.model, found.base_folder)
+    merging.merge_adapters(found.model, found.merged_adapters)
+    if found.is_adapter:
+        adapter.load_adapter(found.model, found.named_folder)
+    elif found.lora is not None:
+        adapter.init_adapter_weights(found.model, found.lora, job.seed)
+    return root
+
+
+def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], None]:
+    """Return what writes a Hugging Face folder of the model as it is, or an adapter's; every rank calls it."""
+    merged = merging.make_merged_record(start.merged_adapters)
+
+    def save_folder(folder: Path) -> None:
+        if start.lora is None:
+            save_model(start.model, folder, start.tokenizer, world.is_main_process)
+        else:
+            adapter.save_adapter(
+                start.model, folder, start.tokenizer, start.lora, start.base_folder, world.is_main_process, merged
+            )
+        barrier(world)
+
+    return save_folder

@@ -10,26 +10,95 @@ from typing import Any, Protocol
 
 import torch
 
+from anabatic.config.chat import Sampling
 from anabatic.config.loading.command_table import command_name
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import relaunch
-from anabatic.core.errors import ConfigError
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.formatting import to_valid_utf8
+from anabatic.data.tokenizer.hf_folder import encode_chat
+from anabatic.infer.engine import Engine
+from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token
+from anabatic.parallel.sharding import reshard_weights
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.recipes.training import sample_prompts
 from anabatic.recipes.training.trained_model import TrainedModel
-from anabatic.train import auto_sizing, micro_batch_probe, plan_inputs, run_folder
+from anabatic.train import auto_sizing, run_folder, sizing
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
-from anabatic.train.context import TrainContext
+from anabatic.train.context import BatchStream, LoopContext, TrainContext
 from anabatic.train.loop import fit
-from anabatic.train.loop_state import BatchStream, LoopContext
 from anabatic.train.metrics.device_stats import watch_devices
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
 from anabatic.train.row_log import open_row_log
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
+
+_MAX_ANSWER_TOKENS = 60
+"""Tokens of an answer."""
+
+
+@dataclass
+class SamplePrompts:
+    """Prompts, tokenised.
+
+    Attributes:
+        texts: as the user wrote them.
+        prompts: their tokens.
+        seq_len: tokens of prompt and answer at most.
+        is_chat: the prompts are a user's turns; else beginnings of a text.
+    """
+
+    texts: list[str]
+    prompts: list[list[int]]
+    tokenizer: Any
+    seq_len: int
+    is_chat: bool
+
+    def log_samples(self, root: ModelRoot, sharded: bool, step: int, metrics: MetricsRecorder) -> None:
+        """Let the model answer each prompt, and record it; all ranks of a sharded one call this."""
+        was_training = root.training
+        root.eval()
+        longest = max(map(len, self.prompts))
+        engine = Engine(
+            root.model,
+            self.tokenizer,
+            max_batch=len(self.prompts),
+            max_len=min(self.seq_len, longest + _MAX_ANSWER_TOKENS + 4),
+            root=root if sharded else None,
+        )
+        answers = engine.generate(self.prompts, Sampling(max_new_tokens=_MAX_ANSWER_TOKENS, seed=0))
+        for text, answer in zip(self.texts, answers, strict=True):
+            metrics.log_sample(step, text, answer.text, between="\n" if self.is_chat else "")
+        reshard_weights(root)
+        root.train(was_training)
+
+
+def encode_sample_prompts(texts: list[str], tokenizer: Any, eot: int, seq_len: int, chat: bool) -> SamplePrompts | None:
+    """Tokenise the prompts; before the training, because a wrong one must not end it. None: there are none.
+
+    Args:
+        eot: the token that begins a document.
+        chat: put them through the tokenizer's chat template.
+
+    Raises:
+        DataError: a prompt is longer than a segment, or the template refuses it.
+    """
+    prompts = [_encode_prompt(to_valid_utf8(text), tokenizer, eot, chat) for text in texts]
+    longest = max(map(len, prompts), default=0)
+    if longest + 1 > seq_len:
+        raise DataError(
+            f"a prompt of eval.sample_prompts has {longest} tokens, batch.seq_len is {seq_len}", "use shorter prompts"
+        )
+    return SamplePrompts(texts, prompts, tokenizer, seq_len, chat) if prompts else None
+
+
+def _encode_prompt(text: str, tokenizer: Any, eot: int, chat: bool) -> list[int]:
+    if chat:
+        return encode_chat(tokenizer, [{"role": "user", "content": text}])
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return [eot, *ids]
 
 
 class BatchSource(Protocol):
@@ -99,7 +168,7 @@ class Trainer:
             raise ConfigError(
                 f"eval.patience is {job.eval.patience}, but nothing is held out", "name sources in data.valid"
             )
-        samples = sample_prompts.encode_sample_prompts(
+        samples = encode_sample_prompts(
             job.eval.sample_prompts, model.tokenizer, self.batches.eot_id, context.seq_len, model.is_chat
         )
         model.compile(context, self.sizes.steps)
@@ -154,15 +223,13 @@ class Trainer:
         if state is None:
             return sizes
         if context.resume_checkpoint is None:
-            setup = plan_inputs.build_model_setup(
-                context.job, self.model.network, context.device, context.world.data_group
-            )
+            setup = sizing.build_model_setup(context.job, self.model.network, context.device, context.world.data_group)
 
             def open_stream(tokens: int) -> BatchStream:
                 tried = replace(sizes, micro_batch_tokens=tokens)
                 return self.batches.open_stream(self.objective, tried, {}, lambda: False)
 
-            sizes = micro_batch_probe.choose_micro_batch(
+            sizes = auto_sizing.choose_micro_batch(
                 context.job, state, setup, sizes, step, open_stream, context.device, context.world
             )
             step.expected_tokens = float(sizes.micro_batch_tokens)
@@ -177,7 +244,7 @@ class Trainer:
         stream: BatchStream,
         tensors: Callable[[], dict[str, Any]],
         metrics: MetricsRecorder,
-        samples: sample_prompts.SamplePrompts | None,
+        samples: SamplePrompts | None,
     ) -> LoopContext:
         context, model = self.context, self.model
         evaluate = self.batches.make_evaluator(self.objective, sizes, metrics)

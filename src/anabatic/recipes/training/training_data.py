@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.sections.common import Data
-from anabatic.config.sections.curriculum import Curriculum
-from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.config.sections.train_jobs import Curriculum, LoopJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching import curriculum
@@ -19,9 +18,8 @@ from anabatic.data.batching.loader import Loader, ValidationBatches, WeightedSou
 from anabatic.data.batching.mixture import MixtureStage
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.shards import dataset_cache, dataset_summary
-from anabatic.data.shards.reader import ShardSet
-from anabatic.data.shards.subset import ShardSubset
+from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.reader import ShardSet, ShardSubset
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.train.context import TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
@@ -73,7 +71,7 @@ def build_training_data(
         train = [(part, None) for part, _ in levels.leveled_sets]
     if learning.too_long == "delete":
         sets = [part for part, _ in train if isinstance(part, ShardSet)]
-        dataset_summary.require_few_too_long(sets, seq_len, data.long_share, learning.too_long)
+        dataset_cache.require_few_too_long(sets, seq_len, data.long_share, learning.too_long)
     valid = None
     if data.valid or data.valid_fraction > 0:
         held_out = data.valid or data.train

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from anabatic.sandbox.isolation import readable_paths, syscalls
+from anabatic.sandbox.isolation import landlock, syscalls
 
 SANDBOX_UID = 65534
 """The user that programs run as inside, `nobody`."""
@@ -39,7 +39,7 @@ def enter_namespaces(readable: Sequence[str]) -> tuple[int, int | None]:
     Raises:
         OSError: the kernel does not let this user do so.
     """
-    devices, links, root = readable_paths.list_devices(), readable_paths.list_library_links(), os.getuid() == 0
+    devices, links, root = landlock.list_devices(), landlock.list_library_links(), os.getuid() == 0
     two_users = _new_user_namespace()
     syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_NET | syscalls.NEW_IPC | syscalls.NEW_UTS)
     own_namespace = become_namespace_leader()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core.errors import CheckpointError
-from anabatic.train.guards.early_stopping import BestTracker
+from anabatic.train.validation import BestTracker
 
 RUN_STATE_VERSION = 1
 """Raised when an older version could no longer read what is written. Files without a version are read as 1."""

@@ -15,13 +15,13 @@ from typing import Any
 
 from anabatic.core import log
 from anabatic.core.errors import CheckpointError, DataError, Failure
-from anabatic.core.json_lines import JsonlWriter
+from anabatic.core.json_reader import JsonlWriter
 from anabatic.parallel.process_groups import all_gather_text
 from anabatic.train.checkpoint import storage
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
+from anabatic.train.context import LoopContext
 from anabatic.train.guards.spike_detector import BadStep, find_data_positions
-from anabatic.train.loop_state import LoopContext
 
 BAD_STEPS_FILE = "bad_steps.jsonl"
 _MAX_LOGGED = 3

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabatic.data.batching.batch import SegmentOrigin
+from anabatic.data.batching.packing import SegmentOrigin
 
 WINDOW_STEPS = 64
 """Steps whose loss and gradient norm are compared with."""

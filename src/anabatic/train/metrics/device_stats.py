@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from anabatic.config.sections.common import LogSettings
 from anabatic.core import log as messages
-from anabatic.device.device import Device
-from anabatic.device.torch_source import TorchDeviceSource, get_device_ids
+from anabatic.device.device import Device, TorchDeviceSource, get_device_ids
 from anabatic.monitor.sampler import DeviceSampler
 from anabatic.monitor.snapshot import Snapshot
 from anabatic.monitor.sources.selection import DeviceSource, find_accelerator_source

@@ -6,6 +6,7 @@ waits to find out.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anabatic.config.sections.common import Optim
+from anabatic.config.sections.common import Optim, Schedule
 from anabatic.device.device import Device
-from anabatic.parallel.dtensors import gather_full_stack, get_local_slices, is_sharded_along, shard_like, to_local
-from anabatic.parallel.process_groups import World, all_gather_rows
+from anabatic.parallel.process_groups import (
+    World,
+    all_gather_rows,
+    gather_full_stack,
+    get_local_slices,
+    is_sharded_along,
+    shard_like,
+    to_local,
+)
 from anabatic.train.optim import adamw
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -241,3 +249,20 @@ class Optimizer:
             for (name, param), part in zip(stack.params.items(), stack.momentum, strict=True):
                 tensors[f"{name}.momentum"] = shard_like(part, param)
         return tensors | adamw.name_moments(self.buckets)
+
+
+def compute_lr_scale(step: int, total: int, schedule: Schedule) -> float:
+    """Return the share of the peak learning rate at `step` (1 to `total`).
+
+    Linear warm-up, a plateau, then the fall (WSD, arXiv 2404.06395); the last step has `final_lr_ratio`.
+    """
+    warmup = round(schedule.warmup_ratio * total)
+    if step <= warmup:
+        return step / warmup
+    fall = round(schedule.decay_ratio * total)
+    into = step - (total - fall)
+    if schedule.decay == "none" or fall == 0 or into <= 0:
+        return 1.0
+    done = into / fall
+    left = 1.0 - done if schedule.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return schedule.final_lr_ratio + (1.0 - schedule.final_lr_ratio) * left

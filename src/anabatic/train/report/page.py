@@ -15,11 +15,10 @@ from markupsafe import Markup
 
 from anabatic.config.pipeline import PipelineJob
 from anabatic.core.formatting import format_count, format_duration, format_size
-from anabatic.core.json_lines import to_finite_number
+from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.train.report import system_info
-from anabatic.train.report.charts import Chart, Curve, draw_chart, smooth_points
-from anabatic.train.report.curriculum_chart import draw_levels_chart
+from anabatic.train.report import run_data
+from anabatic.train.report.charts import Chart, Curve, draw_chart, draw_levels_chart, smooth_points
 from anabatic.train.report.run_data import GeneratedSample, RunData, parse_time, read_pipeline, read_run
 
 TEMPLATE_FOLDER = Path(__file__).parent
@@ -121,12 +120,12 @@ def _machine_rows(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     devices = [event for run in runs for event in run.events if event.get("event") == "device"]
     names = dict.fromkeys(str(event.get("name", "")) for event in devices if event.get("type") != "cpu")
     formats = dict.fromkeys(str(event["dtype"]) for event in devices if event.get("dtype"))
-    rows = [("processor", system_info.describe_cpu()), ("memory", system_info.describe_memory())]
+    rows = [("processor", run_data.describe_cpu()), ("memory", run_data.describe_memory())]
     if devices:
         rows.append(("accelerator", ", ".join(names) or "none, trained on the processor"))
         rows.append(("number format", ", ".join(formats) or MISSING))
-    rows.append(("software", " · ".join(f"{name} {version}" for name, version in system_info.list_versions())))
-    if commit := system_info.find_commit(TEMPLATE_FOLDER):
+    rows.append(("software", " · ".join(f"{name} {version}" for name, version in run_data.list_versions())))
+    if commit := run_data.find_commit(TEMPLATE_FOLDER):
         rows.append(("commit", commit))
     return rows
 

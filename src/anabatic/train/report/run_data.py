@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from anabatic import __version__
 from anabatic.config.pipeline import PipelineJob
-from anabatic.core import json_lines, json_reader
-from anabatic.core.json_lines import to_finite_number
+from anabatic.core import json_reader
+from anabatic.core.formatting import format_size
+from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
 
 Points = list[tuple[int, float | None]]
@@ -80,15 +88,15 @@ def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunDat
     run = RunData(name)
     if rows is None:
         rows = MetricsRows()
-        for row in json_lines.read_json_lines(paths.metrics):
+        for row in json_reader.read_json_lines(paths.metrics):
             rows.add_row(row)
     run.curves = rows.sorted_curves()
     run.samples = sorted(rows.samples.values(), key=lambda sample: sample.step)
     run.level_counts = [rows.level_counts[step] for step in sorted(rows.level_counts)]
-    run.events = list(json_lines.read_json_lines(paths.events))
+    run.events = list(json_reader.read_json_lines(paths.events))
     run.summary = _read_json_object(paths.summary, run.notes)
     run.evaluation = _read_json_object(folder / "eval.json", run.notes)
-    run.chat = list(json_lines.read_json_lines(folder / "chat.jsonl"))
+    run.chat = list(json_reader.read_json_lines(folder / "chat.jsonl"))
     # A link may lead to any file of whoever serves the runs, and text of any kind is shown.
     written = [path for path in (paths.config, folder / "stage.yaml") if path.is_file() and not path.is_symlink()]
     run.config = written[0].read_text(encoding="utf-8", errors="replace") if written else ""
@@ -101,7 +109,7 @@ def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunDat
 def read_pipeline(out: Path, job: PipelineJob) -> list[RunData]:
     """Read every stage of `job` from `out/<stage>/`, with its state and seconds from `out/pipeline.jsonl`."""
     history: dict[str, list[dict[str, Any]]] = {name: [] for name in job.stages}
-    for row in json_lines.read_json_lines(out / "pipeline.jsonl"):
+    for row in json_reader.read_json_lines(out / "pipeline.jsonl"):
         if row.get("event") == "stage" and row.get("stage") in history:
             history[row["stage"]].append(row)
     runs = []
@@ -201,3 +209,78 @@ def _read_json_object(path: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{path.name} is left out, it holds no JSON object")
         return {}
     return value
+
+
+# Names of (implementer, part) that Linux prints as numbers on Arm, as in util-linux's lscpu.
+_ARM_CPU_NAMES = {
+    ("0x48", "0xd01"): "HiSilicon Kunpeng-920 (TaiShan v110)",
+    ("0x48", "0xd02"): "HiSilicon TaiShan v120",
+    ("0x41", "0xd0c"): "Arm Neoverse-N1",
+    ("0x41", "0xd49"): "Arm Neoverse-N2",
+}
+
+
+def parse_cpu_name(cpuinfo: str) -> str:
+    """Return the processor's name from the text of `/proc/cpuinfo`, else what Python knows of it."""
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    if name := fields.get("model name"):
+        return " ".join(name.replace("(R)", "").replace("(TM)", "").split())
+    part = (fields.get("CPU implementer", ""), fields.get("CPU part", ""))
+    return _ARM_CPU_NAMES.get(part) or platform.processor() or platform.machine() or "unknown"
+
+
+def describe_cpu() -> str:
+    """Return the processor and its cores."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    threads = psutil.cpu_count() or 1
+    cores = psutil.cpu_count(logical=False) or threads
+    words = f"{cores} core{'s' if cores > 1 else ''}"
+    return f"{parse_cpu_name(text)}, {words}" + (f" ({threads} threads)" if threads != cores else "")
+
+
+def describe_memory() -> str:
+    """Return the machine's memory."""
+    return format_size(psutil.virtual_memory().total)
+
+
+def list_versions() -> list[tuple[str, str]]:
+    """Return (name, version) of Python, torch, transformers, where installed, and anabatic."""
+    found = [("Python", platform.python_version())]
+    for package in ("torch", "transformers"):
+        try:
+            found.append((package, metadata.version(package)))
+        except metadata.PackageNotFoundError:
+            continue
+    return [*found, ("anabatic", __version__)]
+
+
+def find_commit(folder: Path) -> str:
+    """Return the short commit of the git checkout that tracks `folder`, with `+` when files changed; else ``.
+
+    A folder that merely lies inside a checkout, as a virtual environment does, has no commit.
+    """
+    if not _run_git(folder, "ls-files", "--", "."):
+        return ""
+    short = _run_git(folder, "rev-parse", "--short=10", "HEAD")
+    changed = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{short}{' + changes' if short and changed else ''}"
+
+
+def _run_git(folder: Path, *arguments: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env=environment,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):  # no git on this machine, or a folder on a dead mount
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

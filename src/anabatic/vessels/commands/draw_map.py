@@ -9,7 +9,7 @@ from anabatic.config.vessels.draw_map import ClassifyMapJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import open_atomic_file, resolve_output_file, write_atomic
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.maps import drawn_vessels, html_page
 from anabatic.vessels.maps.drawn_vessels import DrawnVessel

@@ -23,8 +23,8 @@ from anabatic.vessels.commands import predict_classes
 from anabatic.vessels.io import split_file as splits
 from anabatic.vessels.io import vessel_splits
 from anabatic.vessels.io.split_file import VesselSplit
-from anabatic.vessels.metrics import evaluation, plots, predictions, score_tables
-from anabatic.vessels.metrics.evaluation import VesselEvaluation
+from anabatic.vessels.metrics import classification, predictions, score_tables
+from anabatic.vessels.metrics.classification import VesselEvaluation
 from anabatic.vessels.metrics.predictions import Predictions
 from anabatic.vessels.model import baselines
 from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
@@ -46,7 +46,9 @@ def run(job: ClassifyEvalJob) -> None:
         if count:
             log.info(f"{count:,} {reason}")
     parts = split_predictions(rows, split, job)
-    evaluations = {name: evaluation.evaluate_predictions(part, job.bootstrap, job.seed) for name, part in parts.items()}
+    evaluations = {
+        name: classification.evaluate_predictions(part, job.bootstrap, job.seed) for name, part in parts.items()
+    }
     main_part = parts[next(iter(parts))]
     baseline_evaluations = _measure_baselines(job, main_part, split, segments)
     out = _output_folder(job)
@@ -135,7 +137,7 @@ def _select_regions(rows: Predictions, regions: Mapping[str, str]) -> dict[str, 
         raise DataError("the rows do not say where they are: no region can be scored", "predict on AIS tables again")
     selected = {}
     for name, box in regions.items():
-        mask = evaluation.is_inside_box(rows.places, parse_bounds(name, box))
+        mask = classification.is_inside_box(rows.places, parse_bounds(name, box))
         if not mask.any():
             raise DataError(f"no row is in region {name} ({box})", "the order is SOUTH,NORTH,WEST,EAST")
         selected[name] = rows.select_rows(mask)
@@ -154,14 +156,14 @@ def _measure_baselines(
     train = [segment for segment in train if segment.vessel not in scored and segment.label is not None]
     labels = np.array([segment.label for segment in train], dtype=np.int64) if train else rows.truth
     majority = _replace_probabilities(rows, baselines.predict_majority(labels, len(rows), len(rows.classes)))
-    evaluations = {"majority class": evaluation.evaluate_predictions(majority, job.bootstrap, job.seed)}
+    evaluations = {"majority class": classification.evaluate_predictions(majority, job.bootstrap, job.seed)}
     if job.baseline:
         test = [segment for segment in segments if segment.vessel in scored and segment.label is not None]
         names = read_description(resolve_model_folder(job.model)).features if job.model else ()
         groups = ", ".join(dict.fromkeys(FEATURE_GROUPS[name] for name in names or FEATURE_NAMES))
         log.info(f"boosted trees: {len(train):,} rows train, {len(test):,} test; on {groups}")
         probabilities = baselines.fit_and_predict_trees(train, test, len(rows.classes), job.seed, names)
-        evaluations["boosted trees"] = evaluation.evaluate_predictions(
+        evaluations["boosted trees"] = classification.evaluate_predictions(
             _make_predictions(test, probabilities, rows.classes), job.bootstrap, job.seed
         )
     return evaluations
@@ -188,9 +190,11 @@ def _write_results(
     if job.figures:
         for level, scores in (("segment", main.segments), ("vessel", main.vessels)):
             title = f"{scores.rows:,} {level}s: accuracy {scores.accuracy:.3f}, macro-F1 {scores.macro_f1:.3f}"
-            write_atomic(out / f"confusion_{level}.svg", plots.draw_confusion(scores, title))
+            write_atomic(out / f"confusion_{level}.svg", score_tables.draw_confusion(scores, title))
         levels = [("segments", *main.segment_calibration), ("vessels", *main.vessel_calibration)]
-        write_atomic(out / "reliability.svg", plots.draw_reliability(levels, f"How sure, and how often right: {name}"))
+        write_atomic(
+            out / "reliability.svg", score_tables.draw_reliability(levels, f"How sure, and how often right: {name}")
+        )
     for level, scores in (("segment", main.segments), ("vessel", main.vessels)):
         names = [score.name for score in scores.classes]
         table = [["true \\ predicted", *names]]

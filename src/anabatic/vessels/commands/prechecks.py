@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.config.vessels.train import WordsJob
-from anabatic.core.errors import UserError
+from anabatic.core.errors import ConfigError, UserError
 from anabatic.recipes.prechecks.data_files import list_sources
-from anabatic.vessels.words import class_count, segment_reader
+from anabatic.vessels.io import ais_tables, class_labels, nmea
+from anabatic.vessels.io.point_conversion import PointConverter
+from anabatic.vessels.io.track import BadRowPolicy
+from anabatic.vessels.words import segment_reader
+from anabatic.vessels.words.segment_reader import WORD_SUFFIXES, find_files
+from anabatic.vessels.words.word_rows import class_of, read_objects
 
 
 def check_vessel_files(job: Any, is_stage_output: Callable[[str], bool]) -> Iterator[UserError]:
@@ -23,6 +30,54 @@ def check_vessel_files(job: Any, is_stage_output: Callable[[str], bool]) -> Iter
     trains = isinstance(job, WordsJob) and not job.model.path
     if trains and not any(map(is_stage_output, job.data.train)):
         try:
-            class_count.require_two_classes(job.data.train, job.tracks)
+            require_two_classes(job.data.train, job.tracks)
         except UserError as error:
             yield error
+
+
+_MAX_ROWS = 500_000
+"""Maximum rows to read; longer files with one class in these rows pass the check."""
+
+
+def require_two_classes(paths: Sequence[str | Path], settings: TrackSettings) -> None:
+    """Check that the rows have more than one class.
+
+    Raises:
+        ConfigError: all rows are of one class.
+        DataError: a file cannot be read.
+    """
+    if settings.classes:
+        return
+    texts: dict[str, str] = {}
+    num_rows = 0
+    for path in find_files(paths):
+        for class_texts, count in _count_classes(path, settings):
+            texts |= class_texts
+            num_rows += count
+            if num_rows > _MAX_ROWS or texts and not _has_one_class(texts, settings):
+                return
+    if texts:
+        (name, *_), _ = class_labels.resolve_classes(texts, settings, BadRowPolicy(should_skip=True))
+        raise ConfigError(
+            f"one class is no choice: all rows are of {name}", "give rows of two classes or more, whose names differ"
+        )
+
+
+def _has_one_class(texts: dict[str, str], settings: TrackSettings) -> bool:
+    return len(class_labels.resolve_classes(texts, settings, BadRowPolicy(should_skip=True))[0]) == 1
+
+
+def _count_classes(path: Path, settings: TrackSettings) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield class texts for `class_labels.resolve_classes` with their number of rows; none for NMEA files, in which
+    types can occur anywhere."""
+    bad_rows = BadRowPolicy(should_skip=True)
+    if path.name.lower().endswith(WORD_SUFFIXES):
+        for line_number, row in read_objects(path, bad_rows):
+            name = class_of(row)
+            yield ({name: f"{path}: line {line_number}"} if name else {}), (_MAX_ROWS + 1 if name is None else 1)
+    elif nmea.is_nmea_file(path):
+        yield {}, _MAX_ROWS + 1
+    else:
+        converter = PointConverter(settings, bad_rows)
+        for points in converter.convert_batches(path, ais_tables.read_table(path, dict(settings.columns), bad_rows)):
+            yield dict(converter.label_locations), len(points)

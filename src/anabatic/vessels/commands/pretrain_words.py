@@ -14,9 +14,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.data.sequence.dataset import TargetSampler
 from anabatic.data.sequence.masking import NextWordTargets, WordMasking
 from anabatic.data.sequence.word_tokenizer import MASK_TOKEN, WordEncoder
-from anabatic.models import pretrained
-from anabatic.models.fused import installer
-from anabatic.models.materialize import materialize_model, resolve_weight_dtype
+from anabatic.models import fused_ops, pretrained
+from anabatic.models.model_init import materialize_model, resolve_weight_dtype
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
@@ -51,7 +50,7 @@ def run(job: ClassifyPretrainJob) -> int:
         sharding = resolve_sharding(job.parallel, world, device)
         root = materialize_model(model, sharding, device, world)
         initialization.init_or_load_weights(model, job, base, num_known, len(tokenizer))
-        log.info(installer.apply_fused_setting(model, job.fused, device.type))
+        log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
         sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
         log_plan(plan, model, world, sharding)
 

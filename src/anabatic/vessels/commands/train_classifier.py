@@ -12,10 +12,9 @@ from anabatic.config.vessels.train import ClassifyTrainJob
 from anabatic.core import log
 from anabatic.data.sequence.dataset import SequenceDataset
 from anabatic.data.sequence.word_tokenizer import WordEncoder
-from anabatic.models import classifier
+from anabatic.models import classifier, fused_ops
 from anabatic.models.classifier import ClassifierDescription, ClassLoss, get_class_head
-from anabatic.models.fused import installer
-from anabatic.models.materialize import materialize_model, resolve_weight_dtype
+from anabatic.models.model_init import materialize_model, resolve_weight_dtype
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
@@ -27,7 +26,7 @@ from anabatic.train.optim.optimizer import HeadRates
 from anabatic.vessels.io import vessel_splits
 from anabatic.vessels.io.vessel_splits import VesselSegments
 from anabatic.vessels.metrics import classification
-from anabatic.vessels.model import initialization, tree_ensemble
+from anabatic.vessels.model import baselines, initialization
 from anabatic.vessels.words import encoding
 
 
@@ -67,12 +66,12 @@ def run(job: ClassifyTrainJob) -> int:
         else:
             get_class_head(model).init_weights(job.seed, train.feature_tensor)
         classifier.add_residual_dropout(model, job.head.block_dropout)
-        log.info(installer.apply_fused_setting(model, job.fused, device.type))
+        log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
         sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
         log_plan(plan, model, world, sharding)
 
-        trees = tree_ensemble.fit_trees(job, train, vessels.train, description)
-        mix = tree_ensemble.make_probability_mixer(trees, valid, vessels.valid, description)
+        trees = baselines.fit_trees(job, train, vessels.train, description)
+        mix = baselines.make_probability_mixer(trees, valid, vessels.valid, description)
         loss = ClassLoss(description, device, compute_class_weights(job, train, description), job.head.label_smoothing)
         objective = objectives.make_class_objective(
             root,

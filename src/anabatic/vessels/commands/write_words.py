@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from anabatic import __version__
-from anabatic.config.vessels.words import ClassifyWordsJob
+from anabatic.config.vessels.tracks import ClassifyWordsJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_duration
 from anabatic.core.paths import open_atomic_file, resolve_output_file, write_atomic
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.segment_reader import AIS_SUFFIXES, WORD_SUFFIXES, find_files
 from anabatic.vessels.words.segments import as_line, iter_segments, make_word_spec

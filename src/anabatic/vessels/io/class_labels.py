@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
 
 CHINESE_CLASSES = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from anabatic.core.errors import BROKEN_DATA_ERRORS, DataError, Failure
 from anabatic.vessels.io.ais_tables import ColumnBatch, unreadable_file_error
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 
 NMEA_SUFFIXES = (".nmea", ".nm4", ".aivdm", ".ais")
 ROWS_PER_BATCH = 50_000

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from anabatic.core.errors import DataError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -59,3 +62,38 @@ def measure_steps(lat: Floats, lon: Floats) -> Floats:
     haversine = np.sin(np.diff(phi) / 2) ** 2 + np.cos(phi[:-1]) * np.cos(phi[1:]) * np.sin(np.diff(lam) / 2) ** 2
     steps: Floats = 2 * 6_371_008.8 * np.arcsin(np.sqrt(np.minimum(haversine, 1.0)))
     return steps
+
+
+SKIP_HINT = "or skip such rows with --tracks.on-bad-row skip"
+
+
+@dataclass
+class BadRowPolicy:
+    """The policy, with counts of skipped and changed rows.
+
+    Attributes:
+        should_skip: count instead of stopping.
+        counts: number of skipped or changed items, by reason.
+        examples: messages of the first skipped rows.
+    """
+
+    should_skip: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def report_row(self, message: str, hint: str, kind: str = "rows that cannot be read") -> None:
+        """Report one bad row.
+
+        Args:
+            message: file, line and error.
+            hint: how to fix it.
+            kind: reason under which it is counted.
+
+        Raises:
+            DataError: rows are not skipped.
+        """
+        if not self.should_skip:
+            raise DataError(message, f"{hint}, {SKIP_HINT}")
+        self.counts[kind] += 1
+        if len(self.examples) < 5:
+            self.examples.append(message)

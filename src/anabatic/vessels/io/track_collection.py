@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import log
 from anabatic.core.errors import DataError
-from anabatic.vessels.io import ais_tables, class_labels, nmea, track_cleaning
-from anabatic.vessels.io.bad_rows import BadRowPolicy
-from anabatic.vessels.io.point_conversion import PointArray, PointConverter
-from anabatic.vessels.io.point_gatherer import PointGatherer
-from anabatic.vessels.io.track import Track
+from anabatic.core.paths import make_write_error
+from anabatic.vessels.io import ais_tables, class_labels, nmea
+from anabatic.vessels.io.point_conversion import POINT_DTYPE, PointArray, PointConverter
+from anabatic.vessels.io.track import BadRowPolicy, Track, measure_steps
 
 _VALUE_COLUMNS = ("lat", "lon", "sog", "cog", "heading")
 
@@ -49,11 +51,7 @@ class TrackCollection:
                 counts["vessels with an id that no ship has"] += 1
                 continue
             label = self._find_majority_label(points)
-            hulls = (
-                track_cleaning.split_into_hulls(points, self._settings.max_knots, counts)
-                if self._settings.clean
-                else [points]
-            )
+            hulls = split_into_hulls(points, self._settings.max_knots, counts) if self._settings.clean else [points]
             for hull in hulls:
                 counts["points"] += len(hull)
                 yield self._make_track(vessel, hull, label)
@@ -63,7 +61,7 @@ class TrackCollection:
         names = [name for name in self._converter.vessels.texts if name]
         if self._settings.check_mmsi == "off" or not self._settings.clean:
             return set()
-        invalid_ids = {name for name in names if not track_cleaning.is_ship_id(name)}
+        invalid_ids = {name for name in names if not is_ship_id(name)}
         if self._settings.check_mmsi == "auto" and len(invalid_ids) * 2 > len(names):
             log.info(
                 f"{len(invalid_ids):,} of {len(names):,} vessel ids are no MMSI of a ship: taken for"
@@ -122,3 +120,149 @@ def open_tracks(paths: Sequence[Path], settings: TrackSettings, bad_rows: BadRow
 def _explain_no_points(bad_rows: BadRowPolicy) -> str:
     summary = ", ".join(f"{count:,} {reason}" for reason, count in bad_rows.counts.items() if count)
     return f"left out: {summary}" if summary else "the files hold a heading only"
+
+
+METRES_PER_SECOND_PER_KNOT = 1852 / 3600
+"""Metres per second of one knot."""
+SLACK_METRES = 500.0
+"""Tolerance in metres for position errors (interpolated or mistimed reports) before a step counts as a jump."""
+MIN_HULL_POINTS = 10
+"""Minimum points of a separate hull; fewer are jumps."""
+MAX_HULLS = 8
+SHIP_ID_RANGE = (200_000_000, 775_999_999)
+"""Ids of ships: they start with maritime identification digits 201 to 775 (ITU-R M.585)."""
+
+IndexArray = NDArray[np.intp]
+
+
+def is_ship_id(vessel: str) -> bool:
+    """Return whether an id is a valid ship MMSI."""
+    return (
+        len(vessel) < 20
+        and vessel.isascii()
+        and vessel.isdigit()
+        and SHIP_ID_RANGE[0] <= int(vessel) <= SHIP_ID_RANGE[1]
+    )
+
+
+def split_into_hulls(points: PointArray, max_knots: float, counts: Counter[str]) -> list[PointArray]:
+    """Split the points of one vessel into parts that a single hull can have sailed.
+
+    A part ends where the next position is out of reach; if reports from two positions alternate, each becomes a part.
+
+    Args:
+        points: points of one vessel, sorted by time.
+        max_knots: maximum speed of a hull.
+        counts: `duplicate points`, `jumps`, `tracks broken at a jump`, `vessels with two hulls under one id`.
+    """
+    duplicates = np.flatnonzero(np.diff(points["time"]) == 0) + 1
+    if len(duplicates):
+        counts["duplicate points (same vessel, same second)"] += len(duplicates)
+        points = np.delete(points, duplicates)
+    if len(points) < 2:
+        return [points]
+    steps = measure_steps(points["lat"], points["lon"])
+    if not (steps > np.diff(points["time"]) * max_knots * METRES_PER_SECOND_PER_KNOT + SLACK_METRES).any():
+        return [points]
+    hulls = _assign_hulls(points, max_knots * METRES_PER_SECOND_PER_KNOT)
+    kept = [hull for hull in hulls if len(hull) >= min(MIN_HULL_POINTS, len(points) // 2)]
+    counts["jumps (points out of reach)"] += len(points) - sum(map(len, kept))
+    spans = sorted((int(hull[0]), int(hull[-1])) for hull in kept)
+    has_overlap = any(later[0] < earlier[1] for earlier, later in zip(spans, spans[1:], strict=False))
+    if len(kept) > 1:
+        counts["vessels with two hulls under one id" if has_overlap else "tracks broken at a jump"] += 1
+    return [points[hull] for hull in kept]
+
+
+def _assign_hulls(points: PointArray, speed: float) -> list[IndexArray]:
+    """Assign each point to the nearest hull that can have reached it, else to a new one."""
+    lat, lon = np.radians(points["lat"]), np.radians(points["lon"])
+    positions = np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+    times = points["time"].tolist()
+    hulls: list[list[int]] = []
+    for index, (position, time) in enumerate(zip(positions, times, strict=True)):
+        nearest, nearest_distance = -1, np.inf
+        for hull_index, hull in enumerate(hulls):
+            chord = float(np.linalg.norm(position - positions[hull[-1]])) * 6_371_008.8
+            if chord <= (time - times[hull[-1]]) * speed + SLACK_METRES and chord < nearest_distance:
+                nearest, nearest_distance = hull_index, chord
+        if nearest >= 0:
+            hulls[nearest].append(index)
+        else:
+            if len(hulls) == MAX_HULLS:
+                hulls.remove(min(hulls, key=lambda hull: (len(hull), hull[-1])))
+            hulls.append([index])
+    return [np.array(hull) for hull in sorted(hulls)]
+
+
+MAX_POINTS_IN_MEMORY = 2_000_000
+"""Points kept in memory before they are written to disk: 112 MB."""
+NUM_BUCKETS = 256
+"""The bucket of a vessel is its index modulo this number; one bucket at a time is sorted in memory."""
+
+
+class PointGatherer:
+    """Context manager: add batches in any order, then iterate over the vessels."""
+
+    def __init__(self, max_points: int = MAX_POINTS_IN_MEMORY) -> None:
+        self._limit = max_points
+        self._batches: list[PointArray] = []
+        self._count = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> PointGatherer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def add_points(self, points: PointArray) -> None:
+        """Add a batch.
+
+        Raises:
+            Failure: the temporary folder is full.
+        """
+        self._batches.append(points)
+        self._count += len(points)
+        if self._count > self._limit:
+            self._spill_to_disk()
+
+    def _spill_to_disk(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="anabatic-tracks-")
+        points = np.concatenate(self._batches)
+        self._batches, self._count = [], 0
+        bucket = points["vessel"] % NUM_BUCKETS
+        order = np.argsort(bucket, kind="stable")
+        edges = np.searchsorted(bucket[order], np.arange(NUM_BUCKETS + 1))
+        try:
+            for bucket_index in np.flatnonzero(np.diff(edges)):
+                with open(Path(self._folder.name) / str(bucket_index), "ab") as file:
+                    points[order[edges[bucket_index] : edges[bucket_index + 1]]].tofile(file)
+        except OSError as error:
+            hint = "name a folder on a larger disk with TMPDIR"
+            raise make_write_error(Path(self._folder.name), error, hint) from error
+
+    def iter_vessels(self) -> Iterator[PointArray]:
+        """Yield the points of each vessel, sorted by time, then by file and line."""
+        if self._folder is None:
+            yield from _split_by_vessel(np.concatenate(self._batches) if self._batches else np.zeros(0, POINT_DTYPE))
+            return
+        self._spill_to_disk() if self._batches else None
+        for bucket_index in range(NUM_BUCKETS):
+            path = Path(self._folder.name) / str(bucket_index)
+            if path.exists():
+                yield from _split_by_vessel(np.fromfile(path, POINT_DTYPE))
+                path.unlink()
+
+
+def _split_by_vessel(points: PointArray) -> Iterator[PointArray]:
+    if not len(points):
+        return
+    order = np.lexsort((points["line"], points["file"], points["time"], points["vessel"]))
+    points = points[order]
+    edges = np.flatnonzero(np.diff(points["vessel"])) + 1
+    yield from np.split(points, edges)

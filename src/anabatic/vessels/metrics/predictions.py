@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
-from anabatic.core.json_lines import to_finite_number
+from anabatic.core.json_reader import to_finite_number
 from anabatic.vessels.io.split_file import VesselSplit
 
 SPLIT_SIDES = ("train", "valid", "test")

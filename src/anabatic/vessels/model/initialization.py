@@ -16,7 +16,6 @@ from anabatic.models import pretrained
 from anabatic.models.model_init import build_meta_qwen3, init_weights
 from anabatic.parallel.process_groups import World
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
-from anabatic.train import plan_inputs
 from anabatic.train import sizing as planning
 from anabatic.train.sizing import StepSizes
 from anabatic.vessels.io.vessel_splits import BaseModelInfo
@@ -78,7 +77,7 @@ def resolve_step_sizes(
         2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5
     )  # from a text model, from a model of words
     default_lr = None if base.folder is None else default_lr
-    setup = plan_inputs.build_model_setup(job, model, device, world)
+    setup = planning.build_model_setup(job, model, device, world)
     sizes = planning.resolve_sizes(
         derived, sized_job, model, train.num_tokens, tokens, "given", setup, default_lr, device, world
     )

@@ -17,12 +17,11 @@ from anabatic.data.sequence.dataset import SequenceSegment, collate_classificati
 from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
-from anabatic.models import classifier
+from anabatic.models import classifier, fused_ops
 from anabatic.models.classifier import ClassifierDescription, compute_class_logits, pack_sequences
-from anabatic.models.fused import installer
 from anabatic.models.pretrained import resolve_model_folder
 from anabatic.vessels.model import forest
-from anabatic.vessels.model.daily_features import aggregate_by_day, number_days
+from anabatic.vessels.model.baselines import aggregate_by_day, number_days
 
 ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
 """Placeholders for a missing class: in predictions, and in the words of the source's rows."""
@@ -73,7 +72,7 @@ class TrajectoryClassifier:
         folder = resolve_model_folder(path)
         self._device = select_device(device or DeviceConfig())
         self._model, self.description = classifier.load_classifier(folder, self._device.torch_device)
-        installer.apply_fused_setting(self._model, "auto", self._device.type)
+        fused_ops.apply_fused_setting(self._model, "auto", self._device.type)
         self._segment_forest = forest.load_forest(folder) if self.description.trees_share else None
         self._vessel_forest = (
             forest.load_forest(folder, forest.VESSEL_FOREST_FILE) if self.description.vessel_share else None

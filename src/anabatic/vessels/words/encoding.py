@@ -10,10 +10,9 @@ import numpy as np
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.batching.batch import IGNORE_INDEX
+from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.sequence import word_tokenizer
-from anabatic.data.sequence.crop import RandomCrop
-from anabatic.data.sequence.dataset import SequenceDataset, TargetSampler
+from anabatic.data.sequence.dataset import RandomCrop, SequenceDataset, TargetSampler
 from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.vessels.io.vessel_splits import BaseModelInfo

@@ -11,7 +11,7 @@ from typing import Any, cast
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
 from anabatic.vessels.io import ais_tables, nmea
-from anabatic.vessels.io.bad_rows import BadRowPolicy
+from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.segments import SegmentSet, iter_segments, make_word_spec
 from anabatic.vessels.words.vocabulary import SOURCE_CLASSES, WordSpec

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.vessels.io.bad_rows import BadRowPolicy
-from anabatic.vessels.io.track import Track
+from anabatic.vessels.io.track import BadRowPolicy, Track
 from anabatic.vessels.io.track_collection import TrackCollection
 from anabatic.vessels.words.kinematic_features import compute_features
 from anabatic.vessels.words.track_encoder import encode_track

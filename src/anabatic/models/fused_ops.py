@@ -1,25 +1,21 @@
-"""Install the device's fused operators in a model: modules are matched by structure and verified by a probe.
-
-A probe is a shallow copy of the module with small random weights, so the module's own weights may be on `meta`,
-sharded or in half precision. A module gets the fused operator only if the probe gives the result of the plain
-operator; a gate with another activation stays unchanged, and the summary lists it.
-"""
+"""Fused operators in a model of transformers: found by structure, checked by a probe, and removable."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops
 from anabatic.device.table import DEVICES
-from anabatic.models.fused import experts, rotary
 from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 
 _SIZE, _INNER = 8, 6
@@ -253,22 +249,22 @@ def _match_rotary(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
     if not isinstance(original, types.FunctionType):
         return None
     names = original.__code__.co_names
-    function_name = next((name for name in names if name in rotary.ROTARY_FUNCTION_NAMES), None)
+    function_name = next((name for name in names if name in ROTARY_FUNCTION_NAMES), None)
     if function_name is None:
         return None
     others = [name for name in names if name.startswith("apply_rotary") and name != function_name]
-    kind = None if others or original.__closure__ else rotary.detect_rotary_kind(original.__globals__[function_name])
+    kind = None if others or original.__closure__ else detect_rotary_kind(original.__globals__[function_name])
     if kind is None:
         return None, "rotary embeddings", "of another kind"
     return (
-        rotary.replace_function(original, function_name, rotary.make_rotary_function(ops, kind)),
+        replace_function(original, function_name, make_rotary_function(ops, kind)),
         "rotary embeddings",
         "",
     )
 
 
 def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
-    return experts.choose_expert_forward(module, ops) if experts.is_expert_layer(module) else None
+    return choose_expert_forward(module, ops) if is_expert_layer(module) else None
 
 
 @torch.no_grad()
@@ -285,3 +281,169 @@ def compile_blocks(model: nn.Module) -> int:
     for module in blocks:
         module.compile(dynamic=False)
     return len(blocks)
+
+
+RotaryKind = Literal["halves", "spread", "neighbours"]
+"""Element i of a head is paired with element i + half (Llama); or with its neighbour, with the first half of the angles
+repeated (GLM), or with angles that are already repeated (Cohere)."""
+ROTARY_FUNCTION_NAMES = ("apply_rotary_pos_emb",)
+_HEAD = 8
+
+RotaryFunction = Callable[..., tuple[Tensor, Tensor]]
+
+
+@functools.cache
+def make_rotary_function(ops: DeviceOps, kind: RotaryKind) -> RotaryFunction:
+    """Return the function with a device's operator; elements of a head beyond the angles are unchanged (Phi-3, GLM).
+
+    All layers get the same angles: they are cast, repeated and reshaped once and cached until they change.
+    """
+    operator = ops.rotary if kind == "halves" else ops.rotary_neighbours
+    cached: tuple[Tensor, Tensor, int, Tensor, Tensor] | None = None
+
+    def fit_angle(angle: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        angle = angle.to(dtype)
+        if kind == "spread":
+            angle = angle[..., : angle.shape[-1] // 2].repeat_interleave(2, dim=-1)
+        return angle.unsqueeze(dim)
+
+    def fit_angles(cos: Tensor, sin: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        nonlocal cached
+        if (
+            cached is None
+            or cached[0] is not cos
+            or cached[1] is not sin
+            or cached[2] != dim
+            or cached[3].dtype != dtype
+        ):
+            cached = (cos, sin, dim, fit_angle(cos, dim, dtype), fit_angle(sin, dim, dtype))
+        return cached[3:]
+
+    def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        size = cos.shape[-1]
+        if size == x.shape[-1]:
+            return operator(x, cos, sin)
+        return torch.cat((operator(x[..., :size], cos, sin), x[..., size:]), dim=-1)
+
+    def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        cos, sin = fit_angles(cos, sin, unsqueeze_dim, q.dtype)
+        if unsqueeze_dim == 1 and q.shape[2] == 1 and not torch.is_grad_enabled():  # one token: the fewest calls
+            rotated = rotate_heads(torch.cat((q, k), dim=1), cos, sin)
+            return rotated.split_with_sizes((q.shape[1], k.shape[1]), dim=1)
+        return rotate_heads(q, cos, sin), rotate_heads(k, cos, sin)
+
+    return apply_rotary_pos_emb
+
+
+def detect_rotary_kind(function: Callable[..., Any]) -> RotaryKind | None:
+    """Return the layout of a file's function for full heads, and partial heads if it supports them; None: unknown."""
+    for kind in get_args(RotaryKind):
+        if (
+            _is_same_rotation(function, kind, _HEAD) is True
+            and _is_same_rotation(function, kind, _HEAD // 2) is not False
+        ):
+            matched: RotaryKind = kind
+            return matched
+    return None
+
+
+def _is_same_rotation(function: Callable[..., Any], kind: RotaryKind, size: int) -> bool | None:
+    """Return whether it rotates the first `size` elements of a head like ours; None: it does not accept such inputs."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, 3, _HEAD, generator=generator) for _ in range(2))
+    cos, sin = (torch.randn(1, 3, size, generator=generator) for _ in range(2))
+    try:
+        out = function(q, k, cos, sin)
+    except (TypeError, RuntimeError):
+        return None
+    expected = make_rotary_function(REFERENCE_OPS, kind)(q, k, cos, sin)
+    return len(out) == 2 and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(out, expected, strict=True)
+    )
+
+
+def replace_function(method: types.FunctionType, name: str, replacement: RotaryFunction) -> types.FunctionType:
+    """Return a copy of `method` that calls `replacement` for `name`."""
+    namespace = {**method.__globals__, name: replacement}
+    copied = types.FunctionType(method.__code__, namespace, method.__name__, method.__defaults__, method.__closure__)
+    copied.__kwdefaults__ = method.__kwdefaults__
+    return copied
+
+
+_EXPERTS, _EXPERT_SIZE, _EXPERT_INNER = 3, 8, 6
+
+
+def is_expert_layer(module: nn.Module) -> bool:
+    """True for a module of stacked, gated experts."""
+    return getattr(module, "has_gate", False) is True and {"gate_up_proj", "down_proj"} <= set(module._parameters)
+
+
+def make_expert_forward(ops: DeviceOps, silu: bool) -> Callable[..., Tensor]:
+    """Return a forward with a device's operators; `silu`: the activation is SwiGLU over two halves."""
+
+    def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        rows, positions = ops.permute(_cast_expert_input(hidden_states), top_k_index)
+        ends = compute_expert_ends(top_k_index, self.num_experts)
+        row_experts = top_k_index.flatten().sort().values if self.has_bias else None
+        gate_up = _grouped_product(self, "gate_up_proj", rows, ends, row_experts, ops)
+        inner = ops.swiglu_joint(gate_up) if silu else self._apply_gate(gate_up)
+        out = _grouped_product(self, "down_proj", inner, ends, row_experts, ops)
+        return ops.unpermute(out, positions, top_k_weights.to(out.dtype)).to(hidden_states.dtype)
+
+    return forward
+
+
+def _grouped_product(
+    module: Any, name: str, rows: Tensor, ends: Tensor, row_experts: Tensor | None, ops: DeviceOps
+) -> Tensor:
+    weight = getattr(module, name).to(rows.dtype)
+    out = ops.grouped(rows, weight if module.is_transposed else weight.transpose(1, 2), ends)
+    if row_experts is None:
+        return out
+    bias: Tensor = getattr(module, f"{name}_bias").to(rows.dtype)
+    return out + bias.index_select(0, row_experts)
+
+
+def _cast_expert_input(x: Tensor) -> Tensor:
+    """Cast as autocast does for matrix products: it does not cover grouped products."""
+    device_type = x.device.type
+    return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
+
+
+def choose_expert_forward(module: nn.Module, ops: DeviceOps) -> tuple[Callable[..., Tensor] | None, str, str]:
+    """Return the fused forward if it matches on a small copy of the module, else None; the kind; the reason."""
+    original = getattr(type(module).forward, "__wrapped__", None)
+    name = type(module).__name__
+    if original is None or module.__dict__.get("has_post_expert_norm"):
+        return None, "expert layers", name
+    probe, inputs = _make_expert_probe(module)
+    try:
+        expected = original(probe, *inputs)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
+        return None, "expert layers", name
+    for silu in (True, False):
+        out = make_expert_forward(REFERENCE_OPS, silu)(probe, *inputs)
+        if torch.allclose(out, expected, rtol=1e-3, atol=1e-4):
+            return make_expert_forward(ops, silu), "expert layers", ""
+    return None, "expert layers", name
+
+
+def _make_expert_probe(module: Any) -> tuple[Any, tuple[Tensor, Tensor, Tensor]]:
+    """Return a copy with three small experts, and inputs of five tokens with two experts each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw_tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    shapes = {"gate_up_proj": (2 * _EXPERT_INNER, _EXPERT_SIZE), "down_proj": (_EXPERT_SIZE, _EXPERT_INNER)}
+    weights = {}
+    for name, shape in shapes.items():
+        weights[name] = draw_tensor(_EXPERTS, *(reversed(shape) if module.is_transposed else shape))
+        if module.has_bias:
+            weights[f"{name}_bias"] = draw_tensor(_EXPERTS, shape[0])
+    probe = copy.copy(module)
+    probe.__dict__["_parameters"] = {name: nn.Parameter(weight) for name, weight in weights.items()}
+    probe.__dict__["num_experts"] = _EXPERTS
+    probe.__dict__.pop("forward", None)
+    index = torch.tensor([[0, 2], [2, 0], [2, 1], [0, 2], [0, 1]])
+    return probe, (draw_tensor(5, _EXPERT_SIZE), index, draw_tensor(5, 2).softmax(-1))

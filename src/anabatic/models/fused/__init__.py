@@ -1,1 +1,0 @@
-"""Fused operators inside models of transformers."""
