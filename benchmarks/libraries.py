@@ -31,7 +31,7 @@ PROGRAMS = {
     "ruamel.yaml": "import ruamel.yaml",
     "validation, settings (ours)": "import anabatic.config.loading.settings",
     "msgspec": "import msgspec",
-    "json_and_csv (ours)": "import anabatic.data.readers.json_and_csv",
+    "json_and_csv (ours)": "import anabatic.data.readers.file_formats",
     "ijson": "import ijson",
     "explain.matcher (ours)": "import anabatic.doctor.explain.matcher",
     "ahocorasick": "import ahocorasick",
@@ -156,7 +156,7 @@ def json(libraries: str) -> None:
     import ijson
 
     from anabatic.data.readers.document import RowIssue
-    from anabatic.data.readers.json_and_csv import iter_json_rows
+    from anabatic.data.readers.file_formats import iter_json_rows
 
     def ours(path: Path) -> str:
         rows = list(iter_json_rows(path, "r", lambda row, name, place: row))

@@ -21,7 +21,7 @@ from anabatic.core import json_reader
 from anabatic.core.errors import MAX_MESSAGE_CHARS, ConfigError, DataError
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import ColumnMapping, RowIssue
-from anabatic.data.readers.json_and_csv import get_reader
+from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.row_parsing import row_to_document
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks

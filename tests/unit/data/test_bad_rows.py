@@ -12,7 +12,7 @@ import pytest
 from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
 from anabatic.data.chat import rendering
-from anabatic.data.readers import json_and_csv
+from anabatic.data.readers import file_formats
 from anabatic.data.shards import dataset_cache
 from anabatic.data.tokenizer import hf_folder
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
@@ -101,7 +101,7 @@ def test_or_the_row_alone_is_passed_over(kind: str, row: str, words: str, tmp_pa
 def test_a_row_with_a_key_twice_may_end_in_a_later_block(
     tmp_path: Path, tok: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_and_csv, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(file_formats, "BLOCK_BYTES", 16)
     path = tmp_path / "rows.json"
     path.write_text(f'[{GOOD}, {{"tools": [{{"a": 1, "a": 2}}], "instruction": "{"x" * 90}", "output": "y"}}, {GOOD}]')
     assert built(path, tok, on_bad_row="skip").num_docs == 2

@@ -21,7 +21,7 @@ from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
 from anabatic.data.chat.python_tool import format_python_call
 from anabatic.data.readers.document import MAX_ROW_BYTES, ColumnMapping, Document
-from anabatic.data.readers.json_and_csv import BLOCK_BYTES, iter_numbered_lines, read_text
+from anabatic.data.readers.file_formats import BLOCK_BYTES, iter_numbered_lines, read_text
 from anabatic.data.readers.sources import DataSource, SkippedRows, read_documents
 
 ROWS = [{"text": "first"}, {"text": "二"}, {"text": ""}, {"text": "third\nline"}]

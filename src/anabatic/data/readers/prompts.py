@@ -15,7 +15,7 @@ from anabatic.core.formatting import did_you_mean
 from anabatic.data.chat.conversation_formats import extract_prompt
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text
 from anabatic.data.readers.document import ColumnMapping, Message, RowIssue
-from anabatic.data.readers.json_and_csv import iter_numbered_lines, open_lines, reject_duplicate_keys
+from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines, reject_duplicate_keys
 from anabatic.data.readers.row_parsing import format_column_names, reject_media, rename_columns
 
 SUPPORTED_EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")

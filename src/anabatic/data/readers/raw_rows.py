@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from anabatic.core.errors import DataError
 from anabatic.data.chat.turn_fields import BadRowError, check_json_values, json_type_name
 from anabatic.data.readers.document import RowIssue
-from anabatic.data.readers.json_and_csv import iter_csv_rows, iter_json_rows, iter_jsonl_rows
+from anabatic.data.readers.file_formats import iter_csv_rows, iter_json_rows, iter_jsonl_rows
 from anabatic.data.readers.parquet import iter_parquet_rows
 from anabatic.data.readers.row_parsing import reject_media
 

@@ -25,7 +25,7 @@ from anabatic.data.readers.document import (
     SkippedRows,
     is_held_out,
 )
-from anabatic.data.readers.json_and_csv import READERS, get_reader
+from anabatic.data.readers.file_formats import READERS, get_reader
 
 __all__ = [
     "Document",

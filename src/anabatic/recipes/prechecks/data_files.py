@@ -18,7 +18,7 @@ from anabatic.core.paths import RunFolder, require_place
 from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import ColumnMapping, Document, RowFormat
-from anabatic.data.readers.json_and_csv import get_reader
+from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.recipes import sequence_length
 

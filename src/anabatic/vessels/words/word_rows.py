@@ -16,7 +16,7 @@ from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import json_reader, log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.json_reader import to_finite_number as finite_number
-from anabatic.data.readers.json_and_csv import iter_numbered_lines, open_lines
+from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines
 from anabatic.vessels.io.class_labels import require_known_label, resolve_classes
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.words.kinematic_features import FEATURE_NAMES

@@ -1,4 +1,4 @@
-"""JSON arrays and CSV tables, row by row in bounded memory."""
+"""Files of text and rows: plain text, JSONL, JSON arrays, CSV; row by row in bounded memory."""
 
 from __future__ import annotations
 
