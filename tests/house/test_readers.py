@@ -16,7 +16,7 @@ OWN = {
     "infer/tool_call_parser.py": "strict JSON of a model; its depth is looked at there",
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",
-    "sandbox/remote_calls.py": "messages between us, the zygote and a hostile program; what they hold is checked as it is decoded",
+    "sandbox/remote_calls.py": "messages of a hostile program; what they hold is checked as it is decoded",
     "sim/simulation_report.py": "what simulated devices have written",
     "train/guards/bad_steps.py": "between the ranks of a job",
     "vessels/words/segments.py": "a text that was just made",

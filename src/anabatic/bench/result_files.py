@@ -1,4 +1,4 @@
-"""What `anabatic bench` leaves behind: a table in the terminal, `bench.json`, `bench.md`, `bench.svg`."""
+"""Results of `anabatic bench`: a table in the terminal, `bench.json`, `bench.md`, `bench.svg`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report errors to the user: `error:` and `hint:`, one line each, and an exit code."""
+"""Report errors to the user, `error:` and `hint:`, one line each, with the equivalent of commands of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`anabatic export`: a folder that other programs load and serve."""
+"""`anabatic export`, `anabatic merge` and `anabatic checkpoint export`: model folders for other programs."""
 
 from __future__ import annotations
 

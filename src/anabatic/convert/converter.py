@@ -1,4 +1,4 @@
-"""From what somebody has, a command, a script or a file, to the recipe, or to a pipeline of several commands."""
+"""Convert a command, a script or a file of another program to a recipe, or several commands to a pipeline."""
 
 from __future__ import annotations
 

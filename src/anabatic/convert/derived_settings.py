@@ -1,4 +1,6 @@
-"""Settings that follow from several values at once: batches in tokens, shares of the steps, machines."""
+"""Settings that follow from several values at once (batches in tokens, shares of the steps), and names of models, data
+and rewards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shell script as the commands it would run, as far as they are written out.
+"""Parse a shell script into the commands it would run, with its arithmetic, as far as they are written out.
 
 Quotes, escapes, comments, joined lines, here-documents, redirections, assignments, `export`, arrays and variables that
 the script itself sets are followed (POSIX.1-2024, chapter 2, and Bash's arrays). Nothing is run: `$(...)` and variables

@@ -1,4 +1,4 @@
-"""The processor of this machine, read from `/proc/cpuinfo`."""
+"""The processor of this machine, from `/proc/cpuinfo`, and the cores that this process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Read JSON of files and of other programs; all invalid input raises ValueError.
+"""Read JSON of files and of other programs, and append JSON lines: `metrics.jsonl`, `events.jsonl`. Invalid input
+raises ValueError.
 
 The reader of Python raises a RecursionError for deep nesting, or, if its limit is higher than that of later code,
 returns a value that cannot be traversed.

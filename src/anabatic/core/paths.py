@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and the layout of a run folder."""
+"""Atomic writes of files and folders, the layout of a run folder, and suggestions for a mistyped run or model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Select the device and its dtype, and wrap the few calls that differ between devices."""
+"""Select the device and its dtype, and wrap the calls that differ between devices: copies, memory, readings of torch
+itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused operators: each has a plain-torch reference and at most one implementation per device.
+"""Fused operators: each has a plain-torch reference and at most one implementation per device; those of CPUs are here.
 
 `get_device_ops` selects by the device table. Every implementation has a parity test against the reference, forward
 and gradient. Shapes: `T` tokens, `H` hidden size, `N` query heads, `K` key/value heads, `D` head size, `V` vocabulary.

@@ -1,4 +1,6 @@
-"""Facts about this machine that are no file: asked all at once, each with a time limit."""
+"""Facts about this machine that are no file, queried at once with a time limit each; `import torch` is tried in a
+child.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendezvous parameters of this machine: arguments of the agent, address, network interface."""
+"""Rendezvous parameters of this machine (agent arguments, address, network interface), and a probe of machine 0."""
 
 from __future__ import annotations
 

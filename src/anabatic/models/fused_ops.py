@@ -1,4 +1,4 @@
-"""Fused operators in a model of transformers: found by structure, checked by a probe, and removable."""
+"""Install the device's fused operators in a model: modules are matched by structure and verified by a probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Build a new model and initialize its weights; `plan/depth_dial.py` computes its sizes."""
+"""Build a new model and initialize its weights, or materialize one from the meta device; `plan/depth_dial.py` computes
+its sizes.
+"""
 
 from __future__ import annotations
 

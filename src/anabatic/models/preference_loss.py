@@ -1,4 +1,4 @@
-"""Preference losses (DPO and its variants): log-probability ratios of chosen and rejected answers to a reference.
+"""Preference losses: DPO and its variants on pairs, KTO on unpaired answers, as log-probability ratios to a reference.
 
 Shapes: `P` pairs, `n` targets of a batch, `T` tokens, `H` hidden size.
 """

@@ -1,4 +1,4 @@
-"""`anabatic monitor`: which figures, in which form, once or again and again."""
+"""`anabatic monitor`: choose the readings and their form, print once or redraw the screen in place."""
 
 from __future__ import annotations
 

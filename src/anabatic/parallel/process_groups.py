@@ -1,4 +1,4 @@
-"""Process groups of a job, and collectives that also work with one process.
+"""Process groups of a job, collectives that also work with one process, and functions for sharded tensors.
 
 With tensor parallelism the ranks form a mesh `data x tensor`: ranks of a tensor group work on the same data, each with
 its shard of every divided matrix; ranks with the same shard form a data-parallel group.

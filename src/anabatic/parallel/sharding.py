@@ -1,4 +1,4 @@
-"""Shard a model over the ranks.
+"""Shard a model over the ranks, with workarounds for FSDP2 over gloo in older releases of torch.
 
 `ddp` keeps a full model on every rank. `zero2` and `zero3` are FSDP2 (torch.distributed.fsdp.fully_shard):
 parameters, gradients and optimizer state are sharded (arXiv 1910.02054); `zero3` gathers the weights of one block at a

@@ -1,4 +1,4 @@
-"""Scaling estimates: the same strategy on a growing number of devices, within one machine and then across machines.
+"""Scaling estimates on a growing number of devices, within one machine and then across machines, and their plots.
 
 Links and latencies are those of `cost_model.py`: HCCS or NVLink within a machine, 25 GB/s per device between machines.
 Only link traffic grows with the number of devices; stragglers, congested switches and failures of large clusters are

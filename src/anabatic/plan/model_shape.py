@@ -1,4 +1,6 @@
-"""Shape of a job's model: from the config.json of a folder, the sizes of a public model, or the dial of `pretrain`."""
+"""Shape of a job's model, from a folder's config.json, a public model's sizes or the dial of `pretrain`; which models
+are supported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The settings of a job that decide its memory and time, read from its resolved settings without a device."""
+"""The settings of a job that decide its memory and time, read without a device; checks of sizes that must divide one
+another.
+"""
 
 from __future__ import annotations
 

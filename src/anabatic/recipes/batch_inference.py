@@ -1,4 +1,6 @@
-"""`anabatic infer`: rows in, answers out, in the same order; a stopped job resumes where it was."""
+"""`anabatic infer`: rows in, answers out, in the same order, by a model, an adapter or a checkpoint; a stopped job
+resumes.
+"""
 
 from __future__ import annotations
 

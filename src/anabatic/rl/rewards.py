@@ -1,4 +1,4 @@
-"""What an answer is worth: named rewards, weighted and added up."""
+"""Rewards: named, weighted and added up; answers, formats, unit tests in the sandbox, reward models."""
 
 from __future__ import annotations
 

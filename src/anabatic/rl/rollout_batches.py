@@ -1,4 +1,6 @@
-"""Rounds: questions are answered, answers are judged, and laid into micro-batches for one or several updates."""
+"""Rounds of rollouts: generate answers, score them, compute advantages, and collate micro-batches for one or several
+updates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls between a program and the process that judges it: two pipes, and values as data (`value_codec`).
+"""Calls between processes that do not trust each other: messages over pipes, and Python values as JSON.
 
 Each end keeps its own objects and names them by numbers. The judge may do to the program's objects what Python can
 (`ALLOWED_OPERATIONS`); the program may only call the functions that a test has handed to it.

@@ -1,4 +1,5 @@
-"""Run programs that nobody has read: `Sandbox().run(source)`.
+"""Run programs that nobody has read: `Sandbox().run(source)`. The memory of all their processes is counted from
+outside.
 
 A zygote, a process of its own, holds a warm interpreter and forks it for every program. Programs have no network, no
 files but a folder of their own that is gone afterwards and, read-only, Python's standard library; they end with

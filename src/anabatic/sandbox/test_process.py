@@ -1,4 +1,4 @@
-"""The two processes of a judged program: the one that runs it, and the one that runs its tests.
+"""The two processes of a judged program: the one that runs it, and the one that runs its tests on remote objects.
 
 The tests never enter the program's process, and the program never enters theirs: it answers calls (`calls`), nothing
 else. So it can neither read what is expected nor say that it has passed.

@@ -1,4 +1,6 @@
-"""Compiles csrc/ with the system's compiler into the cache, once per torch, wheel, compiler and source."""
+"""Compile csrc/ and stubs of missing symbols with the system's compiler into the cache, once per torch, wheel, compiler
+and source.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `anabatic sim` does: prepare, make a machine, run the command, tidy up."""
+"""Run `anabatic sim`: prepare, make a machine, set the variables, run the command, clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What happened in a simulation: the files that each process left (csrc/runtime/report.cpp), joined."""
+"""The report of a simulation: join the files that each process left (csrc/runtime/report.cpp), and print them as a
+table.
+"""
 
 from __future__ import annotations
 

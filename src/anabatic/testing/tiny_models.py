@@ -1,4 +1,4 @@
-"""A tiny tokenizer and a tiny model, made on the spot: nothing to download."""
+"""Tiny tokenizers and models built on the spot, and configurations of small models of many families."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`--auto`: the plan's proposal, what the first steps said of it, and what is done when memory runs out.
+"""`--auto`: the plan's proposal, a probe of the micro-batch in two refused steps, and what is done when memory runs
+out.
 
 What was settled lies in `auto.json` of the run folder. A rank that runs out of memory writes there what the next
-start
-will do, and ends with the exit code that asks for one: nobody waits for a collective that it will not join. Every rank
-reads the file at the start, and all take what has been lowered most often, so they agree also where each machine has a
-folder of its own.
+start will do, and ends with the exit code that asks for one: nobody waits for a collective that it will not join. Every
+rank reads the file at the start, and all take what has been lowered most often, so they agree also where each machine
+has a folder of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Where a training runs: its settings, its folder, this process's device, the other processes, what it resumes from."""
+"""The context of a training (settings, folder, device, processes, checkpoint to resume from), and the arguments of its
+loop.
+"""
 
 from __future__ import annotations
 

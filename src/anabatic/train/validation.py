@@ -1,4 +1,6 @@
-"""Held-out loss: nats per target, perplexity, bits per byte, and the share of tokens predicted, over all ranks."""
+"""Held-out loss (nats per target, perplexity, bits per byte, accuracy) over all ranks, the best evaluation, and early
+stopping.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a command from defaults < files left to right < flags, and back to YAML."""
+"""Settings of a command from defaults < files left to right < flags, and back to YAML; the recipe of `config show`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the commands that train have in common: settings, and the checks of them."""
+"""Settings that the training commands share: what is trained (adapters, frozen blocks), curriculum, loop; and their
+checks.
+"""
 
 from __future__ import annotations
 

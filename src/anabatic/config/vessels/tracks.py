@@ -1,4 +1,4 @@
-"""How vessel tracks are read and turned into words: a section of every `classify` command that takes tracks."""
+"""Settings of how vessel tracks are read and encoded as words; `anabatic classify words`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches for training, without end: weighted, shuffled, packed, read ahead, resumable to the token."""
+"""Batches for training without end: weighted, shuffled, packed, prefetched, resumable to the token; one exact pass for
+validation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From pieces of documents to flat micro-batches: nothing is padded but the tail, or all rows to one length."""
+"""The packed batch, and how pieces of documents are collated into it: flat with a padded tail, or rows padded to one
+length.
+"""
 
 from __future__ import annotations
 

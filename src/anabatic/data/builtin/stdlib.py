@@ -1,4 +1,6 @@
-"""Text that is on every machine: this Python's standard library, sources and documentation."""
+"""Text that is on every machine: the sources, the documentation and conversations made from this Python's standard
+library.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated tasks with a train and a test split that share no problem.
+"""Generated tasks whose train and test splits share no problem: spelling, counting, arithmetic, identity.
 
 The text of the problem (the word, the pair of operands, the wording of a question) decides by its hash on
 which side it lies; how it is asked varies on both sides. A word that is held out for spelling is held out

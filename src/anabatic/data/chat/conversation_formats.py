@@ -1,4 +1,4 @@
-"""The shapes of conversation rows in circulation, distinguished by their columns alone.
+"""Formats of conversation rows, detected by their columns; rows with images, video or audio are refused.
 
 Row formats, first match wins: preference pairs (`chosen` and `rejected`, or `rejected_response` or `rejected_messages`
 beside the better answer), messages (OpenAI), ShareGPT (`conversations` of `from`/`value`), alpaca (`instruction`,

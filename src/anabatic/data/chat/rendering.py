@@ -1,4 +1,4 @@
-"""Conversations as token ids with a loss mask, through the tokenizer's own chat template."""
+"""Render conversations as token ids with a loss mask, through the tokenizer's own chat template, marked or not."""
 
 from __future__ import annotations
 

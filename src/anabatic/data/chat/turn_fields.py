@@ -1,4 +1,4 @@
-"""What the fields of a turn and of a function's description must be: whatever else a template would print as it is."""
+"""Check the fields and the order of turns, and the descriptions of tools, before a template prints them."""
 
 from __future__ import annotations
 

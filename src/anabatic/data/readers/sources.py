@@ -1,4 +1,6 @@
-"""From sources to documents, in bounded memory and in an order that depends on names alone."""
+"""Data sources: the spec `PATH[#ROWS][@WEIGHT]`, its files, and their documents in bounded memory and in an order set
+by names alone.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Sequences of word ids held in memory, each with a class and numbers of its own; they read like a set of
-conversations: never cut, never mixed.
-"""
+"""Sequences of word ids held in memory, each with a class and numbers; random crops of them in every pass."""
 
 from __future__ import annotations
 

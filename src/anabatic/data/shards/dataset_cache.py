@@ -1,4 +1,4 @@
-"""Tokenise a source once and keep it: `build_dataset` returns the cached `ShardSet` or makes it."""
+"""Tokenise a source once and cache it: the held-out split, the report of what was cut, and the cached `ShardSet`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenised corpus on disk, read a few tokens at a time.
+"""Read a tokenised corpus on disk, whole or a subset of its entries, a few tokens at a time.
 
 Layout of the folder, little-endian:
 

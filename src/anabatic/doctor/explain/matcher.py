@@ -1,4 +1,5 @@
-"""Finds known texts and codes in logs, fast enough for gigabytes.
+"""Find known texts and codes in logs, fast enough for gigabytes: lines that differ in meaningless numbers are looked at
+once.
 
 Logs repeat themselves but for their numbers. So a block is first freed of its digits and addresses and split into
 lines, and only lines that were not seen before are looked at: a text that stands in a line still stands there when both

@@ -1,4 +1,4 @@
-"""An explanation on a terminal of any width, or as JSON."""
+"""Render an explanation for a terminal of any width or as JSON, with what to collect next where no cause is named."""
 
 from __future__ import annotations
 

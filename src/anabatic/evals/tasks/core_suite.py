@@ -1,4 +1,4 @@
-"""The CORE evaluation (DCLM, arXiv 2406.11794): 22 tasks in a folder, one figure of how far a model is from chance.
+"""The CORE evaluation (DCLM, arXiv 2406.11794): its bundle is fetched once and verified; 22 tasks, one centered figure.
 
 The bundle is a folder with `core.yaml` (tasks), `eval_data/` (their rows) and `eval_meta_data.csv` (what guessing
 scores, in percent). Shuffles, examples, delimiters and what is scored are as in nanochat (nanochat/core_eval.py and

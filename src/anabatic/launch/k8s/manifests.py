@@ -1,4 +1,4 @@
-"""Build the manifests of a job for operators on Kubernetes: Volcano's Job and Kubeflow's PyTorchJob.
+"""Build the manifests of a job for Volcano's Job and Kubeflow's PyTorchJob, and check every field against their rules.
 
 One pod runs on each machine and runs `anabatic launch`, which reads its node rank from the operator's variables
 (`env_variables.py`). A ConfigMap holds the recipe.

@@ -1,4 +1,4 @@
-"""Build the pod template of a job, one pod per machine: image, devices, volumes, variables."""
+"""Build the pod template of a job, one pod per machine: image, device resources, driver files, volumes, variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.distributed.run` without its tracebacks: the launcher reads the reports of the workers (`worker_reports.py`).
+"""`torch.distributed.run` without its tracebacks: reports of the workers (`worker_reports.py`), fixed node ranks.
 
 The arguments are those of torch.distributed.run. Each start of the workers has a report folder, `try-0`, `try-1`, ...,
 in the folder of ANABATIC_REPORTS. torch is imported inside functions, because the module is run as a program.

@@ -1,4 +1,4 @@
-"""Placement of the processes of this machine: devices, cores and environment variables."""
+"""Placement of the processes of this machine: free devices, cores near them, and environment variables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Reports of workers to their launcher, one folder per start: `rank-N.error`, `.code`, `.beat`, `.stack`,
-`failed.json`."""
+"""Reports of workers to their launcher, one folder per start: `rank-N.error`, `.code`, `.beat`, `.stack`, `.native`,
+`failed.json`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors, warnings and tables of a preflight: pure functions of the machines' facts."""
+"""Preflight: the facts about one machine, and errors, warnings and tables as pure functions of all machines' facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what `npu-smi` prints: which kind of text it is, and the values in it.
+"""Parse what `npu-smi` prints: detect the kind of text, strip what logs put before its lines, read the values.
 
 A tolerant reader: cells are split at `|`, never at character positions (the tool pads and never cuts), layouts are
 recognised by their header cells, chips by nothing; colours and what a log or a mail puts before the lines are dropped.

@@ -1,4 +1,4 @@
-"""Which source is read on this machine: DCMI, npu-smi, NVML, the processor, in this order."""
+"""Select the source of readings on this machine: DCMI, npu-smi, NVML, else the processor as a device."""
 
 from __future__ import annotations
 

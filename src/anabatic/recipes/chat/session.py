@@ -1,4 +1,4 @@
-"""`anabatic chat`: answers to stdout as they are written, everything else to stderr."""
+"""`anabatic chat`: edited lines in, answers to stdout as they are written, everything else to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file, by llama.cpp's own converter: a program of theirs that reads the folder that we have written."""
+"""Write a GGUF file with llama.cpp's own converter, and check that it is complete."""
 
 from __future__ import annotations
 

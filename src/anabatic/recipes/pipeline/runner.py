@@ -1,4 +1,5 @@
-"""`anabatic run`: the stages of a recipe, one process each, in order; what is done and unchanged is skipped.
+"""`anabatic run`: check all stages of a recipe, then run one process each, in order; what is done and unchanged is
+skipped.
 
 <out>/pipeline.jsonl          "event": "stage", "state": stale, run, skip, done, fail or interrupted, "seconds"
 <out>/<stage>/stage.yaml      the resolved settings the stage ran with

@@ -1,4 +1,4 @@
-"""The files of a job and their first rows, read before anything heavy is loaded: no torch, well under a second."""
+"""Check the files of a job and their first rows, and what earlier stages of a pipeline will write. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What can be wrong with a job, found before anything heavy is loaded and before an earlier stage costs hours.
+"""Check a job before anything heavy is loaded: its files, model, templates, adapters, layers, batches and folders. No
+torch.
 
 No torch: a mistyped file is reported in a fraction of a second.
 """

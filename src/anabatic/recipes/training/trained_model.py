@@ -1,4 +1,4 @@
-"""A model where it is trained: how it is saved, compiled, and given its optimizer and step."""
+"""The model of a training: found, built without memory, quantised, loaded, compiled, given its step, and saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The part of a training recipe that does not depend on what is trained: resume, loop, evaluation, final model."""
+"""The part of a training recipe that does not depend on what is trained: resume, loop, evaluation, samples, final
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: to continue a job exactly where it stood.
+"""Checkpoints: list them, verify that they are complete, save and load them.
 
 A checkpoint is a folder `checkpoint-<step>`: the sharded tensors (torch.distributed.checkpoint), the random numbers of
 each rank (`rng-<rank>.safetensors`), `state.json` (host numbers, loader position), `config.yaml`, and `manifest.json`

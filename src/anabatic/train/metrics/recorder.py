@@ -1,4 +1,4 @@
-"""What a run writes while it trains: `metrics.jsonl` and `events.jsonl` (the truth), lines, trackers."""
+"""Record the metrics of a run: `metrics.jsonl` and `events.jsonl`, lines on the terminal, and trackers."""
 
 from __future__ import annotations
 

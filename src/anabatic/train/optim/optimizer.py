@@ -1,4 +1,5 @@
-"""Muon for the matrices inside the blocks, AdamW for the rest. State is keyed by parameter name.
+"""Muon for the matrices inside the blocks, AdamW for the rest, and the learning-rate schedule. State is keyed by
+parameter name.
 
 An update can be refused on the device: with `ok` = 0 every parameter and moment stays as it was, and the host never
 waits to find out.

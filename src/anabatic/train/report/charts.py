@@ -1,4 +1,6 @@
-"""Curves as SVG that stretches to any width: lines in a 1000 x 1000 box, labels as HTML beside it."""
+"""Charts of a report as SVG that stretches to any width: lines in a 1000 x 1000 box, labels as HTML, the curriculum
+stacked.
+"""
 
 from __future__ import annotations
 

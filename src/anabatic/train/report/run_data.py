@@ -1,4 +1,4 @@
-"""Read what a run left in its folder, however much of it there is; a half-written run is no error."""
+"""Read what a run left in its folder, of any size, also half written, and the machine and software behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of vessel files before torch is imported: whether they exist and name more than one class."""
+"""Check vessel files before torch is imported: whether they exist and name more than one class."""
 
 from __future__ import annotations
 

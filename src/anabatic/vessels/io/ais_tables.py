@@ -1,4 +1,4 @@
-"""Read AIS tables (CSV and Parquet) in batches, in bounded memory."""
+"""Read AIS tables (CSV and Parquet) in batches, in bounded memory, with their columns found by name."""
 
 from __future__ import annotations
 

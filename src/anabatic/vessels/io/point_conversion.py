@@ -1,4 +1,4 @@
-"""Convert columns of an AIS table to points: one structured array per batch, impossible values counted and removed."""
+"""Convert columns of an AIS table to points: parse times, count and remove impossible values."""
 
 from __future__ import annotations
 

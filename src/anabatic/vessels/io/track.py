@@ -1,4 +1,4 @@
-"""Points of one vessel, sorted by time, as columns."""
+"""Points of one vessel, sorted by time, as columns; the policy for rows that cannot be read."""
 
 from __future__ import annotations
 

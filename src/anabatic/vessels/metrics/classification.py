@@ -1,4 +1,5 @@
-"""Classification metrics per segment and per vessel, with calibration and intervals over vessels.
+"""Classification metrics of a set of predictions, per segment and per vessel, with calibration and intervals over
+vessels.
 
 Inputs are `N x C` probabilities and `N` true classes; rows are segments or vessels. Definitions follow scikit-learn
 (model_evaluation guide) with `zero_division=0`: macro-F1 is the mean over classes that occur as true or predicted

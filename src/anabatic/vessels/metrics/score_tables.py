@@ -1,4 +1,4 @@
-"""Text tables of an evaluation."""
+"""Tables and plots of an evaluation: scores, confusion matrix, reliability diagram."""
 
 from __future__ import annotations
 

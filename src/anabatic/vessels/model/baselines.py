@@ -1,4 +1,4 @@
-"""Baselines: the most frequent class, and boosted trees on kinematic features."""
+"""Baselines: the most frequent class, and tree ensembles on kinematic and daily features."""
 
 from __future__ import annotations
 
