@@ -24,7 +24,7 @@ def read_walks(page: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_walks_name_files_once(page: Path) -> None:
     for name, files in read_walks(page).items():
-        assert len(files) >= 9, name
+        assert len(files) >= 8, name
         assert len(set(files)) == len(files), f"{name} visits a file twice"
         missing = [file for file in files if not (tree.ROOT / "src/anabatic" / file).is_file()]
         assert not missing, f"{name}: {missing}"

@@ -23,7 +23,7 @@ from anabatic.device.device import Device
 from anabatic.infer.reward_scorer import RewardScorer
 from anabatic.rl.reward_worker import RewardCallError, RewardWorker
 from anabatic.rl.rollout import Rollout
-from anabatic.sandbox.limits import ProgramOutcome
+from anabatic.sandbox.entry_point_tests import check_entry_point
 from anabatic.sandbox.sandbox_runner import Sandbox
 
 ScoreFunction = Callable[[Rollout, Question], float]
@@ -311,27 +311,6 @@ def score_tests(rollout: Rollout, question: Question, sandbox: Sandbox) -> float
     else:
         done = sandbox.check_program(program, assertions, helpers)
     return float(done.passed)
-
-
-def check_entry_point(sandbox: Sandbox, program: str, test: str, entry_point: str, prompt: str = "") -> ProgramOutcome:
-    """Run `program`; `test`, which defines `check(candidate)`, runs elsewhere and checks the program's `entry_point`.
-
-    `ProgramOutcome.passed` tells the result.
-
-    Args:
-        sandbox: where they run.
-        program: the prompt and what the model made of it.
-        test: the item's own tests.
-        entry_point: name of the function that is tested.
-        prompt: functions that the prompt defines whole are taken from here: the program cannot change them.
-
-    Raises:
-        DataError: `entry_point` is no name.
-        Failure: as `Sandbox.run`.
-    """
-    if not entry_point.isidentifier():
-        raise DataError(f"entry_point is {entry_point!r}", "give the name of the function that is tested")
-    return sandbox.check_program(program, f"{test}\n\ncheck({entry_point})\n", prompt)
 
 
 class ModelReward:

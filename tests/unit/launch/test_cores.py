@@ -131,12 +131,12 @@ def test_lists_that_are_none() -> None:
 
 SHOW = """
 import os, threading
-from anabatic.core import affinity
-affinity.bind_to_cores()
+from anabatic.core import cpu_info
+cpu_info.bind_to_cores()
 def show(word): print(word, sorted(os.sched_getaffinity(0)))
 show("own")
 thread = threading.Thread(target=show, args=("thread",)); thread.start(); thread.join()
-with affinity.use_all_cores():
+with cpu_info.use_all_cores():
     show("all")
 show("own")
 """

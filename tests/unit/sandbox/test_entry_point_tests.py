@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import DataError, Failure
-from anabatic.rl.rewards import check_entry_point
+from anabatic.sandbox.entry_point_tests import check_entry_point
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
 
