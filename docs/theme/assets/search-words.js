@@ -49,7 +49,7 @@ const HABITS = {
     [/\b(without|no) (a |an )?(npu|device|hardware|accelerator)(?!.*found)|没有 ?(npu|昇腾|设备)|模拟/, "simulated npu sim 模拟", 0.9],
     [/\b(tensorboard|wandb|swanlab|curve|loss curve|plot|report|metrics|dashboard)\b|曲线|报告|指标/, "report metrics log sinks curve 报告 指标 曲线", 0.6],
     [/\b(browser|web ?ui|ui|page)\b|网页|浏览器|界面/, "browser web 浏览器", 0.7],
-    [/\b(ship|vessel|ais|trajector)\w*|船|轨迹/, "vessel types classify 船舶", 0.7],
+    [/\b(ship|vessel|ais|trajector)\w*|船|轨迹|航迹/, "vessel types classify 船舶", 0.7],
     [/\b(long|length|truncat|context|too many tokens|cut)\w*|长文本|截断|上下文|超长/, "seq_len length truncation packing 长度 截断", 0.4],
     [/\b(benchmark|mmlu|gsm8k|humaneval|score|accuracy|evaluat)\w*|评测|打分|准确率/, "evaluate evaluation tasks 评测", 0.6],
     [/\b(inference|infer|batch inference|prompts|predict|generate)\b|推理|批量/, "answers to files rows infer 回答 文件", 0.9],
