@@ -2,7 +2,7 @@
 
     python benchmarks/evals.py --lm-eval /path/to/venv/bin/python [--items 400] [--rounds 3]
 
-lm-evaluation-harness (`pip install "lm_eval[hf]"`) lives in an environment of its own. Both are handed the same pairs
+lm-evaluation-harness (`pip install "lm_eval[hf]"`) lives in its own environment. Both are handed the same pairs
 of context and continuation, load the same folder, run with one thread and are timed without their start; rounds
 alternate between them. Prints the CPU time of both, the ratio, and how far the log-probabilities differ.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/evals_agree.py --lm-eval /path/to/venv/bin/python --data FOLDER [--items 200] [--len 2048]
 
-lm-evaluation-harness (`pip install "lm_eval[hf]"`) lives in an environment of its own and runs its own HFLM, on the
+lm-evaluation-harness (`pip install "lm_eval[hf]"`) lives in its own environment and runs its own HFLM, on the
 same random Qwen3 with the same tokenizer, on the same texts. FOLDER holds `gsm8k_test.jsonl` and `HumanEval.jsonl.gz`.
 Prints for each kind how many items are equal (within 1e-4 nats, of sums beyond 100 nats within a millionth; generated
 texts: letter by letter), the largest difference, and how many are longer than the context. Exits with 1 when one that

@@ -1,4 +1,4 @@
-"""How fast `anabatic explain` reads: a generated log of one gigabyte, time and peak memory of a process of its own.
+"""How fast `anabatic explain` reads: a generated log of one gigabyte, time and peak memory of its own process.
 
 python benchmarks/explain.py [--gigabytes 1] [--kind plog train samples errors]
 """

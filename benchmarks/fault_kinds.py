@@ -41,7 +41,7 @@ class Site:
 
     Attributes:
         disk: the disk that holds the run folder; None when it is not its own.
-        patience: seconds after which a job that does not go on counts as lost.
+        patience: seconds after which a job that does not continue counts as lost.
         reached: the furthest step since the last fault.
     """
 
@@ -211,7 +211,7 @@ class Kind:
         says: what the launchers must write of it.
         where: the job that it strikes, `machines` or `npus`.
         intervals: of checkpoints whose steps may be done again.
-        isolated: needs machines with a cable of their own.
+        isolated: needs machines with their own cable.
     """
 
     what: str

@@ -178,7 +178,7 @@ def free_port() -> int:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """Yield a disk of its own for root (tmpfs(5)), else `folder` itself."""
+    """Yield its own disk for root (tmpfs(5)), else `folder` itself."""
     folder.mkdir()
     if os.geteuid():
         yield folder

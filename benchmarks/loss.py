@@ -2,7 +2,7 @@
 
     python benchmarks/loss.py [--vocab N] [--hidden N] [--tokens N] [--threads N]
 
-Forward and backward pass of the output matrix and the summed cross-entropy in fp32, each way in a process of its own.
+Forward and backward pass of the output matrix and the summed cross-entropy in fp32, each way in its own process.
 `naive` is what transformers' models do: logits of all tokens, widened, then `cross_entropy`. Memory: peak of the
 process (VmHWM), and what of it came after weight, hidden states and labels were there. `head trained` makes the
 gradient of the weight too, which is as large as the weight on both sides; under an adapter the head is frozen.

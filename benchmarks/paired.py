@@ -1,4 +1,4 @@
-"""Compare programs that take turns: each in a process of its own, the same share of the same minutes.
+"""Compare programs that take turns: each in its own process, the same share of the same minutes.
 
 The machine is shared and its clock moves, so two figures of different minutes are not compared. Every side is started
 and warmed up once; then they run in alternation, a few seconds each, and ratios are taken turn by turn. What counts is

@@ -4,7 +4,7 @@
 
 Text: the standard library's sources in documents of about DOCUMENT_BYTES, repeated up to MEGABYTES. Three measurements
 on the same documents: `encode_batch` and `encode_batch_fast` of the Rust tokenizer on documents held in memory, results
-thrown away; and all that `build` does, from the file to the synced folder. Each runs in a process of its own, so that
+thrown away; and all that `build` does, from the file to the synced folder. Each runs in its own process, so that
 the peak of its memory is its own.
 """
 

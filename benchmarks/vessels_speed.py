@@ -3,7 +3,7 @@
     python benchmarks/vessels_speed.py --data ais_train.csv.gz [--rows 512] [--depth 4] [--rounds 3] [--seconds 10]
 
 All sides run the same backbone (transformers' Qwen3 of `--depth`, fp32, one thread) over the same 30-point segments.
-The source's way: its words (`char`, 25 a point) with the space between two words as a token of its own (its tokenizer
+The source's way: its words (`char`, 25 a point) with the space between two words as its own token (its tokenizer
 makes 1,499 ids of 750 words), cut to 512, padded to 512, batches of 32 (training: 4, an optimizer step after every
 second). The steps from there to ours change one thing each:
 

@@ -3,7 +3,7 @@
 usage: python benchmarks/words.py [--table FILE] [--points 2000000] [--rounds 3] [--large MIB]
 
 Without --table it writes one as large as asked for: vessels in turn, row after row, as NOAA's daily files have them.
-With --large the command also turns a CSV of so many MiB into words, in a process of its own whose peak is told.
+With --large the command also turns a CSV of so many MiB into words, in its own process whose peak is told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every test may rely on: no network, one torch thread, a cache of its own, nothing left behind."""
+"""What every test may rely on: no network, one torch thread, its own cache, nothing left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path) -> Iterator[None]:
-    """Give the test a cache of its own and restore the environment and the folder afterwards."""
+    """Give the test its own cache and restore the environment and the folder afterwards."""
     before, folder = dict(os.environ), Path.cwd()
     os.environ["ANABATIC_CACHE"] = str(tmp_path / "cache")
     yield

@@ -112,7 +112,7 @@ class Slurm:
 def reason() -> str:
     """Why there can be no cluster here; empty when there can."""
     if not os.environ.get(ASKED):
-        return f"a Slurm of its own takes minutes: set {ASKED}=1"
+        return f"its own Slurm takes minutes: set {ASKED}=1"
     if os.geteuid() != 0:
         return "Slurm's daemons need root"
     missing = [name for name in _PROGRAMS if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]

@@ -170,7 +170,7 @@ def test_a_training_that_diverged_is_a_failure(home: Home, tmp_path: Path) -> No
 
 
 def test_models_that_are_not_whole(home: Home, base: Path, tmp_path: Path) -> None:
-    """transformers would fill in random weights, or print a table and go on."""
+    """transformers would fill in random weights, or print a table and continue."""
     sizes, torn, fifo = tmp_path / "sizes", tmp_path / "torn", tmp_path / "pipe.txt"
     shutil.copytree(base / "final_model", sizes)
     config = json.loads((sizes / "config.json").read_text())

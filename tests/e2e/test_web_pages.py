@@ -145,7 +145,7 @@ def test_an_answer_can_be_stopped(page, server):
     find(page, "#settings-open").click()
     for name, value in (("max_tokens", "1500"), ("system", "Be long."), ("temperature", "1")):
         find(page, f"#{name}").send_keys(value, Keys.TAB)
-    find(page, "#say").send_keys("go on", Keys.ENTER)
+    find(page, "#say").send_keys("continue", Keys.ENTER)
     until(lambda: find(page, "#stop").is_displayed() and texts(page, "article.theirs .body")[0])
     find(page, "#stop").click()
     until(lambda: "stopped" in texts(page, "article.theirs .tools")[0])
@@ -200,7 +200,7 @@ def test_what_repeats_itself_without_end_is_still_shown(page):
 def test_whoever_leaves_the_page_has_stopped_the_answer(page):
     find(page, "#settings-open").click()
     find(page, "#max_tokens").send_keys("1500", Keys.TAB)
-    find(page, "#say").send_keys("go on", Keys.ENTER)
+    find(page, "#say").send_keys("continue", Keys.ENTER)
     until(lambda: texts(page, "article.theirs .body")[0])
     page.refresh()
     until(lambda: "stopped" in texts(page, "article.theirs .tools")[0])

@@ -1,6 +1,6 @@
 """Programs forked from a process that has imported what they need: importing is most of a short command's work.
 
-Each is a process of its own, with its own arguments, variables, output, signals and exit code, and runs a module or a
+Each is its own process, with its own arguments, variables, output, signals and exit code, and runs a module or a
 file as `python` does from its beginning; only the libraries are in memory already. A process that it starts in turn
 with the same interpreter (a launcher's agent, the command of `anabatic sim`) is forked as well as long as nothing but
 the calling thread lives, because a fork copies that one alone. What starts cold, as on a user's machine: whatever a

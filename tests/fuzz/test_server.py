@@ -1,4 +1,4 @@
-"""Bodies of requests: whatever a client sends, the server answers, and never with a fault of its own."""
+"""Bodies of requests: whatever a client sends, the server answers, and never with its own fault."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from anabatic.core.errors import AnabaticError
 from e2e import warm
 
 PROGRAMS = Path(__file__).parent / "programs"
-CACHE = paths.get_cache_root()  # before a test gets a cache of its own
+CACHE = paths.get_cache_root()  # before a test gets its own cache
 
 
 @dataclass

@@ -38,7 +38,7 @@ def run(sim: Sim, world: int, module: str, case: str, *words: str, **variables: 
 def start(
     sim: Sim, space: str, world: int, first: int, total: int, *words: str, **variables: str
 ) -> subprocess.Popen[str]:
-    """Start the ranks from `first` on, on a machine of their own in a network namespace."""
+    """Start the ranks from `first` on, on their own machine in a network namespace."""
     command = ["ip", "netns", "exec", space, sys.executable, "-m", "anabatic", "sim", "--npus", str(world), "--"]
     command += ["python", str(PROGRAMS / "ranks.py"), str(world), *words]
     outer = {key: value for key, value in os.environ.items() if not key.startswith("ANABATIC_SIM_")}

@@ -97,7 +97,7 @@ HOW = (
         costly=True,
         here=(*TWO, ("core", "core --tasks-from eval_bundle")),
     ),
-    # --- what goes on until it is asked to end
+    # --- what continues until it is asked to end
     How("anabatic serve", "serve"),
     How("anabatic monitor --prom", "metrics"),
     # --- simulated devices

@@ -64,7 +64,7 @@ def run(words: Sequence[str], folder: Path, variables: dict[str, str], cache: Pa
     outer = {**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000", **variables}
     started = warm.plain().start(["anabatic", *words], outer, folder)
     if started is None:
-        raise AssertionError(f"these variables need a process of their own: {sorted(variables)}")
+        raise AssertionError(f"these variables need their own process: {sorted(variables)}")
     return started
 
 
@@ -97,7 +97,7 @@ class Stand:
         return folder
 
     def copy(self, to: Path) -> Path:
-        """Return a folder of its own for a page."""
+        """Return its own folder for a page."""
         shutil.copytree(self.folder, to, symlinks=True, copy_function=_place)
         return to
 

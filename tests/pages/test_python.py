@@ -42,7 +42,7 @@ AFTER: dict[str, Callable[[dict[str, Any], str], bool]] = {
     "guides/dpo": lambda made, _: made["reward"].isfinite().item(),
     "guides/inference": lambda made, said: bool(made["request"].ids),
     "guides/rewards": lambda made, _: (
-        made["polite"]("Please, go on", {}) == 1.0
+        made["polite"]("Please, continue", {}) == 1.0
         and made["near"]("It is 4", {"answer": "4"}) == 1.0
         and made["near"]("none", {"answer": "4"}) == 0.0
         and made["turn"]([{}, {}], {}) == "Are you sure?"

@@ -27,7 +27,7 @@ from pages import blocks, stand
 from pages.how import ALL, How, how, sized
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m anabatic "$@"\n'
-CACHE = paths.get_cache_root()  # before a test gets a cache of its own
+CACHE = paths.get_cache_root()  # before a test gets its own cache
 PORT = "8000"
 """Where the pages' servers listen."""
 

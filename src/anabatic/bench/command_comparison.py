@@ -118,7 +118,7 @@ def _build_commands(settings: BenchCompare, peer: Sequence[str]) -> dict[str, li
             raise ConfigError(f"data is {settings.data}, which is not there", "name a file or a folder")
     data = str(Path(settings.data or "").expanduser())
     if shutil.which(sides[PEER][0]) is None:
-        raise ConfigError(f"there is no program {sides[PEER][0]}", "give its path behind --")
+        raise ConfigError(f"there is no program {sides[PEER][0]}", "give its path after --")
     return {name: [word.replace("{data}", data) for word in words] for name, words in sides.items()}
 
 

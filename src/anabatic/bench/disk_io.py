@@ -1,7 +1,7 @@
 """`anabatic bench io`: a model and a checkpoint written and read as a training does, and batches of the loader.
 
 Written is what is synced to the disk. Read is once from the page cache, and once with its pages given up before
-(posix_fadvise(2), POSIX_FADV_DONTNEED: synced pages leave the cache, but the disk may have a cache of its own).
+(posix_fadvise(2), POSIX_FADV_DONTNEED: synced pages leave the cache, but the disk may have its own cache).
 """
 
 from __future__ import annotations

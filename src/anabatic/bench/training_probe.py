@@ -103,7 +103,7 @@ def measure_training(name: str, job: Any, folder: Path, steps: int, windows: int
         with open(log_path, "wb") as output, _start_process(words, output) as process:
             start = time.time()
             found: list[dict[str, Any]] = []
-            while len(found) < windows + (steps > 1):  # the first step has a row of its own
+            while len(found) < windows + (steps > 1):  # the first step has its own row
                 ended = process.poll()
                 found += [row for row in rows.read_new_rows()[1] if row.get("kind") == "train"]
                 if ended is not None and len(found) < windows + (steps > 1):
@@ -135,7 +135,7 @@ def _iter_windows(rows: list[dict[str, Any]], steps: int) -> Iterator[StepWindow
 
 
 def start_command(words: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own that ends with this process.
+    """Start a command in its own session that ends with this process.
 
     Raises:
         OSError: it cannot be started.

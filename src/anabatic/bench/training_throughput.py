@@ -1,4 +1,4 @@
-"""`anabatic bench train`: steps of the very training that a command runs, beside what the plan says of them."""
+"""`anabatic bench train`: steps of the training that a command runs, compared with the plan."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def build_app(show_all: bool = False) -> App:
     app.command(
         "anabatic.cli.monitor:monitor",
         name="monitor",
-        help="Look at devices, and at a run beside them.",
+        help="Monitor devices and a training run.",
         group=MACHINE_GROUP,
     )
     config = App(name="config", help="Show, check or convert recipes.", group=RECIPES_GROUP)

@@ -30,7 +30,7 @@ def monitor(
     user: _PlainTextOption = "",
     name: _PlainTextOption = "",
 ) -> int:
-    """Look at NPUs, GPUs or the processor, and at a training run beside them.
+    """Monitor NPUs, GPUs or the processor, and a training run.
 
     Parameters
     ----------

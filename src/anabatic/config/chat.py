@@ -37,7 +37,7 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
     """Texts that end the answer; they are no part of it."""
     top_logprobs: int = 0
-    """Log-probabilities of so many of the likeliest tokens are kept beside those of the chosen ones."""
+    """Log-probabilities of so many of the likeliest tokens are kept in addition to those of the chosen ones."""
     choices: list[str] = field(default_factory=list)
     """The answer is one of these texts."""
     json_schema: str | None = None
@@ -84,7 +84,7 @@ class ChatJob:
     model: str = ""
     """Hugging Face folder or run folder."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
     chat_template: str | None = None
     """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
     mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""

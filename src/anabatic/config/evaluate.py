@@ -16,7 +16,7 @@ class EvalJob:
     model: str = ""
     """Hugging Face folder, run folder, or OWNER/NAME of a hub."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
     chat_template: str | None = None
     """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
     mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""

@@ -19,7 +19,7 @@ class ExportJob:
     model: str = ""
     """Model or adapter: a Hugging Face folder, a run folder, or OWNER/NAME of a hub."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
     out: str = ""
     """Folder to write."""
     overwrite: bool = False
@@ -91,7 +91,7 @@ class MergeJob:
     model: str = ""
     """Adapter folder, or a run folder that holds one; with `adapter` also the base model."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
     out: str = ""
     """Folder to write; it must not exist yet."""
 

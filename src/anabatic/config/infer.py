@@ -49,7 +49,7 @@ class InferJob:
     ckpt_dir: str | None = None
     """Checkpoint instead of a model: an adapter or a model in RUN/checkpoint-N, or what a run of ours saved there."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
     chat_template: str | None = None
     """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
     mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
@@ -72,7 +72,7 @@ class InferJob:
     """Prompts without room for an answer are skipped, counted and reported; more than this share of them (and more
     than one) stop the job."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: go on where an earlier run of the same job was stopped; never: start over."""
+    """auto: continue where an earlier run of the same job was stopped; never: start over."""
     batching: Batching = field(default_factory=Batching)
     sampling: Sampling = field(default_factory=_default_sampling)
     device: DeviceSettings = field(default_factory=DeviceSettings)

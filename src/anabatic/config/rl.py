@@ -82,17 +82,17 @@ class RlJob(TuneJob):
     """Run folder."""
     algorithm: Literal["grpo", "dapo", "dr_grpo", "gspo", "reinforce++", "rloo"] = "dapo"
     """grpo: mean over the tokens of each answer; dapo: over all tokens of the step, clipped higher than lower; dr_grpo:
-    divided by a constant; gspo: one ratio an answer; reinforce++: advantages over the whole step; rloo: an answer is
-    one action, beside the others to its question."""
+    divided by a constant; gspo: one ratio an answer; reinforce++: advantages over the whole step; rloo: each answer is
+    one action, compared with the other answers to its question."""
     advantage: Literal["group", "mean", "leave_one_out", "batch"] | None = None
     """group: (r - mean) / std among the answers to a question; mean: r - mean; leave_one_out: r less the mean of the
     others; batch: (r - mean) / std over the step; default: the algorithm's."""
     clip_low: float | None = None
-    """The ratio of new to old probability counts from 1 less this; default: the algorithm's."""
+    """Lower clip range: the ratio of new to old probability is clipped at 1 - clip_low; default: the algorithm's."""
     clip_high: float | None = None
-    """and up to 1 plus this; default: the algorithm's."""
+    """Upper clip range: the ratio is clipped at 1 + clip_high; default: the algorithm's."""
     kl_coef: float = 0.0
-    """How strongly the model is held to the one before training; 0: not at all, and no reference is kept."""
+    """Weight of the KL penalty to the model before training; 0: no penalty, and no reference model is kept."""
     rewards: list[str] = field(default_factory=lambda: ["answer"])
     """Rewards that are added up, each NAME or NAME=WEIGHT: answer, format, length, tests, FILE.py:FUNCTION, or
     model:FOLDER."""
@@ -101,9 +101,9 @@ class RlJob(TuneJob):
     reward_timeout: float = 10.0
     """Seconds after which a reward function or a unit test is given up and counts as an error."""
     examples_per_step: int = 16
-    """Questions of a step, over all ranks."""
+    """Questions per step, over all ranks."""
     num_samples: int = 16
-    """Answers to each."""
+    """Answers to each question."""
     device_batch_size: int = 8
     """Answers in one forward and backward pass."""
     updates: int = 1

@@ -55,7 +55,7 @@ class ServeJob:
     model: list[str] = field(default_factory=list)
     """Models: a Hugging Face folder, run folder or adapter folder, as often as wanted; NAME=FOLDER gives it a name."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters of the first model: NAME=FOLDER. Each is served as a model of its own; the weights are shared."""
+    """Adapters of the first model: NAME=FOLDER. Each is served as its own model; the weights are shared."""
     chat_template: str | None = None
     """Chat template of all models in place of the tokenizers' own: a file of Jinja, or a name: chatml, llama3, qwen2.5,
     qwen3, mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""

@@ -22,7 +22,7 @@ class SftJob(TuneJob, WithAuto):
     train_on_inputs: bool = False
     """Learn the user's and system's tokens too."""
     last_turn_only: bool = False
-    """Learn the assistant's last turn alone."""
+    """Train only on the assistant's last turn."""
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is split."""
     curriculum: Curriculum = field(default_factory=Curriculum)

@@ -116,7 +116,7 @@ def _parse_command(simple: shell_parser.SimpleCommand, peer: str) -> PeerCommand
     if words[0].startswith("--"):
         raise ConfigError(
             f"line {simple.line} begins with {words[0]}, which is no command",
-            "the line before it must end in \\ without a blank behind",
+            "the line before it must end in \\ without a space after it",
         )
     own, words = _strip_wrappers(words)
     launch: list[PeerOption] = []
@@ -247,7 +247,7 @@ def _iter_options(words: list[str]) -> Iterator[PeerOption]:
         at += 1
         if word != word.strip() and _OPTION_START.match(word.strip()):
             raise ConfigError(
-                f'"{word}" begins with a blank', "the line before ends in \\ and a blank: take the blank away"
+                f'"{word}" begins with a space', "the line before ends in \\ and a space: remove the space"
             )
         if not _OPTION_START.match(word):
             yield PeerOption("", word, word)

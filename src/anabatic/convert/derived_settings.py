@@ -141,7 +141,7 @@ def _set_tuner(draft: RecipeDraft) -> None:
 
 
 def _resume(draft: RecipeDraft) -> None:
-    """A checkpoint to go on from is found by the run folder that it lies in."""
+    """A checkpoint to continue from is found by the run folder that it lies in."""
     one = draft.gathered.get("resume_from")
     if one is None:
         return
@@ -149,12 +149,12 @@ def _resume(draft: RecipeDraft) -> None:
     out = path.parent if _CHECKPOINT.fullmatch(path.name) else path
     if draft.setting_type("out") is not None and "out" not in draft.settings:
         draft.set_setting("out", str(out), one.original_text)
-    note = "the newest whole checkpoint of `out` is taken by itself; another program's is a `model` to begin with"
+    note = "the newest whole checkpoint of `out` is taken automatically; another program's is a `model` to begin with"
     draft.notes.changed.append(f"{one.original_text}: {note}")
 
 
 def _remove_adapter_settings(draft: RecipeDraft) -> None:
-    """The head of a reward model is no part of an adapter: all of it is trained, at a rate of our own."""
+    """The head of a reward model is no part of an adapter: all of it is trained, at our own rate."""
     origin = draft.settings["tuner"].origin
     draft.notes.lost.append(f"{origin}: a reward model is trained whole, or with tuner freeze; optim.lr is our default")
     for key in [key for key in draft.settings if key.startswith("lora.") or key in ("tuner", "optim.lr")]:
@@ -336,7 +336,7 @@ _LIST_SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 _RL_ALGORITHMS = {"grpo": "grpo", "bnpo": "dapo", "dapo": "dapo", "dr_grpo": "dr_grpo"}
-"""Losses of GRPO there; a kind of advantage or ratio that is given says more, and is an algorithm of its own here."""
+"""Losses of GRPO there; a kind of advantage or ratio that is given says more, and is its own algorithm here."""
 
 
 def set_name_lists(draft: RecipeDraft) -> None:
@@ -426,7 +426,7 @@ def _read_dataset_info(draft: RecipeDraft, folder: Path) -> dict[str, str]:
     try:
         content: Any = json_reader.read_json_file(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as JSON: {error}", "fix it, or take it away") from error
+        raise ConfigError(f"{file} cannot be read as JSON: {error}", "fix it, or remove it") from error
     found = {}
     for name, entry in content.items() if isinstance(content, dict) else ():
         if isinstance(entry, dict) and isinstance(entry.get("file_name"), str):

@@ -299,7 +299,7 @@ def convert_to_type(value: Any, hint: Any, original: str) -> Any:
     if value is None and optional:
         return None
     if value is True and inner is not bool and not original.lower().endswith("true"):
-        raise ConfigError(f"{original} has no value", "write it behind the option")
+        raise ConfigError(f"{original} has no value", "write it after the option")
     kind = typing.get_origin(inner) or inner
     if kind is list:
         values = value if isinstance(value, list) else [value]

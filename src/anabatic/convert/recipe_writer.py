@@ -124,7 +124,7 @@ def render_skipped_commands(others: list[str]) -> Iterator[str]:
     if others:
         yield "#"
         for at, part in enumerate(wrap_comment(", ".join(dict.fromkeys(others)))[:6]):
-            yield f"# {part}" if at else f"# Passed over: {part}"
+            yield f"# {part}" if at else f"# Skipped: {part}"
 
 
 def render_settings(draft: RecipeDraft, indent: str = "") -> list[str]:

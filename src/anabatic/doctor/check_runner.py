@@ -53,7 +53,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_checks(machine: TargetMachine, seconds: float = 9.5, checks: Sequence[Check] = CHECKS) -> list[CheckResult]:
-    """Return the lines of every check; what has not answered after `seconds` is a line of its own.
+    """Return the lines of every check; what has not answered after `seconds` is its own line.
 
     The checks run in a thread: a file system that hangs must not hang the report.
     """

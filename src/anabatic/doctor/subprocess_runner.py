@@ -28,7 +28,7 @@ class CommandOutput:
 
 
 class BackgroundResult(Generic[T]):
-    """A value that a thread of its own computes; the process may end without it."""
+    """A value that its own thread computes; the process may end without it."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._value: list[T] = []
@@ -56,14 +56,14 @@ class BackgroundResult(Generic[T]):
 
 
 class StartGate:
-    """A pipe that a child reads to its end before it goes on; it ends when the gate opens."""
+    """A pipe that a child reads to its end before it continues; it ends when the gate opens."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         self._lock = threading.Lock()
 
     def open_gate(self) -> None:
-        """Let the child go on."""
+        """Let the child continue."""
         with self._lock:
             if self._write_fd >= 0:
                 os.close(self._write_fd)

@@ -1,4 +1,4 @@
-"""What a model has answered before, kept by content: a run that was stopped goes on, and equal texts are never scored
+"""What a model has answered before, kept by content: a run that was stopped continues, and equal texts are never scored
 twice by the same model."""
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class EndpointModel:
         """Yield likelihoods by number of the text.
 
         Raises:
-            ConfigError: the endpoint tells no log-probabilities of a prompt.
+            ConfigError: the endpoint returns no log-probabilities of a prompt.
             Failure: it does not answer.
         """
         yield from self._map_requests(self._request_likelihood, texts, what)
@@ -111,7 +111,7 @@ class EndpointModel:
 
     def _no_logprobs_error(self, why: str) -> ConfigError:
         return ConfigError(
-            f"{self._url} tells no log-probabilities of a prompt (`echo` with `logprobs` of /v1/completions): {why}",
+            f"{self._url} returns no log-probabilities of a prompt (`echo` with `logprobs` of /v1/completions): {why}",
             "ask it generative tasks only, or load the model here",
         )
 

@@ -23,7 +23,7 @@ class ScoredText:
 
 @dataclass
 class PrefixTree:
-    """Texts that begin alike. The last token of a text is only asked for, so it is no node unless another goes on.
+    """Texts that begin alike. The last token of a text is only asked for, so it is no node unless another continues.
 
     Attributes:
         ids, depths, ends: of each node: its token, its position, and where the nodes below it end.

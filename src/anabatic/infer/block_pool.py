@@ -153,7 +153,7 @@ class BlockPool:
         return block
 
     def _choose_start(self, table: BlockTable, expected: int) -> int:
-        """Choose where a request's blocks go on: the smallest gap that holds all that is expected, else the largest,
+        """Choose where a request's blocks continue: the smallest gap that holds all that is expected, else the largest,
         behind no other request if possible."""
         self._reserved[slice(*table.reserved_range)] = False
         unclaimed = self._free & ~self._reserved

@@ -41,7 +41,7 @@ def make_constraint(
         import llguidance
         import llguidance.hf
     except ImportError as error:
-        raise ConfigError("answers of a given form need llguidance, which is not installed", INSTALL_HINT) from error
+        raise ConfigError("constrained answers need llguidance, which is not installed", INSTALL_HINT) from error
     known = tokenizer.__dict__.get("_anabatic_forms")
     if known is None:  # reads the whole vocabulary: once for each tokenizer
         known = tokenizer.__dict__["_anabatic_forms"] = llguidance.hf.from_tokenizer(tokenizer, n_vocab=entries)

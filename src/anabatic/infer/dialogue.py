@@ -22,7 +22,7 @@ class Dialogue:
 
     Attributes:
         engine: writes the answers.
-        sampling: how; with a seed, every answer has a seed of its own that follows from it.
+        sampling: how; with a seed, every answer has its own seed that follows from it.
         system: system message, or None.
         messages: the turns, without the system message.
         num_dropped: messages that no longer fit, dropped for the latest answer.
@@ -59,7 +59,7 @@ class Dialogue:
         """
         last = next((at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at]["role"] == "user"), None)
         if last is None:
-            raise DataError("there is no message to answer anew", "say something first")
+            raise DataError("there is no message to answer again", "say something first")
         return self._generate_answer(self.messages[last]["content"], self.messages[:last])
 
     def answer_message(self, text: str) -> Generator[str, None, None]:

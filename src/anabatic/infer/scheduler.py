@@ -37,7 +37,7 @@ class PromptPace:
 
 
 class RequestScheduler:
-    """First come, first served: running requests go on, waiting ones join while there is room.
+    """First come, first served: running requests continue, waiting ones join while there is room.
 
     Attributes:
         block_pool: of the cache.

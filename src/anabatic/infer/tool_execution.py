@@ -26,7 +26,7 @@ class PythonTool:
     """Answers calls, those of a step side by side.
 
     Args:
-        sandbox: where the code runs, each call in a program of its own; whoever made it closes it.
+        sandbox: where the code runs, each call in its own program; whoever made it closes it.
         tokenizer: of the model.
 
     Attributes:

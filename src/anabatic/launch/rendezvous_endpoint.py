@@ -84,7 +84,7 @@ def local_address(launch: LaunchSettings) -> str:
             probe.connect(target)
         except OSError as error:
             raise ConfigError(
-                f"there is no way from here to --master-addr {launch.master_addr}: {error.strerror}",
+                f"--master-addr {launch.master_addr} cannot be reached from here: {error.strerror}",
                 "check the network, and that the address is the one of machine 0 on the network between the machines",
             ) from error
         return str(probe.getsockname()[0])

@@ -358,7 +358,7 @@ def read_description(folder: Path) -> ClassifierDescription:
         lists = {name: tuple(fields.get(name, ())) for name in ("classes", "features", "points")}
         return ClassifierDescription(**{**fields, **lists})
     except (TypeError, KeyError) as error:
-        raise DataError(f"{folder / DESCRIPTION_FILE} is not whole: {error}", "copy the folder again") from error
+        raise DataError(f"{folder / DESCRIPTION_FILE} is incomplete: {error}", "copy the folder again") from error
 
 
 def load_head_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -375,7 +375,7 @@ def load_head_weights(model: PreTrainedModel, folder: Path) -> None:
     mismatched = sorted(name for name in state if name not in tensors or tensors[name].shape != state[name].shape)
     if mismatched or tensors.keys() - state.keys():
         raise DataError(
-            f"{folder / HEAD_WEIGHTS_FILE} is of another head: {', '.join(mismatched[:3])}", "copy the folder again"
+            f"{folder / HEAD_WEIGHTS_FILE} has another head: {', '.join(mismatched[:3])}", "copy the folder again"
         )
     for name, value in state.items():
         copy_from_full(value, tensors[name])

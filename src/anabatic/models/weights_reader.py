@@ -113,7 +113,7 @@ def open_weights(folder: Path) -> Iterator[WeightsReader]:
             try:
                 files[name] = stack.enter_context(safe_open(str(folder / name), framework="pt", **_safe_open_options()))
             except Exception as error:  # safetensors raises its own class, straight from Rust
-                raise DataError(f"{folder / name} is torn: {error}", "copy it again") from error
+                raise DataError(f"{folder / name} is incomplete: {error}", "copy it again") from error
         yield WeightsReader(folder, files)
 
 
@@ -121,7 +121,7 @@ def _list_index_files(index: Path) -> list[str]:
     weight_map = read_json_object(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and name and "/" not in name for name in names):
-        raise DataError(f"{index} names no weight files beside it", "copy the folder again")
+        raise DataError(f"{index} lists no weight files", "copy the folder again")
     return sorted(set(names))
 
 

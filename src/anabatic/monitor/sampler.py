@@ -41,7 +41,7 @@ def compute_pause(interval: float, took: float, max_fraction: float) -> float:
 
 
 class DeviceSampler:
-    """Reads `source` every `interval` seconds in a thread of its own until it is closed."""
+    """Reads `source` every `interval` seconds in its own thread until it is closed."""
 
     def __init__(self, source: DeviceSource, interval: float, max_fraction: float = MAX_READ_FRACTION) -> None:
         self._source, self._interval, self._max_read_fraction = source, interval, max_fraction

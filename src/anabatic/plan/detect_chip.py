@@ -82,7 +82,8 @@ def _match_chip(device: DeviceReading) -> Chip:
     chip = table.find_chip(_FASTEST_A3 if chip_name == "Ascend910" else chip_name)
     if chip is None:
         raise ConfigError(
-            f"the devices here are {name!r}, whose speed is not known", "`anabatic plan --chip` lists the chips"
+            f"the devices of this machine are {name!r}, whose speed is not known",
+            "`anabatic plan --chip` lists the chips",
         )
     if device.total_mb:
         chip = replace(chip, memory_gib=device.total_mb / 1024)

@@ -108,14 +108,12 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
 def _read_json_object(file: Path) -> dict[str, Any]:
     try:
         if (size := file.stat().st_size) > _MAX_JSON_BYTES:
-            raise DataError(
-                f"{file} has {formatting.format_size(size)}, too much for a description", "look at the file"
-            )
+            raise DataError(f"{file} has {formatting.format_size(size)}, too much for a description", "check the file")
         tree = json_reader.read_json_file(file)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}", "look at the file") from None
+        raise DataError(f"{file} cannot be read: {error}", "check the file") from None
     if not isinstance(tree, dict):
-        raise DataError(f"{file} holds no JSON object", "look at the file")
+        raise DataError(f"{file} holds no JSON object", "check the file")
     return tree
 
 
@@ -342,7 +340,7 @@ def _require_multiple(config: Mapping[str, Any], name: str, size_key: str, divis
     if divisor_key:
         raise DataError(
             f"{name}: {size_key} {config[size_key]} is no multiple of {divisor_key} {config[divisor_key]}",
-            "look at the file",
+            "check the file",
         )
 
 
@@ -371,7 +369,7 @@ def refuse_size(config: Mapping[str, Any], key: str, name: str) -> NoReturn:
         DataError: always.
     """
     value = repr(config.get(key))[:60]
-    raise DataError(f"{name}: {key} is {value}, not a whole number from 1 to {MAX_SIZE:,}", "look at the file")
+    raise DataError(f"{name}: {key} is {value}, not a whole number from 1 to {MAX_SIZE:,}", "check the file")
 
 
 _TOWER_PATTERN = re.compile(r"(vision|visual|vit|image|img|video|audio|speech|sound|thinker|talker)(_|$)|^mm_|_tower$")

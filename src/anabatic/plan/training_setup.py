@@ -154,7 +154,7 @@ def _resolve_tuner(job: Any) -> tuple[TunerName, int]:
         rank = json_reader.read_json_file(file)["r"]
         return "lora", int(rank)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} cannot be read: {error!r}", "look at the file") from None
+        raise DataError(f"{file} cannot be read: {error!r}", "check the file") from None
 
 
 def build_setup(
@@ -370,4 +370,4 @@ def require_adapter_tuner(adapter: Path | str, tuner: str) -> None:
     """
     if tuner not in ("auto", "lora"):
         message = f"{adapter} is an adapter, and tuner is {tuner}"
-        raise ConfigError(message, "go on with --tuner lora, or merge it first with `anabatic merge`")
+        raise ConfigError(message, "continue with --tuner lora, or merge it first with `anabatic merge`")

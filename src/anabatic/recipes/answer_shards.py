@@ -27,7 +27,7 @@ class AnswerShard:
     """The lines that one process writes.
 
     Attributes:
-        num_rows: rows that are answered or passed over.
+        num_rows: rows that are answered or skipped.
         is_finished: there is nothing left to do for this process.
     """
 

@@ -311,7 +311,7 @@ def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, P
 
 
 def _infer_command(settings: dict[str, Any]) -> str:
-    """The command whose settings these are: pairs of answers have a loss of their own."""
+    """The command whose settings these are: pairs of answers have their own loss."""
     return "dpo" if "loss" in settings or "beta" in settings else "sft"
 
 

@@ -113,7 +113,9 @@ def _open_listening_socket(host: str, port: int) -> socket.socket:
     except (OSError, ValueError, TypeError) as error:  # the latter two: no host can be called so
         listening.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{host}:{port} cannot be listened at: {reason}", "give another --host or --port") from error
+        raise ConfigError(
+            f"{host}:{port} cannot be opened for listening: {reason}", "give another --host or --port"
+        ) from error
     return listening
 
 

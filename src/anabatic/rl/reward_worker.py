@@ -1,4 +1,4 @@
-"""A user's Python file in a process of its own: what it raises or never returns costs one call, not the training."""
+"""A user's Python file in its own process: what it raises or never returns costs one call, not the training."""
 
 from __future__ import annotations
 

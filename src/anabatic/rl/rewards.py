@@ -140,7 +140,7 @@ class RewardSet:
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             self.close()
-            raise ConfigError(f"rewards names {', '.join(names)}: one stands twice", "name each once, NAME=WEIGHT")
+            raise ConfigError(f"rewards names {', '.join(names)}: one is given twice", "name each once, NAME=WEIGHT")
 
     def _parse_reward(self, spec: str) -> WeightedReward:
         name, _, weight = spec.partition("=")
@@ -177,7 +177,9 @@ class RewardSet:
             ConfigError: no reward comes from a file, or the file has no such function.
         """
         if not self._files:
-            raise ConfigError("turns is more than 1, and nobody says what comes between", "give FILE.py with `turn`")
+            raise ConfigError(
+                "turns is more than 1, and nothing defines what comes between", "give FILE.py with `turn`"
+            )
         file = next(iter(self._files.values()))
         file.require_function(_TURN_FUNCTION)
 

@@ -59,7 +59,7 @@ class ProgramOutcome:
         code: its exit code; 128 + the signal that ended it (137: it was killed from outside, as by a limit).
         seconds: wall time; cpu_seconds: processor time of all its processes.
         peak_mib: the largest resident memory of one of its processes.
-        passed: its tests were run to their last line, in a process of their own (`Sandbox.check`).
+        passed: its tests were run to their last line, in their own process (`Sandbox.check`).
     """
 
     status: ProgramStatus

@@ -1,8 +1,8 @@
 """Run programs that nobody has read: `Sandbox().run(source)`. The memory of all their processes is counted from
 outside.
 
-A zygote, a process of its own, holds a warm interpreter and forks it for every program. Programs have no network, no
-files but a folder of their own that is gone afterwards and, read-only, Python's standard library; they end with
+A zygote, its own process, holds a warm interpreter and forks it for every program. Programs have no network, no
+files but their own folder that is gone afterwards and, read-only, Python's standard library; they end with
 everything that they have started. `probe_protections` says what this kernel can do for it.
 """
 
@@ -184,7 +184,7 @@ class Sandbox:
         return self._run_parts([message])[0]
 
     def check_program(self, program: str, tests: str, helpers: str = "") -> ProgramOutcome:
-        """Run a program, and its tests in a process of their own, which calls what the program has defined.
+        """Run a program, and its tests in their own process, which calls what the program has defined.
 
         `ProgramOutcome.passed` tells the result: the last line of the tests was reached. The program sees arguments,
         and answers with data (`values`); it sees neither the tests nor a way to say that it has passed.

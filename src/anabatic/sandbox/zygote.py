@@ -114,7 +114,7 @@ def _check_chroot() -> str:
         os._exit(1)
     if os.waitpid(child, 0)[1]:
         raise OSError("only root may change its root and its user")
-    return "chroot and a user of their own"
+    return "chroot and a separate user"
 
 
 _FILE_GUARDS = {LANDLOCK: _check_landlock, CHROOT: _check_chroot}
@@ -126,7 +126,7 @@ Raises:
 
 
 def _can_filter_syscalls() -> bool:
-    """Try the filter in a process of its own."""
+    """Try the filter in its own process."""
     if seccomp.machine_column() is None:
         return False
     child = os.fork()

@@ -62,7 +62,7 @@ LIBRARIES = (
 EMPTY_LIBRARIES = ("graph", "acl_tdt_channel")
 """Named by torch_npu, nothing of them is used."""
 LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
-"""Libraries that torch_npu opens under a name of their own, for functions that ours has under another."""
+"""Libraries that torch_npu opens under their own name, for functions that ours has under another."""
 STUB_LIBRARY = "ge_runner"
 """Holds what `symbol_stubs.generate_stub_source` writes."""
 SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
@@ -98,12 +98,12 @@ class SimulatorBuild:
 
     @property
     def library_folder(self) -> Path:
-        """What goes on LD_LIBRARY_PATH."""
+        """What continues LD_LIBRARY_PATH."""
         return self.root / "lib"
 
     @property
     def program_folder(self) -> Path:
-        """What goes on PATH."""
+        """What continues PATH."""
         return self.root / "bin"
 
     @property

@@ -49,7 +49,7 @@ def run_command(
                 f"{command[0]} is not executable",
                 f"name its interpreter (python {command[0]}), or chmod +x {command[0]}",
             )
-        raise UserError(f'there is no program "{command[0]}"', "what stands after -- is typed as in a shell")
+        raise UserError(f'there is no program "{command[0]}"', "the words after -- are typed as in a shell")
     read_end, write_end = os.pipe()  # theirs is held open by us alone: end of file means that we are gone
     sys.stdout.flush()
     sys.stderr.flush()

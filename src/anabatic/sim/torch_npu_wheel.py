@@ -58,7 +58,7 @@ class TorchNpuWheel:
 
     version: str
     folder: Path
-    """What goes on PYTHONPATH."""
+    """What continues PYTHONPATH."""
     cann_release: str
 
 
@@ -75,7 +75,7 @@ def find_installed_torch() -> TorchInstallation:
     text = (folder / "version.py").read_text(encoding="utf-8")
     if re.search(r"^cuda(: [^=]*)? = '", text, re.M):
         raise UserError(
-            f"torch {importlib.metadata.version('torch')} is a CUDA build; torch_npu refuses it beside an NPU",
+            f"torch {importlib.metadata.version('torch')} is a CUDA build; torch_npu rejects it where an NPU is",
             "use an environment with the CPU build: pip install torch --index-url https://download.pytorch.org/whl/cpu",
         )
     return TorchInstallation(importlib.metadata.version("torch"), folder)

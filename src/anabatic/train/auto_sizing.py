@@ -4,7 +4,7 @@ out.
 What was settled lies in `auto.json` of the run folder. A rank that runs out of memory writes there what the next
 start will do, and ends with the exit code that asks for one: nobody waits for a collective that it will not join. Every
 rank reads the file at the start, and all take what has been lowered most often, so they agree also where each machine
-has a folder of its own.
+has its own folder.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _propose_strategy(job: Any, state: AutoState, device: Device, world: World) 
     if not left:
         tried_out = "; ".join(f"{way[0]}{', offload' * way[1]}, recompute {way[2]}" for way in state.refused)
         raise Failure(
-            f"nothing is left to try in {output.format_gib(room * 2**30)} GiB of {device.name}: {tried_out} ran out of "
-            f"memory",
+            f"no smaller setting is left to try in {output.format_gib(room * 2**30)} GiB of {device.name}:"
+            f" {tried_out} ran out of memory",
             "try adapters (--tuner lora), a shorter batch.seq_len or more devices; `anabatic plan` shows what is large",
         )
     fitting = [one for one in left if one.can_fit]

@@ -220,7 +220,7 @@ class _MetricsClock:
         if progress.step == 1 and drained.skipped and not loop.train_step.loss_scale.is_enabled:
             raise Failure(
                 "the loss or the gradient of the first step is not finite, before anything was updated",
-                "the weights of the model are broken (nan or inf): copy its folder again, or take an older checkpoint",
+                "the weights of the model are broken (nan or inf): copy its folder again, or use an older checkpoint",
             )
         rate = drained.tokens / span
         row = {

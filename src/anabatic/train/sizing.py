@@ -64,7 +64,7 @@ class StepSizes:
         return f"micro-batches of {self.micro_batch_tokens:,} tokens x {self.micro_steps}, {batch:,} a step"
 
     def resume_constraints(self, world: RankGroup) -> dict[str, float]:
-        """What a run that continues must agree on, under any world size, to go on with the same numbers."""
+        """What a run that continues must agree on, under any world size, to continue with the same numbers."""
         return {
             "batch.micro_batch_tokens": self.micro_batch_tokens,
             "batch.global_batch_tokens": self.micro_batch_tokens * self.micro_steps * world.size,

@@ -36,7 +36,7 @@ class Done:
 
 @dataclass
 class Story:
-    """A chapter whose commands have been run in a folder of their own."""
+    """A chapter whose commands have been run in their own folder."""
 
     chapter: Chapter
     folder: Path

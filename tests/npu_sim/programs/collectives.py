@@ -127,7 +127,7 @@ def meetings(rank: int, world: int) -> Iterator[tuple[str, float, Callable[[str]
     def handles(device: str) -> Tensors:
         first, second = numbers(rank, 2_000_000, device), numbers(rank, 7, device, seed=1)
         works = [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]
-        untouched = torch.ones(3, device=device) * 2  # the host goes on
+        untouched = torch.ones(3, device=device) * 2  # the host continues
         for work in works:
             work.wait()
         return [first * 1, second, untouched]
@@ -245,9 +245,9 @@ def other_order(rank: int, world: int) -> list[list[float]]:
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         dist.all_reduce(one)  # on the stream: the host is not blocked
-        store.set("go on", "yes")
+        store.set("continue", "yes")
     else:
-        store.get("go on")
+        store.get("continue")
         dist.all_reduce(one)
     return [one.tolist(), ten.tolist()]
 

@@ -164,7 +164,7 @@ def test_a_curriculum_holds_in_every_stage(tmp_path: Path) -> None:
     )
     for start, stop, share in ((0, 20, 1.0), (20, 50, 0.5), (50, 90, 0.25)):
         easy = [name < 5000 for batch in taken[start:stop] for name in names(batch)]
-        # The last window of the third stage goes on behind the end.
+        # The last window of the third stage continues behind the end.
         assert np.mean(easy) == pytest.approx(share, abs=0.01 if stop < 90 else 0.1), (start, stop)
     drawn = Counter(name < 5000 for batch in taken for name in names(batch))
     assert taken[-1].loader_state["samples"] == [drawn[True], drawn[False]]

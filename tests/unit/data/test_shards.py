@@ -151,7 +151,7 @@ def test_build_text(tmp_path, tok, data, caplog):
     assert made.num_bytes == sum(len(row["text"].encode()) for row in rows[:50])
     assert made.num_tokens == made.num_bytes + 50
     assert made.dtype == np.uint16
-    assert "1 empty documents passed over (2.0%)" in caplog.text
+    assert "1 empty documents skipped (2.0%)" in caplog.text
     assert not list(made.path.parent.glob(".*"))
 
 
@@ -212,7 +212,7 @@ def test_malformed_conversations_fail_or_are_counted(tmp_path, tok, data, caplog
         dataset_cache.build_dataset(spec, tok, data(valid=["x"]), "train")
     made = dataset_cache.build_dataset(spec, tok, data(valid=["x"], on_bad_row="skip"), "train")
     assert (made.num_docs, made.counts["bad"]) == (5, 1)
-    assert "1 malformed conversations passed over (16.7%)" in caplog.text
+    assert "1 malformed conversations skipped (16.7%)" in caplog.text
 
 
 def test_texts_and_conversations_do_not_mix(tmp_path, tok, data):

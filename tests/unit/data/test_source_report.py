@@ -82,7 +82,7 @@ def test_what_is_lost_makes_the_line_a_warning(tmp_path: Path, tok: Path, caplog
     for tail in ("", " (from the cache)"):
         (line,) = [one for one in said(spec, tok, caplog, data, seq_len=100) if "WARNING data" in one]
         assert "9 rows as alpaca" in line
-        assert "; 1 bad rows passed over (10.0%); 1 conversations too long and left out (10.0%)" in line
+        assert "; 1 bad rows skipped (10.0%); 1 conversations too long and left out (10.0%)" in line
         assert line.endswith(f"; the longest has 322 tokens{ADVICE}{tail}")
 
 

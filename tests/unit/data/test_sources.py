@@ -156,7 +156,7 @@ def test_a_bad_row_names_file_and_line_or_is_skipped(
         found = list(read_documents(DataSource(str(path)), Data(on_bad_row="skip"), skips=skips))
     assert [document.text for document in found] == ["good", "also good"]
     assert skips.count == 1
-    assert "passed over 1 bad rows of 3" in caplog.text
+    assert "skipped 1 bad rows of 3" in caplog.text
     assert words in skips.examples[0]
 
 

@@ -119,7 +119,7 @@ def test_what_passes_is_asked_again(server, monkeypatch):
     server[1].fails = ["odd", "odd"]
     with pytest.raises(Failure, match="answers without a text"):
         list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
-    with pytest.raises(ConfigError, match="tells no log-probabilities of a prompt .*: the answer has none"):
+    with pytest.raises(ConfigError, match="returns no log-probabilities of a prompt .*: the answer has none"):
         list(asked.score_texts([ScoredText([1, 2], 1)], "scoring"))
 
 

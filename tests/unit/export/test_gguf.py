@@ -94,8 +94,8 @@ def test_the_converter_reads_the_whole_folder(write, llama):
 FAILURES = {
     "exit": (Failure, "failed with exit code 3", "pre-tokenizers of published models"),
     "killed": (Failure, "failed with signal 9", "converter's"),
-    "torn": (Failure, "is not whole: it ends at", "again"),
-    "silent": (Failure, "is not whole: it was not written", "again"),
+    "torn": (Failure, "is incomplete: it ends at", "again"),
+    "silent": (Failure, "is incomplete: it was not written", "again"),
     "broken": (ConfigError, "does not start .*No module named 'gguf'", "requirements"),
 }
 

@@ -16,7 +16,7 @@ SHORT = Sampling(temperature=0.0, max_new_tokens=10)
 
 
 def adapted(tokenizer, folder, seed, **settings):
-    """A model with an adapter of its own in it, which is also saved."""
+    """A model with its own adapter in it, which is also saved."""
     model = build_random_model(len(tokenizer))
     lora = Lora(r=4, **settings)
     adapter.insert_adapter(model, lora)

@@ -36,7 +36,7 @@ def talker(tokenizer):
 
 
 class Terminal:
-    """A program at a terminal of its own."""
+    """A program at its own terminal."""
 
     def __init__(self, words, env):
         self.master, inner = os.openpty()

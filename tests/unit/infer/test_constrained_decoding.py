@@ -17,7 +17,7 @@ BARE = {"type": "function", "function": {"name": "add"}}
 
 
 def written(tokenizer, schema, text_of_strings="   ", most=400):
-    """The answer of one who writes a blank wherever it may stand, in texts only so many, and else goes on at random."""
+    """An answer with a blank wherever one is allowed, in texts at most `most`, that else continues at random."""
     known = constrained_decoding.make_constraint(
         Sampling(json_schema=json.dumps(schema)), tokenizer, len(tokenizer), frozenset([2])
     )

@@ -16,7 +16,7 @@ def greedy(tokens, **more):
 
 
 def alone(model, tokenizer, prompts, samplings):
-    """Each request in an engine of its own."""
+    """Each request in its own engine."""
     return [
         Engine(model, tokenizer, max_batch=1, max_len=128).generate([prompt], each, [])[0].ids
         for prompt, each in zip(prompts, samplings, strict=True)

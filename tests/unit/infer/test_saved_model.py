@@ -1,4 +1,4 @@
-"""Checkpoints of runs: the model that a training would go on with is the one that answers."""
+"""Checkpoints of runs: the model that a training would continue with is the one that answers."""
 
 from __future__ import annotations
 

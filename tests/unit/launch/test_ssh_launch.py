@@ -97,7 +97,7 @@ def test_options_that_do_not_fit_the_file(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# two\na slots=4\nb\n")
     with pytest.raises(ConfigError, match=r"--nproc is 8, but a \(.*hosts:2\) has slots=4"):
         hosts.read_hosts(tmp_path / "hosts", hosts.RemoteOptions(nproc=8), None)
-    with pytest.raises(ConfigError, match="--node-rank stands beside --hosts"):
+    with pytest.raises(ConfigError, match="--node-rank cannot be combined with --hosts"):
         hosts.read_hosts(tmp_path / "hosts", hosts.RemoteOptions(), "0")
     found = hosts.read_hosts(tmp_path / "hosts", hosts.RemoteOptions(nproc=4), None)
     with pytest.raises(ConfigError, match="--nnodes is 3, but the file of --hosts names 2"):

@@ -1,4 +1,4 @@
-"""`launch --hosts` through OpenSSH, to an sshd of our own: keys, lost connections, nobody left behind."""
+"""`launch --hosts` through OpenSSH, to our own sshd: keys, lost connections, nobody left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unit.launch.stage import Site, beside, until
 
 
 class Sshd:
-    """An sshd on a port of its own; clients get their key and known hosts from a file."""
+    """An sshd on its own port; clients get their key and known hosts from a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -126,7 +126,7 @@ def test_norms_and_gated_blocks_are_compiled() -> None:
 
 
 def test_under_autocast_a_normed_stream_is_cast_once_for_all_that_read_it() -> None:
-    """Queries, keys, values, gate and up would each keep a copy of their own: five a block instead of two."""
+    """Queries, keys, values, gate and up would each keep their own copy: five a block instead of two."""
     model = build_tiny_model()
     tokens, width = 47, model.config.hidden_size
     kept: dict[bool, int] = {}

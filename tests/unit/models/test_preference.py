@@ -1,4 +1,4 @@
-"""Preference losses against their formulas in float64, and the reference model against a model of its own."""
+"""Preference losses against their formulas in float64, and the reference model against its own model."""
 
 from __future__ import annotations
 

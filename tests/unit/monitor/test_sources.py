@@ -1,4 +1,4 @@
-"""Sources: an npu-smi that works, hangs, prints garbage, is missing; DCMI by a library of our own; the processor."""
+"""Sources: an npu-smi that works, hangs, prints garbage, is missing; DCMI by our own library; the processor."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_folders_that_cannot_be_used(bench: Bench, tmp_path: Path) -> None:
 
 
 def start(bench: Bench) -> subprocess.Popen[str]:
-    """Run the bench's pipeline in a process of its own and wait until a stage is busy."""
+    """Run the bench's pipeline in its own process and wait until a stage is busy."""
     recipe = bench.root / "recipe.yaml"
     recipe.write_text(settings.dump_job(bench.job()))
     code = (

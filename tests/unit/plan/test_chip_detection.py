@@ -50,7 +50,7 @@ def test_devices_with_what_is_free_of_them(tmp_path: Path) -> None:
     )  # of the one that a job would get
     with pytest.raises(DeviceError, match="4 processes need as many devices, and there are 2"):
         found(tmp_path / "few", "910B3", (0, 0), npus=4)
-    with pytest.raises(ConfigError, match="the devices here are '910Z7'"):
+    with pytest.raises(ConfigError, match="the devices of this machine are '910Z7'"):
         found(tmp_path / "other", "910Z7", (0,))
     assert found(tmp_path / "cpu", "910B3", (0,), wanted="cpu")[0].name == PROCESSOR_NAME
 

@@ -56,7 +56,7 @@ ALL = [
     *((f"{command} {option} a.jsonl/x", "cannot write a.jsonl/x: Not a directory", 1)
       for command, option in ((f"sft {TUNE}", "--out"), ("export m", "-o"), ("merge adapted", "--out"),
                               ("infer m --data a.jsonl", "-o"), ("tokenizer train --data a.txt", "--out"))),
-    *((f"classify {verb} --data one.csv", "one class is no choice: all rows are of Whaler", 2)
+    *((f"classify {verb} --data one.csv", "a classifier needs two classes: all rows are of Whaler", 2)
       for verb in ("train", "pretrain")),
     (f"sft {TUNE} --out /proc/run", "cannot write /proc/run: No such file or directory", 1),
     (f"sft {TUNE} --adapter m", "m is a whole model, no adapter", 2),

@@ -105,7 +105,7 @@ def test_a_signal_while_answers_are_judged(make: Make, chat_model: Path, tmp_pat
         ({"rewards": []}, ConfigError, "rewards is empty"),
         ({"rewards": ["answer", "answr"]}, ConfigError, 'no reward "answr"'),
         ({"data": Data(train=["task:speling"])}, ConfigError, "no task"),
-        ({"data": Data(train=["stdlib:"])}, ConfigError, "asks no questions"),
+        ({"data": Data(train=["stdlib:"])}, ConfigError, "contains no questions"),
         ({"data": Data(train=["{folder}/empty.jsonl"])}, DataError, "nothing is asked"),
         ({"data": Data(train=["{folder}/text.jsonl"])}, DataError, "line 1: plain text, not a question"),
         ({"data": Data(train=["{folder}/long.jsonl"])}, DataError, "no question leaves room"),

@@ -1,4 +1,4 @@
-"""Bad steps: named with their rows, passed over, gone back before, or the end; the same on all ranks."""
+"""Bad steps: named with their rows, skipped, gone back before, or the end; the same on all ranks."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_broken_tracker_is_switched_off(
         metrics.log_train_step(2, {"loss": 0.5})
     warnings = [line for line in printed().splitlines() if line.startswith("warning")]
     assert warnings == [
-        "warning: wandb is switched off for this run: TimeoutError: server gone for good; metrics.jsonl goes on"
+        "warning: wandb is switched off for this run: TimeoutError: server gone for good; metrics.jsonl continues"
     ]
     assert len(list(json_reader.read_json_lines(folder.metrics))) == 2
     assert Recorder.last.seen[-1] == "closed" and len(Recorder.last.seen) == 3

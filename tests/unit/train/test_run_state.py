@@ -31,7 +31,7 @@ def test_a_checkpoint_from_before_there_were_versions_is_read() -> None:
     [
         ({"version": RUN_STATE_VERSION + 1}, "has version 2, this program reads up to 1"),
         ({"version": "2"}, "has version 2"),
-        ({"progress": {"step": 3, "furlongs": 1}}, "counts furlongs, which this version does not know"),
+        ({"progress": {"step": 3, "furlongs": 1}}, "counts furlongs, which this version does not support"),
     ],
 )
 def test_a_newer_one_is_refused_by_name(tree: dict[str, Any], message: str) -> None:

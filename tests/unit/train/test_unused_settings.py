@@ -1,4 +1,4 @@
-"""Settings that have no effect are said, not passed over in silence."""
+"""Settings that have no effect are said, not skipped in silence."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def words(path: Path, *some: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("kinds", [("Whaler",), ("Whaler",) * 3, ("Whaler", ""), ("Whaler", "unknown")])
 def test_a_table_of_one_class(tmp_path: Path, kinds: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="one class is no choice: all rows are of Whaler"):
+    with pytest.raises(ConfigError, match="a classifier needs two classes: all rows are of Whaler"):
         require_two_classes([table(tmp_path / "a.csv", *kinds)], TrackSettings())
 
 
@@ -48,7 +48,7 @@ def test_a_table_of_one_class(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     ],
 )
 def test_words_of_one_class(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(ConfigError, match="one class is no choice: all rows are of Whaler"):
+    with pytest.raises(ConfigError, match="a classifier needs two classes: all rows are of Whaler"):
         require_two_classes([words(tmp_path / "a.jsonl", *rows)], TrackSettings())
 
 

@@ -315,7 +315,7 @@ def test_bad_questions(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "best_model", later)
     about = (later / "classifier.json").read_text()
     (later / "classifier.json").write_text(about.replace("motion-v1", "motion-v9"))
-    with pytest.raises(UserError, match="later reads other words: words of motion-v9-r10") as caught:
+    with pytest.raises(UserError, match="later was trained on other words: words of motion-v9-r10") as caught:
         predict(later, [write(tmp_path / "rows.jsonl", vessel_rows(3))], tmp_path / "said.jsonl")
     assert "train it again" in caught.value.hint
     with pytest.raises(UserError, match="no config.json"):

@@ -44,7 +44,9 @@ def read_hosts(file: Path, remote: RemoteOptions, node_rank: str | None) -> list
     from anabatic.launch.hosts import hostfile
 
     if node_rank is not None:
-        raise ConfigError("--node-rank stands beside --hosts", "the order of the file is that of the machines")
+        raise ConfigError(
+            "--node-rank cannot be combined with --hosts", "the order of the file is that of the machines"
+        )
     hosts = hostfile.read_hostfile(file)
     for host in hosts:
         if remote.nproc is not None and host.slots is not None and remote.nproc > host.slots:
@@ -98,7 +100,10 @@ def parse_rendezvous(text: str, address: str | None, port: str | None) -> tuple[
         ConfigError: the text is not HOST:PORT, or options with the same meaning are also given.
     """
     if address or port:
-        raise ConfigError("--rdzv stands beside --master-addr or --master-port", "they say the same: give one of them")
+        raise ConfigError(
+            "--rdzv cannot be combined with --master-addr or --master-port",
+            "both name the same address: give one of them",
+        )
     host, colon, port_text = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not host or not port_text:

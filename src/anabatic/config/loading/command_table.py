@@ -202,7 +202,7 @@ _COMMAND_ROWS = (
         "classify eval",
         "anabatic.config.vessels.evaluate:ClassifyEvalJob",
         "anabatic.vessels.commands.evaluate_classifier:run",
-        "Score a classifier per segment and per vessel, beside what it must beat.",
+        "Score a classifier per segment and per vessel, compared with baselines.",
         output_files=("eval.json",),
         option_aliases={"model": "-m"},
         precheck=_VESSEL_PRECHECK,

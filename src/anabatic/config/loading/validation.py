@@ -1,4 +1,4 @@
-"""Values against the type hints of the settings: nothing is rounded, guessed or passed over.
+"""Values against the type hints of the settings: nothing is rounded, guessed or skipped.
 
 A value is either already typed (from YAML) or a `UntypedText`, as typed on the command line, which is read by the
 type that the setting wants.

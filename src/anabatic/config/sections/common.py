@@ -32,7 +32,7 @@ class DeviceSettings:
     nproc: int = 1
     """Processes on this machine, one per device; of more devices than that the free ones are taken."""
     bind: Literal["auto", "off"] = "auto"
-    """auto: each of several processes runs on its share of the cores, beside its device; off: on all."""
+    """auto: each of several processes runs on its share of the cores, near its device; off: on all."""
 
     def __post_init__(self) -> None:
         require_setting(self.nproc >= 1, f"device.nproc is {self.nproc}", "use 1 or more")
@@ -139,10 +139,10 @@ class Optim:
     max_grad_norm: float = 1.0
     """Clip the global gradient norm to this; 0 switches clipping off."""
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
-    """Trained weights and moments: fp32, or bf16 with what rounding takes kept (Kahan) or rounding at random."""
+    """Trained weights and moments: fp32, or bf16 with Kahan summation or stochastic rounding."""
     on_bad_step: Literal["skip", "rewind", "stop"] = "skip"
-    """A step that is not finite, or a spike, is never applied. skip: go on; rewind: go back to the newest checkpoint
-    and pass over the step's data; stop: end the run."""
+    """A step that is not finite, or a spike, is never applied. skip: continue; rewind: go back to the newest checkpoint
+    and skip the step's data; stop: end the run."""
     spike: float = 0.0
     """A spike: a loss or gradient norm so many robust standard deviations above the median of the last 64 steps;
     0: none is. 6 is cautious."""
@@ -301,12 +301,12 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(kw_only=True)
 class Parallel:
-    """What each process holds of the model."""
+    """How the model is divided over the processes."""
 
     strategy: Strategy = "auto"
-    """ddp: all of it; zero2: gradients and optimizer are shared out; zero3: the weights too; auto: ddp."""
+    """ddp: a copy on every process; zero2: gradients and optimizer are sharded; zero3: weights too; auto: ddp."""
     offload: Literal["none", "cpu"] = "none"
-    """cpu: with zero2 and zero3, weights, gradients and optimizer wait in the host's memory."""
+    """cpu: with zero2 and zero3, weights, gradients and optimizer stay in host memory."""
     tensor: int = 1
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
     deepspeed: str | None = None

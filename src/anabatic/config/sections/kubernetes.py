@@ -101,7 +101,7 @@ class Kubernetes:
 
     @property
     def min_pods(self) -> int:
-        """Pods with which the job begins and goes on."""
+        """Pods with which the job begins and continues."""
         return int(self.nnodes.split(":")[0])
 
     @property

@@ -19,7 +19,7 @@ class LaunchSettings:
     nproc: int = 1
     """Processes on this machine, one per device."""
     min_nodes: int = 1
-    """Machines with which the job begins, and goes on."""
+    """Machines with which the job begins, and continues."""
     max_nodes: int = 1
     """Machines that may take part."""
     node_rank: int | None = None

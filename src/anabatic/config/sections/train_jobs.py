@@ -91,7 +91,7 @@ class Lora:
     target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
     """Linear layers that get an adapter, by the end of their name; all-linear: every one but the head."""
     modules_to_save: list[str] = field(default_factory=list)
-    """Modules that are trained whole and saved beside the adapter, such as embed_tokens and lm_head."""
+    """Modules that are trained whole and saved with the adapter, such as embed_tokens and lm_head."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(r) (arXiv 2312.03732)."""
     use_dora: bool = False
@@ -117,7 +117,7 @@ class Freeze:
     last_layers: int = 2
     """Blocks at the end that are trained."""
     train: list[str] = field(default_factory=list)
-    """Regular expressions; parameters whose name one of them finds are trained, too."""
+    """Regular expressions; parameters whose name matches one of them are trained too."""
 
     def __post_init__(self) -> None:
         require_setting(self.last_layers >= 0, f"freeze.last_layers is {self.last_layers}", "use 0 or more")
@@ -196,15 +196,15 @@ class TuneJob(TrainJob):
     model: str = ""
     """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
     hub: Literal["huggingface", "modelscope"] | None = None
-    """Where OWNER/NAME lies; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
+    """Hub for OWNER/NAME; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
     adapter: list[str] = field(default_factory=list)
-    """Adapters that become part of the weights first, one after the other: FOLDER, or FOLDER@0.5 to count by half."""
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
     chat_template: str | None = None
     """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
     mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
-    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, but an adapter as model goes on
-    as one."""
+    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, or lora
+    where `model` is an adapter, whose training continues."""
     quantize: Literal["none", "int8", "nf4"] = "none"
     """Frozen weights of linear layers in 8 bits, or in 4 (QLoRA, arXiv 2305.14314), while adapters are trained."""
     lora: Lora = field(default_factory=Lora)

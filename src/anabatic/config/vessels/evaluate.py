@@ -11,7 +11,7 @@ from anabatic.config.vessels.tracks import TrackSettings
 
 @dataclass(kw_only=True)
 class ClassifyEvalJob:
-    """Score a classifier per segment and per vessel, beside the most frequent class and boosted trees."""
+    """Score a classifier per segment and per vessel, compared with the most frequent class and boosted trees."""
 
     model: str = ""
     """Folder of the classifier."""
@@ -25,7 +25,7 @@ class ClassifyEvalJob:
     """Training data for the trees beside the model: only the model's training vessels in it are used, and only the
     numbers that the model reads (all of them where it reads none)."""
     seen: Literal["refuse", "skip", "mark"] = "refuse"
-    """Vessels that the model was trained or chosen on: stop, leave them out, or score them apart."""
+    """Vessels that the model was trained or chosen on: stop, leave them out, or score them separately."""
     regions: dict[str, str] = field(default_factory=dict)
     """Regions to score apart: name -> `SOUTH,NORTH,WEST,EAST` in degrees."""
     bootstrap: int = 1000

@@ -76,7 +76,7 @@ def require_rows(sets: Sequence[ShardSet | ShardSubset | SequenceDataset]) -> No
 class PaddedMicroBatchStream(MicroBatchStream):
     """As `MicroBatchStream`, with every micro-batch as rows x longest of at most `capacity` tokens.
 
-    A stage of a curriculum begins with a window of its own: the one before is as short as it must be.
+    A stage of a curriculum begins with its own window: the one before is as short as it must be.
 
     Raises:
         ConfigError: a source is plain text.

@@ -129,7 +129,7 @@ LONGEST_ANSWER = 300
 SHORT_SENTENCE = 40
 LISTED_NAMES = 6
 FOLLOW_UP_FRACTION = 0.35
-"""Share of the conversations that go on after the first answer, where there is something to go on with."""
+"""Share of the conversations that continue after the first answer, where there is something to continue with."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -193,7 +193,7 @@ def generate_conversations(rows: int | None) -> Iterator[list[Message]]:
     """Yield up to `rows` conversations (all of them when None), always the same ones in the same order.
 
     Every documented public module, class, function and method is asked about once, in an order that mixes
-    modules; some conversations go on with the signature or a list of what is inside. Reading and parsing
+    modules; some conversations continue with the signature or a list of what is inside. Reading and parsing
     the whole library takes a few seconds and happens before the first conversation.
 
     Raises:

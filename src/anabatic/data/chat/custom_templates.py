@@ -140,7 +140,7 @@ def try_template(tokenizer: Any, template: str, name: str) -> str:
     except TemplateSyntaxError as error:
         raise ConfigError(f"{what} is broken at its line {error.lineno}: {error.message}", _HINT) from error
     except SecurityError as error:
-        raise ConfigError(f"{what} does what no template may: {error}", _HINT) from error
+        raise ConfigError(f"{what} does something that a template may not do: {error}", _HINT) from error
     except RenderTimeoutError as error:
         raise ConfigError(f"{what} takes more than {MAX_RENDER_SECONDS} s for one short conversation", _HINT) from error
     except MemoryError as error:

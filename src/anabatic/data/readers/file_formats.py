@@ -153,7 +153,7 @@ class _JsonStream:
         while True:
             try:
                 value, end = decoder.raw_decode(self._text, self._position)
-            except DuplicateKeyError as error:  # the row may go on behind the object that has it
+            except DuplicateKeyError as error:  # the row may continue behind the object that has it
                 twice, decoder = error, json.JSONDecoder()
                 continue
             except ValueError:
@@ -162,7 +162,7 @@ class _JsonStream:
                 if not self._read_block():
                     raise
                 continue
-            if end == len(self._text) and self._read_block():  # a number may go on in the next block
+            if end == len(self._text) and self._read_block():  # a number may continue in the next block
                 continue
             self._position = end
             if twice is not None:

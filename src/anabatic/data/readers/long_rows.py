@@ -1,4 +1,4 @@
-"""Rows that are too long for a job: passed over and counted; more of them than a stated share are an error."""
+"""Rows that are too long for a job: skipped and counted; more of them than a stated share are an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LongRowCounter:
         if self.exceeds_limit(rows):
             limit_text = f"more than {self.option.removeprefix('--').replace('-', '_')} {self.max_fraction:g} allows"
             raise DataError(f"{description}: {limit_text}", self._build_hint(rows, other))
-        log.warn(f"{description}; passed over")
+        log.warn(f"{description}; skipped")
 
     def _describe_long_rows(self, rows: int) -> str:
         first = f", first {self.first_location}" if self.first_location else ""

@@ -53,7 +53,7 @@ def read_prompts(files: list[str], columns: dict[str, str]) -> Iterator[PromptRo
     """Yield the rows of files, or what is wrong with one, in bounded memory. Blank lines ask nothing.
 
     Raises:
-        DataError: a file is not there, cannot be read to its end, or is of another kind.
+        DataError: a file is not there, cannot be read to its end, or has another format.
     """
     paths = [_check_prompt_file(file) for file in files]
     names = ColumnMapping("text", tuple(sorted(columns.items())))
@@ -76,7 +76,7 @@ def _check_prompt_file(file: str) -> Path:
         near = did_you_mean(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError(f"{path} {what}.{near}", f"name files that end in {', '.join(SUPPORTED_EXTENSIONS)}")
     if not path.name.lower().endswith(SUPPORTED_EXTENSIONS):
-        raise DataError(f"{path} is of another kind", f"name files that end in {', '.join(SUPPORTED_EXTENSIONS)}")
+        raise DataError(f"{path} has another format", f"name files that end in {', '.join(SUPPORTED_EXTENSIONS)}")
     return path
 
 

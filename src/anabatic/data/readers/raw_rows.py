@@ -66,7 +66,7 @@ def read_raw_rows(path: Path) -> Iterator[RawRow]:
     """
     ending = next((one for one in sorted(_ROW_READERS, key=len, reverse=True) if path.name.lower().endswith(one)), None)
     if ending is None:
-        raise DataError(f"{path} is of another kind", f"rows are read from {', '.join(SUPPORTED_EXTENSIONS)}")
+        raise DataError(f"{path} has another format", f"rows are read from {', '.join(SUPPORTED_EXTENSIONS)}")
     found = 0
     try:
         for item in _ROW_READERS[ending](path, path.name, _build_raw_row):

@@ -99,7 +99,7 @@ def read_documents(
         data: names the text column and says what happens to a bad row.
         split: `train` or `test` rows of a generated task; other sources are the same for both.
         level_field: column of a file's rows that names their level of difficulty.
-        skips: receives the rows passed over under `on_bad_row: skip`; they are also reported as a warning.
+        skips: receives the rows skipped under `on_bad_row: skip`; they are also reported as a warning.
 
     Raises:
         DataError: a path, a file or (under `on_bad_row: fail`) a row cannot be used, or there is no
@@ -127,7 +127,7 @@ def _report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped:
         reason = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"
         raise DataError(f"{source.path}: no document: {reason}", "give text, or rows with a text column or messages")
     if skipped:
-        log.warn(f"{source.path}: passed over {skipped:,} bad rows of {found + skipped:,}{first}")
+        log.warn(f"{source.path}: skipped {skipped:,} bad rows of {found + skipped:,}{first}")
     if source.rows is not None and found < source.rows:
         log.warn(f"{source.path}: {source.rows:,} rows were asked for, it holds {found:,}")
 
@@ -335,7 +335,7 @@ def _filter_readable(source: DataSource, base: Path, found: list[Path]) -> Named
             f"{source.path}: no file with text, {contents}", f"files are read by extension: {', '.join(READERS)}"
         )
     if others:
-        log.debug(f"{source.path}: passed over {len(found) - len(relative_paths)} files ({', '.join(others[:8])})")
+        log.debug(f"{source.path}: skipped {len(found) - len(relative_paths)} files ({', '.join(others[:8])})")
     return sorted(relative_paths, key=lambda item: item[1])
 
 

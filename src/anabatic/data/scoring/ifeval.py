@@ -94,7 +94,7 @@ def _check_response_language(reply: str, settings: Settings) -> bool:
         import langdetect  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise ConfigError(
-            "a reply's language is to be told, and langdetect is not installed",
+            "the language of a reply must be detected, and langdetect is not installed",
             "pip install langdetect, or leave such rows out with `keep`",
         ) from error
     try:

@@ -86,7 +86,7 @@ def _questions_of_source(
             for number, row in enumerate(task_rows, start=1)
         ]
     if kind not in _FILE_KINDS:
-        raise ConfigError(f"{source.path} asks no questions", "give task:NAME, or .jsonl files of questions")
+        raise ConfigError(f"{source.path} contains no questions", "give task:NAME, or .jsonl files of questions")
     if source.weight is not None:
         raise ConfigError(f"{source} has a weight, and questions are drawn one after another", "leave @WEIGHT out")
     return _questions_of_files(sources.list_source_files(source), data, source.rows)

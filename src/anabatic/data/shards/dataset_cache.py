@@ -395,9 +395,9 @@ class FormatCounter:
 
 
 _DROP_REASONS = {
-    "unread": "bad rows passed over",
-    "empty": "empty documents passed over",
-    "bad": "malformed conversations passed over",
+    "unread": "bad rows skipped",
+    "empty": "empty documents skipped",
+    "bad": "malformed conversations skipped",
     "truncated": "conversations too long and cut",
     "split": "conversations too long and split",
     "too_long": "conversations too long and left out",

@@ -80,7 +80,7 @@ def split_long_text(text: str, part_chars: int) -> Iterator[str]:
 
 
 def chunk_documents(documents: Iterable[Document], counts: DocumentCounts, part_chars: int) -> Iterator[TextChunk]:
-    """Yield the parts of text documents; empty ones are counted and passed over.
+    """Yield the parts of text documents; empty ones are counted and skipped.
 
     Raises:
         DataError: a conversation among the documents.

@@ -175,7 +175,7 @@ def _look_up_codes(words: list[str], known: KnowledgeBase) -> LogReport:
         code = code.upper() if code[:1] in "eE" else code
         entry = known.find_by_code(code)
         if entry is None:
-            raise DataError(f"no component of CANN counts its codes like {word}", "give the log in which it stands")
+            raise DataError(f"no component of CANN has error codes like {word}", "give the log that contains it")
         result.sightings.append(Sighting(entry, code, "", None, 0, "", 0, None, entry.role, False, order))
     findings = [_merge_sightings([sighting]) for sighting in result.sightings]
     return LogReport(findings, [], result, is_code_lookup=True)

@@ -161,7 +161,7 @@ HARDWARE_FINDINGS = make_finding_types(
     (
         "npu-smi.odd",
         "WARN",
-        "said what nobody can read: {text}",
+        "printed output that cannot be parsed: {text}",
         "输出无法解析：{text}",
         "npu-smi info ; reinstall the driver when it stays so",
         "npu-smi info ；若一直如此，请重装驱动",

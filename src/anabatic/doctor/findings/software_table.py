@@ -271,7 +271,7 @@ SOFTWARE_FINDINGS = make_finding_types(
     (
         "import.autoload",
         "FAIL",
-        "and so does every `import torch`, which loads torch_npu by itself, CPU tools included",
+        "and so does every `import torch`, which loads torch_npu automatically, CPU tools included",
         "因此所有 `import torch` 都会失败（torch 会自动加载 torch_npu），CPU 工具也一样",
         "until it is fixed: export TORCH_DEVICE_BACKEND_AUTOLOAD=0",
         "修好之前：export TORCH_DEVICE_BACKEND_AUTOLOAD=0",

@@ -61,7 +61,7 @@ def split_task_names(specs: Sequence[str]) -> Iterator[tuple[str, int | None]]:
             name, mark, _ = word.partition("#")
             found = _LIMITED_NAME.fullmatch(word)
             if mark and found is None:
-                raise ConfigError(f'tasks: "{word}": what stands behind # is not a number', "write NAME#200")
+                raise ConfigError(f'tasks: "{word}": the part after # is not a number', "write NAME#200")
             yield name, int(found[2]) if found else None
 
 
@@ -116,7 +116,7 @@ def _add_task(
         raise ConfigError(f"the group {name} holds itself: {' > '.join((*above, name))}", "take it out")
     if name == core_suite.CORE_NAME:
         raise ConfigError(
-            f"the group {above[-1]} holds {name}, which has a figure of its own", f"ask both: --tasks {above[0]},{name}"
+            f"the group {above[-1]} holds {name}, which has its own figure", f"ask both: --tasks {above[0]},{name}"
         )
     found, folder = read_task(name, beside)
     if isinstance(found, EvalTask):

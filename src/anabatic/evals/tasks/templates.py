@@ -62,8 +62,8 @@ def check_template(text: str, what: str, columns: Container[str] = ()) -> None:
     """
     if text and text in columns:
         raise ConfigError(
-            f'{what} is the word "{text}" for every row, and the rows have such a column',
-            f'write "{{{{ {text} }}}}" for what stands in it',
+            f'{what} is the constant "{text}" for every row, and the rows have such a column',
+            f'write "{{{{ {text} }}}}" for its content',
         )
     try:
         _compile_template(text, False)

@@ -223,7 +223,7 @@ class ApiRoutes:
         return JSONResponse({"count": len(tokens), "max_model_len": served.engine.max_len, "tokens": tokens})
 
     async def _run_in_thread(self, function: Callable[..., _Made], *arguments: Any) -> _Made:
-        """Run what takes a while in a thread of its own: the loop goes on answering others."""
+        """Run what takes a while in its own thread: the loop continues answering others."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def _run_passes(self, passes: Iterator[list[Any]], http: Request) -> list[Any]:

@@ -38,7 +38,7 @@ class CompletionBuilder:
     """How one request is answered: its identity, and whether it is a conversation.
 
     Attributes:
-        is_chat: a conversation; False: a text that goes on.
+        is_chat: a conversation; False: a text that continues.
         model: name as asked.
         echo_texts: texts by which the answers begin.
         has_logprobs: they are wanted.

@@ -1,6 +1,6 @@
 """Run folders as the page of runs asks for them: a list, curves of a bounded length, what else a run has written.
 
-Reading takes a while; the server does it in a thread of its own, one question at a time.
+Reading takes a while; the server does it in its own thread, one question at a time.
 """
 
 from __future__ import annotations

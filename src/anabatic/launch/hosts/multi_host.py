@@ -126,7 +126,7 @@ class _MultiHostJob:
         running = [other for other in self.machines if other.exit_code is None]
         enough = machine.is_lost and len(running) >= self.job.launch.min_nodes < self.job.launch.max_nodes
         if running:
-            consequence = "the others go on" if enough else "the others are ended"
+            consequence = "the others continue" if enough else "the others are ended"
             log.warn(f"{_describe_end(machine)}: {consequence}")
         if not enough and self.next_order_at == float("inf"):
             self.next_order_at = time.monotonic() + _GRACE_SECONDS

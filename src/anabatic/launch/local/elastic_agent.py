@@ -197,7 +197,7 @@ def _install_reporting_agent(root: Path, devices: bool) -> None:
                     json.dumps(codes), encoding="utf-8"
                 )
                 if worker_reports.is_stop_requested(codes.values()):
-                    if elastic:  # other machines may go on: only a signal to this agent ends its part
+                    if elastic:  # other machines may continue: only a signal to this agent ends its part
                         time.sleep(_SIGNAL_GRACE_SECONDS)
                     else:
                         self._remaining_restarts = 0

@@ -273,7 +273,7 @@ class _Supervisor:
             raise Failure(
                 f"machine {self.launch.node_rank} has come again, from"
                 f" {replaced_path.read_text(encoding='utf-8')}: that one takes part in its place",
-                "end what is left here; machines that are to take part both need a --node-rank of their own",
+                "end what is left here; machines that are to take part both need their own --node-rank",
             )
         if self.stop_request.first_signal and not attempts:
             return self._log_stopped("before the processes had begun")

@@ -33,7 +33,7 @@ def run(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> None:
     if launch.is_multi_node and launch.node_rank is None:
         raise ConfigError(
             "--check needs the place of this machine among the others",
-            f"give another --node-rank on each of the {launch.max_nodes}, for which it waits",
+            f"give a different --node-rank on each of the {launch.max_nodes}, it waits for them",
         )
     result = _run_link_probe(_build_task(launch, settings), rendezvous_endpoint.interface_variables(launch))
     if reason := result.get("why"):
@@ -91,6 +91,6 @@ def _run_link_probe(task: dict[str, Any], variables: Mapping[str, str]) -> dict[
         )
         result_path = task_path.with_suffix(".out")
         if process.returncode or not result_path.is_file():
-            raise Failure(f"the check ended with exit code {process.returncode}", "its messages stand above")
+            raise Failure(f"the check ended with exit code {process.returncode}", "its messages are above")
         result: dict[str, Any] = json.loads(result_path.read_text(encoding="utf-8"))
         return result

@@ -128,6 +128,6 @@ def submit_script(text: str) -> str:
     if result.returncode:
         raise Failure(
             f"sbatch refuses with exit code {result.returncode}: {' '.join(result.stderr.split())}",
-            "change what it does not like by --option, for example --option=--partition=train",
+            "change what it rejects with --option, for example --option=--partition=train",
         )
     return result.stdout.strip()

@@ -99,7 +99,7 @@ def _fetch_huggingface(name: str, cached: bool) -> Path:
     except errors.RepositoryNotFoundError as error:
         raise DataError(
             f"{name}: neither a folder here nor a model of {endpoint} (or a private one)",
-            "look at the spelling; for a private one set HF_TOKEN; ModelScope is ANABATIC_HUB=modelscope",
+            "check the spelling; for a private one set HF_TOKEN; ModelScope is ANABATIC_HUB=modelscope",
         ) from error
     except errors.HfHubHTTPError as error:
         message = f"{name}: {endpoint} answers {error.response.status_code}"

@@ -176,7 +176,7 @@ def _open_url(name: str, resource: str, **query: str) -> Any:
         error.close()
         if status == 404:
             resource = f"{name}: neither a folder here nor a model of {get_endpoint()} (or a private one)"
-            raise DataError(resource, "look at the spelling; Hugging Face is ANABATIC_HUB=huggingface") from error
+            raise DataError(resource, "check the spelling; Hugging Face is ANABATIC_HUB=huggingface") from error
         if status in (401, 403):
             resource = f"{name}: {get_endpoint()} gives it only to those who have access ({status})"
             raise DataError(resource, "fetch it with ModelScope's own client, and give its folder") from error

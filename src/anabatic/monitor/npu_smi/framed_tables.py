@@ -145,7 +145,7 @@ class _InfoTableReader:
         return True
 
     def _read_first_row(self, row: list[str]) -> bool:
-        wide = len(row) >= 4  # 950: the name has a cell of its own
+        wide = len(row) >= 4  # 950: the name has its own cell
         identity = [row[0], row[1]] if wide else [*row[0].split(None, 1), ""][:2]
         npu = parse_int(identity[0]) if identity else None
         rest = row[2:] if wide else row[1:]

@@ -88,7 +88,7 @@ def _run_conversation(chat: ChatSession, job: ChatJob) -> None:
 
 def handle_lines(chat: ChatSession, lines: Iterator[str]) -> None:
     """Handle messages until they end or `/exit`. A mistake, or a file that cannot be written, is reported and the
-    conversation goes on."""
+    conversation continues."""
     for line in lines:
         if not line.strip():
             continue

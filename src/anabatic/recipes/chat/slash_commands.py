@@ -55,7 +55,7 @@ def _show_help(_: ChatSession, __: str) -> None:
     log.info("\n".join(f"{usage:{width}}  {about}" for usage, about in rows.items()))
     log.info(
         'A backslash at the end of a line continues it on the next; lines between two lines of """ are one message.\n'
-        "Ctrl-C stops an answer, or forgets the line. A line that begins with a blank is never a command."
+        "Ctrl-C stops an answer, or forgets the line. A line that begins with a space is never a command."
     )
 
 
@@ -186,7 +186,7 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/save": SlashCommand(
         "/save FILE", "write the conversation, one JSON line that `anabatic sft` can learn from", _save_conversation
     ),
-    "/load": SlashCommand("/load FILE", "go on with a conversation that /save has written", _load_conversation),
+    "/load": SlashCommand("/load FILE", "continue with a conversation that /save has written", _load_conversation),
     "/exit": SlashCommand("/exit", "leave (so do /quit and Ctrl-D)", _exit_chat),
 }
 SLASH_ALIASES = {"/quit": "/exit"}

@@ -85,7 +85,7 @@ def convert_to_gguf(converter: list[str], folder: Path, kind: Gguf, file: Path) 
         raise Failure(f"{converter[-1]} failed with {end}", hint)
     if problem := find_gguf_fault(file):
         log.info(_last_lines(output, _TAIL_LINES))
-        raise Failure(f"{converter[-1]} says that all is well, but {file.name} is not whole: {problem}", "run it again")
+        raise Failure(f"{converter[-1]} reports success, but {file.name} is incomplete: {problem}", "run it again")
     log.info(f"{file.name}: {format_size(file.stat().st_size)}")
 
 

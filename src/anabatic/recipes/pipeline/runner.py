@@ -192,7 +192,7 @@ class _PipelineRun:
         return self.log_stage_outcome(stage, word, code, seconds)
 
     def log_stage_outcome(self, stage: StagePlan, word: str, code: int, seconds: float) -> int:
-        """Tell the user how a stage ended and how to go on; return the exit code."""
+        """Tell the user how a stage ended and how to continue; return the exit code."""
         if word == "interrupted":
             log.warn(f"stage {stage.name} was interrupted after {format_duration(seconds)}; what it saved is kept")
             log.info("to continue, run the same command again, without --from and --only; done stages are skipped")
@@ -203,7 +203,7 @@ class _PipelineRun:
         return code
 
     def classify_stage_exit(self, stage: StagePlan, code: int) -> str:
-        """`done`, `interrupted` (it can go on) or `failed`."""
+        """`done`, `interrupted` (it can continue) or `failed`."""
         if self.process.exit_code_if_interrupted or code in (130, 143):
             complete = code == 0 and (not stage.command.is_training or _is_training_finished(stage))
             return "done" if complete else "interrupted"
@@ -254,7 +254,7 @@ def _describe_exit_code(code: int) -> str:
 def _mark_stale_stages(stages: list[StagePlan], stage_names: set[str], forced: set[str]) -> list[str]:
     """Forget what a stage has made that must be made again, and return the names of such stages.
 
-    A stage that runs without one that it is made from having to run first keeps what it has: it may go on.
+    A stage that runs without one that it is made from having to run first keeps what it has: it may continue.
     Without this, a run that is interrupted half way would leave later stages that look done, made from older ones.
     """
     stale: list[str] = []
@@ -269,7 +269,7 @@ def _mark_stale_stages(stages: list[StagePlan], stage_names: set[str], forced: s
 
 
 def _prepare_stage_folder(stage: StagePlan, state: StageState) -> float:
-    """Start in an empty folder, unless the same job was interrupted there and can go on.
+    """Start in an empty folder, unless the same job was interrupted there and can continue.
 
     Returns the seconds that the interrupted job has run already.
     """

@@ -80,7 +80,7 @@ def plan_stages(job: PipelineJob, given: dict[str, str]) -> list[StagePlan]:
 
 
 def plan_stages_with_problems(job: PipelineJob, given: dict[str, str]) -> tuple[list[StagePlan], dict[str, UserError]]:
-    """Plan every stage, and go on after one whose settings are wrong: it has no job then, and its error is returned.
+    """Plan every stage, and continue after one whose settings are wrong: it has no job then, and its error is returned.
 
     Raises:
         ConfigError: the variables are wrong, and with them all stages.
@@ -218,7 +218,7 @@ class _ReferenceResolver:
 
 _STATE_REASONS = {
     "done": "",
-    "started": "not finished, goes on",
+    "started": "not finished, continues",
     "again": "to be made again",
 }
 

@@ -59,7 +59,7 @@ class FinetuneTask:
     head_rates: HeadRates = HeadRates()
 
     def prepare_model(self, context: TrainContext[TuneJob], start: TrainableModel) -> None:
-        """Change the model before it has memory: a head of its own, for example."""
+        """Change the model before it has memory: its own head, for example."""
 
     def init_weights(self, context: TrainContext[TuneJob], start: TrainableModel) -> None:
         """Initialize what no file has weights for."""

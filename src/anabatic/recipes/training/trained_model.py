@@ -50,7 +50,7 @@ class TrainedModel:
     Attributes:
         save: writes a folder of the model as it is now; every rank calls it.
         is_chat: it answers in turns: samples are answers to a user.
-        head_rates: learning rates of a head of its own.
+        head_rates: learning rates of its own head.
     """
 
     root: ModelRoot

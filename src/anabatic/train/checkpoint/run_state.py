@@ -80,7 +80,7 @@ class RunState:
         unknown = sorted(set(progress) - {one.name for one in fields(TrainProgress)})
         if unknown:
             raise CheckpointError(
-                f"{path}: state.json counts {', '.join(unknown)}, which this version does not know",
+                f"{path}: state.json counts {', '.join(unknown)}, which this version does not support",
                 "resume with the version that wrote it, or pip install -U anabatic",
             )
         return cls(

@@ -1,4 +1,4 @@
-"""When a checkpoint is written: before the training continues, or in a thread of its own meanwhile.
+"""When a checkpoint is written: before the training continues, or in its own thread meanwhile.
 
 In the background the training waits only while tensors are copied to the host's memory, into the same memory each time
 (page-locked where the device copies faster from it); a thread of each rank then writes as `storage.save_checkpoint`

@@ -151,7 +151,7 @@ def load_checkpoint(found: CheckpointInfo, tensors: Mapping[str, Tensor], device
         CheckpointError: names or shapes differ from what was saved.
     """
     read_tensors(found.path, tensors, world)
-    # Neighbours that work on the same data draw the same numbers; ranks that are new go on as the first one.
+    # Neighbours that work on the same data draw the same numbers; ranks that are new continue as the first one.
     drawn = (found.path / f"rng-{rank}.safetensors" for rank in (world.rank - world.tensor_group.rank, 0))
     own = next((file for file in drawn if file.is_file()), None)
     if own is not None:

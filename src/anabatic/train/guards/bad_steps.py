@@ -42,7 +42,7 @@ def handle_bad_steps(loop: LoopContext, progress: TrainProgress, saver: Checkpoi
     if loop.job.optim.on_bad_step == "stop":
         raise DataError(
             f"step {found[0].step}: {_describe_step(found[0])}, and optim.on_bad_step is stop",
-            f"its rows are in {loop.folder.root / BAD_STEPS_FILE}; --optim.on-bad-step skip goes on without it",
+            f"its rows are in {loop.folder.root / BAD_STEPS_FILE}; --optim.on-bad-step skip continues without it",
         )
     if loop.job.optim.on_bad_step == "rewind":
         _rewind_to_checkpoint(loop, progress, saver, found)
@@ -122,7 +122,7 @@ def _rewind_to_checkpoint(
     if source is None:
         raise CheckpointError(
             f"step {first.step}: {_describe_step(first)}, and there is no earlier checkpoint to go back to",
-            "save more often with --save.every, or go on without it by --optim.on-bad-step skip",
+            "save more often with --save.every, or continue without it by --optim.on-bad-step skip",
         )
     storage.load_checkpoint(source, loop.checkpoint_tensors(), loop.device, loop.world)
     # Steps that are all bad to the last are the weights' fault, not their data's: one is skipped, to get on.

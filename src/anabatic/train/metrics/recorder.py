@@ -365,7 +365,7 @@ def open_trackers(
 def warn_switched_off(kind: str, error: Exception) -> None:
     """Warn that the tracker `kind` receives nothing more."""
     reason = " ".join(str(error).split())[:300]
-    log.warn(f"{kind} is switched off for this run: {type(error).__name__}: {reason}; metrics.jsonl goes on")
+    log.warn(f"{kind} is switched off for this run: {type(error).__name__}: {reason}; metrics.jsonl continues")
 
 
 def _load_run_id(path: Path, resumed_step: int) -> str:

@@ -31,7 +31,7 @@ class ParameterBucket:
         params: name -> parameter; this rank's part of it has elements.
         exp_avg, exp_avg_sq: flat moments.
         compensation: flat; what rounding took from bf16 weights (Kahan), else None.
-        is_body: they belong to a model that has a head of its own, which may learn faster.
+        is_body: they belong to a model that has its own head, which may learn faster.
     """
 
     params: dict[str, Tensor]

@@ -76,7 +76,7 @@ class MatrixStack:
 
 @dataclass(frozen=True)
 class HeadRates:
-    """Learning rates of a model with a head of its own.
+    """Learning rates of a model with its own head.
 
     Attributes:
         head_prefix: prefix of the names of its parameters; AdamW updates them at the full rate. Empty: there is none.
@@ -107,7 +107,7 @@ class Optimizer:
         lr: peak learning rate of AdamW; matrix_lr: of Muon.
         device, world: where, and among how many ranks Muon's work is divided.
         home: where parameters and state lie; default: on the device.
-        rates: of a head of its own.
+        rates: of its own head.
     """
 
     def __init__(

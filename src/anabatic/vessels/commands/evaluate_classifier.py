@@ -98,7 +98,7 @@ def _find_training_vessels(split: VesselSplit, vessels: Sequence[str], seen: str
     if training_vessels and seen == "refuse":
         raise DataError(
             f"the model was trained on {len(training_vessels):,} of {len(all_vessels):,} vessels: a"
-            " score on them shows what it knows by heart",
+            " score on them measures what it memorized",
             "give other vessels; --seen skip leaves these out, --seen mark scores them apart",
         )
     if training_vessels == all_vessels:

@@ -59,7 +59,8 @@ def require_two_classes(paths: Sequence[str | Path], settings: TrackSettings) ->
     if texts:
         (name, *_), _ = class_labels.resolve_classes(texts, settings, BadRowPolicy(should_skip=True))
         raise ConfigError(
-            f"one class is no choice: all rows are of {name}", "give rows of two classes or more, whose names differ"
+            f"a classifier needs two classes: all rows are of {name}",
+            "give rows of two classes or more, whose names differ",
         )
 
 

@@ -111,13 +111,13 @@ def _iter_points(text: str) -> Iterator[_DecoderState]:
 
 def _look_up_word(table: Mapping[str, float], word: str) -> float:
     if word not in table:
-        raise DataError(f"{word} is no word of the formats", "the words are damaged, or of another version")
+        raise DataError(f"{word} is not a word of any format", "the words are damaged, or of another version")
     return table[word]
 
 
 def _parse_whole(text: str, word: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise DataError(f"{word} is no word of the formats", "the words are damaged, or of another version")
+        raise DataError(f"{word} is not a word of any format", "the words are damaged, or of another version")
     return int(text)
 
 

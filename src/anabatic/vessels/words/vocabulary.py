@@ -120,7 +120,7 @@ class WordSpec:
             return WordSpec.parse(name, classes)
         except (ConfigError, DataError) as error:
             hint = "train it again, or use the version of anabatic that trained it"
-            raise DataError(f"{folder} reads other words: {error}", hint) from error
+            raise DataError(f"{folder} was trained on other words: {error}", hint) from error
 
 
 def make_class_word(name: str) -> str:

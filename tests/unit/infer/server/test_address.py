@@ -24,14 +24,14 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
 def test_a_port_that_is_taken():
     with (
         serve._open_listening_socket("127.0.0.1", 0) as first,
-        pytest.raises(ConfigError, match="cannot be listened at"),
+        pytest.raises(ConfigError, match="cannot be opened for listening"),
     ):
         serve._open_listening_socket("127.0.0.1", first.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid.", "a..b", "a\0b", "::g", "192.0.2.1"])
 def test_a_host_that_is_none_of_this_machine(host):
-    with pytest.raises(ConfigError, match="cannot be listened at"):
+    with pytest.raises(ConfigError, match="cannot be opened for listening"):
         serve._open_listening_socket(host, 0)
 
 

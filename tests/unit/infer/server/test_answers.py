@@ -25,7 +25,7 @@ def ask(server):
 
 @pytest.fixture(scope="module")
 def alone(engine_parts, tokenizer):
-    """Answers one prompt in an engine of its own."""
+    """Answers one prompt in its own engine."""
 
     def answer(name, ids, **sampling):
         model = engine_parts[name][1]
