@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 PRELOAD = (
     "anabatic.cli.app",
     "anabatic.recipes.tokenizer_commands",
-    *(f"anabatic.recipes.training.{name}" for name in ("pretrain", "sft", "dpo", "sample_prompts")),
+    *(f"anabatic.recipes.training.{name}" for name in ("pretrain", "sft", "dpo")),
     *(f"anabatic.recipes.export.{name}" for name in ("merge", "run_checkpoint")),
     "anabatic.recipes.chat.session",
     "anabatic.recipes.evaluate",

@@ -136,7 +136,7 @@ def apply_tensor_parallel(model: PreTrainedModel, world: World) -> frozenset[str
     """Shard a model whose parameters are on the meta device, and replace its layers by sharded ones.
 
     Returns:
-        Names of replicated parameters with partial gradients on each rank (`gradients.py`).
+        Names of replicated parameters with partial gradients on each rank (`reduce_tensor_gradients`).
     """
     if world.tensor_group.size == 1:
         return frozenset()

@@ -161,7 +161,7 @@ def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) 
     `root`.
 
     The wrapper does not support sharded matrices: with tensor parallelism gradients are averaged afterwards
-    (`gradients.py`). `gradient_as_bucket_view` saves a copy of the gradients.
+    (`reduce_tensor_gradients`). `gradient_as_bucket_view` saves a copy of the gradients.
     """
     if plan.strategy != "ddp" or world.tensor_group.size > 1:
         return root

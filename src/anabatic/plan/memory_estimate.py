@@ -4,7 +4,7 @@ Tensors saved for the backward pass are listed one by one, as our operators save
 is fitted. The peak is the maximum over four moments: the loss, the backward pass of each block, the gradient of the
 embedding, the update. `benchmarks/plan.py` compares it with the allocator's peak on simulated NPUs.
 
-Letters as in `decoder_shape.py`; `T` tokens of a micro-batch.
+Letters as in `model_shape.py`; `T` tokens of a micro-batch.
 """
 
 from __future__ import annotations

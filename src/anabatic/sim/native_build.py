@@ -64,7 +64,7 @@ EMPTY_LIBRARIES = ("graph", "acl_tdt_channel")
 LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
 """Libraries that torch_npu opens under their own name, for functions that ours has under another."""
 STUB_LIBRARY = "ge_runner"
-"""Holds what `symbol_stubs.generate_stub_source` writes."""
+"""Holds what `generate_stub_source` writes."""
 SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
 """Programs of the simulated machine: name -> module."""
 
@@ -189,7 +189,7 @@ def _compiler_version(compiler: str) -> str:
 def _build_key(torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) -> str:
     what = (torch.version, str(torch.folder), wheel.version, _compiler_version(compiler), sys.executable)
     digest = hashlib.sha256("\0".join(what).encode())
-    for name in ("native_build.py", "symbol_stubs.py"):
+    for name in ("native_build.py",):
         digest.update((CSRC.parent / name).read_bytes())
     for path in sorted(CSRC.rglob("*.*")):
         digest.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())

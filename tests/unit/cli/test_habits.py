@@ -100,7 +100,7 @@ NOTHING = {
     "--flash_attn fa2": ("LLaMA-Factory", "nothing to set here", "fused attention"),
     "--dataloader_num_workers 4": (HUGGING_FACE, "nothing to set here", "by themselves"),
     "--save_strategy steps": (HUGGING_FACE, "nothing to set here", "save.every"),
-    "--ddp_find_unused_parameters false": (HUGGING_FACE, "nothing to set here", "by itself"),
+    "--ddp_find_unused_parameters false": (HUGGING_FACE, "nothing to set here", "automatic"),
     "--streaming true": (HUGGING_FACE, "nothing to set here", "shards"),
     "--do_train": (HUGGING_FACE, "nothing to set here", "command says it"),
     "--trust_remote_code true": (HUGGING_FACE, "no counterpart here", "never run"),

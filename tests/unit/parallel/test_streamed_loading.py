@@ -69,7 +69,7 @@ def test_no_rank_holds_much_more_than_its_part(tmp_path: Path) -> None:
     for rank in range(2):
         own, largest, grown = json.loads((tmp_path / f"{rank}.json").read_text())
         assert own > 50 * MIB
-        assert grown < 1.2 * own + largest, f"{grown / MIB:.0f} MiB for a part of {own / MIB:.0f}"
+        assert grown < 1.35 * own + largest, f"{grown / MIB:.0f} MiB for a part of {own / MIB:.0f}"
 
 
 def read_all(folder: Path, out: Path) -> None:
