@@ -398,3 +398,13 @@ def test_terms_are_used_words() -> None:
 def test_rows_of_a_glossary_are_read() -> None:
     text = "| Term | Meaning |\n|---|---|\n| **rank** 编号 | a number | `core/log.py` |\n**no** row\n"
     assert parse_glossary(text) == {"rank": ["a number", "`core/log.py`"]}
+
+
+def test_the_main_block_is_the_last_of_its_module(package: Package) -> None:
+    """What is defined after it does not exist yet when the module is run."""
+    late = []
+    for name, module in package.items():
+        for statement in module.body[:-1]:
+            if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+                late.append(f"{name}:{statement.lineno}")
+    assert not late

@@ -131,7 +131,7 @@ _CONVERT_PROGRAMS = (
 
 _DOCTOR_HELP = "Check this machine: chips, driver, CANN, torch, variables, network."
 _CHECKPOINT_HELP = "List, verify or export the checkpoints of a run."
-_BENCH_HELP = "Measure training, answers, tokens, collectives, files, or another program."
+_BENCH_HELP = "Benchmark training, inference, tokenization, collectives, file access, or another program."
 _ENV_HELP = "Print the variables that this machine needs, for eval."
 
 
@@ -156,9 +156,7 @@ def build_app(show_all: bool = False) -> App:
     _add_job_commands(app, show_all)
     app.command("anabatic.cli.doctor:doctor", name="doctor", help=_DOCTOR_HELP, group=MACHINE_GROUP)
     app.command("anabatic.cli.env:env", name="env", help=_ENV_HELP, group=MACHINE_GROUP)
-    app.command(
-        "anabatic.cli.explain:explain", name="explain", help="Say what the errors in logs mean.", group=MACHINE_GROUP
-    )
+    app.command("anabatic.cli.explain:explain", name="explain", help="Explain the errors in logs.", group=MACHINE_GROUP)
     app.command(
         "anabatic.cli.launch.command:app",
         name="launch",
@@ -166,7 +164,7 @@ def build_app(show_all: bool = False) -> App:
         group=TRAIN_GROUP,
     )
     app.command(
-        "anabatic.cli.plan:plan", name="plan", help="Say what memory and time a training needs.", group=TRAIN_GROUP
+        "anabatic.cli.plan:plan", name="plan", help="Estimate the memory and time of a training job.", group=TRAIN_GROUP
     )
     app.command("anabatic.cli.bench:app", name="bench", help=_BENCH_HELP, group=MACHINE_GROUP)
     app.command("anabatic.cli.checkpoint:app", name="checkpoint", help=_CHECKPOINT_HELP, group=USE_GROUP)

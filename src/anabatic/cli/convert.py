@@ -19,7 +19,7 @@ def from_swift(*words: WordsArgument, command: CommandOption = None) -> int:
     words
         The command in quotes; a script that holds it, `-` for standard input; a YAML file, or args.json of a run.
     command
-        The command here, where theirs leaves it open.
+        The command here, where the original command leaves it open.
     """
     return _print_converted_recipe("swift", words, command)
 
@@ -58,7 +58,7 @@ def from_nanochat(*words: WordsArgument, command: CommandOption = None) -> int:
     words
         The command in quotes, or a script that holds one or several.
     command
-        The command here, where theirs leaves it open.
+        The command here, where the original command leaves it open.
     """
     return _print_converted_recipe("nanochat", words, command)
 

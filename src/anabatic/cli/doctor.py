@@ -38,7 +38,7 @@ def doctor(
     root
         Look at the machine below this folder instead: a mounted container, an unpacked bundle. Nothing is executed.
     bundle
-        Also write FILE.tar.gz with what a supporter asks for, secrets removed.
+        Also write FILE.tar.gz with what support asks for, secrets removed.
     lang
         en or zh; default: the locale's.
     """

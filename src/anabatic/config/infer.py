@@ -39,7 +39,7 @@ def _default_sampling() -> Sampling:
 
 @dataclass(kw_only=True)
 class InferJob:
-    """Answer the rows of files: conversations, questions or texts in, answers out, in the same order.
+    """Generate answers for the rows of files: conversations, questions or texts in, answers out, in the same order.
 
     A job that was stopped resumes where it was when the same command is given again.
     """

@@ -38,7 +38,7 @@ class RolloutSampling:
     """How answers are drawn."""
 
     temperature: float = 1.0
-    """Of the draws, and of the probabilities that are learned."""
+    """Sampling temperature, also applied to the log-probabilities in the loss."""
     top_k: int | None = None
     """Only the k likeliest tokens; what is learned does not know of it."""
     top_p: float = 1.0
@@ -121,7 +121,7 @@ class RlJob(TuneJob):
     eval: HeldoutEvaluate = field(default_factory=HeldoutEvaluate)
     sampling: RolloutSampling = field(default_factory=RolloutSampling)
     rollout_batch: int = 64
-    """Answers that are written at once; the others wait."""
+    """Answers generated concurrently; the others wait."""
     cache_gib: float | None = None
     """Memory for the keys and values of answers, free while the model is trained; default: what `rollout_batch` answers
     need, at most 0.4 of what is free."""

@@ -20,7 +20,7 @@ class SftJob(TuneJob, WithAuto):
     out: str = "runs/sft"
     """Run folder."""
     train_on_inputs: bool = False
-    """Learn the user's and system's tokens too."""
+    """Also compute the loss on user and system tokens."""
     last_turn_only: bool = False
     """Train only on the assistant's last turn."""
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"

@@ -1,4 +1,4 @@
-"""`anabatic doctor --bundle`: what a supporter asks for, in one archive, secrets removed.
+"""`anabatic doctor --bundle`: what support asks for, in one archive, secrets removed.
 
 Unpacked it is a root folder for `anabatic doctor --root`: every file that a check read lies in its place, what was only
 looked for is an empty file, and what is no file is in `anabatic-doctor/`.

@@ -100,7 +100,7 @@ def test_an_endpoint_without_echo_is_refused_for_choices_alone(server, run_folde
     written = json.loads((tmp_path / "eval.json").read_text())
     assert written["served"] == "wind" and written["tasks"]["spelling"]["n"] == 3
     asked = EndpointModel(server[0], None, 100, 2)
-    with pytest.raises(ConfigError, match="tells no log-probabilities") as caught:
+    with pytest.raises(ConfigError, match="returns no log-probabilities") as caught:
         list(asked.score_texts([ScoredText([1, 2], 1)], "scoring"))
     assert "generative tasks only" in caught.value.hint
 

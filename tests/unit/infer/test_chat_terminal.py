@@ -151,7 +151,7 @@ def talk(talker, tokenizer):
 
 
 def test_another_answer_takes_the_place_of_the_last(talk, capsys):
-    with pytest.raises(DataError, match="no message to answer anew"):
+    with pytest.raises(DataError, match="no message to answer again"):
         slash_commands.run_slash_command(talk, "/regenerate")
     talk.write_answer("one")
     talk.write_answer("two")

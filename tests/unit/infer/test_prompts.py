@@ -94,7 +94,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path):
         list(read_prompts([str(tmp_path)], {}))
     other = tmp_path / "x.csv"
     other.write_text("a")
-    with pytest.raises(DataError, match="of another kind"):
+    with pytest.raises(DataError, match="has another format"):
         list(read_prompts([path, str(other)], {}))
     torn = tmp_path / "t.jsonl.gz"
     torn.write_bytes(gzip.compress(b'{"query": "q"}\n' * 50)[:-12])

@@ -64,5 +64,5 @@ def test_rdzv(text: str, host: str, port: str) -> None:
 def test_rdzv_without_a_part(text: str) -> None:
     with pytest.raises(ConfigError, match="--rdzv is"):
         hosts.parse_rendezvous(text, None, None)
-    with pytest.raises(ConfigError, match="--rdzv stands beside"):
+    with pytest.raises(ConfigError, match="--rdzv cannot be combined"):
         hosts.parse_rendezvous("a:1", "b", None)

@@ -165,7 +165,7 @@ def test_turns_come_from_the_file(file: Path) -> None:
     with rewards(f"{file}:length") as judges:
         turn = judges.get_turn_function()
         assert turn(question(), question().messages) == "4" and turn(question(), [{}, {}, {}]) is None
-    with rewards("answer") as judges, pytest.raises(ConfigError, match="nobody says"):
+    with rewards("answer") as judges, pytest.raises(ConfigError, match="nothing defines"):
         judges.get_turn_function()
 
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_used(file: Path, spec: str, message: str) -> None:
     (file.parent / "broken.py").write_text("def f(:\n")
     with pytest.raises(ConfigError, match=message):
         rewards(spec.format(folder=file.parent))
-    with pytest.raises(ConfigError, match="stands twice"):
+    with pytest.raises(ConfigError, match="is given twice"):
         rewards("answer", "answer=2")
     with pytest.raises(ConfigError, match="reward_pattern"):
         rewards("format", pattern="(")

@@ -73,5 +73,5 @@ def test_other_files_and_lists_of_classes_count(tmp_path: Path) -> None:
     require_two_classes([one, other], TrackSettings())
     require_two_classes([one], TrackSettings(classes=["Whaler", "Galley"]))
     require_two_classes([one], TrackSettings(class_map={"Whaler": "Cargo_Ship"}))  # of the list of the source's classes
-    with pytest.raises(ConfigError, match="one class"):
+    with pytest.raises(ConfigError, match="two classes"):
         require_two_classes([one, other], TrackSettings(class_map={"Galley": "Whaler"}))

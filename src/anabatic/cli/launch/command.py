@@ -75,13 +75,13 @@ def run(
     master_port
         Port there; default: MASTER_PORT, else 29500.
     job_id
-        Jobs of another name do not meet on the same port.
+        Keeps machines of different jobs on the same port apart.
     max_restarts
         How often all processes are started again after a failure; they continue from the newest checkpoint.
     max_requeues
         Starts in a row by Slurm, without a new checkpoint, after which the job ends with an error; 0: any number.
     hang_seconds
-        Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
+        Seconds without a heartbeat after which the processes count as hung and are ended; 0: never.
     join_seconds
         Seconds to wait for the other machines.
     rdzv
@@ -95,7 +95,7 @@ def run(
     hosts_env
         Name of a further variable to give them, several times: WANDB_API_KEY
     preflight
-        Compare the machines and measure what is between them before COMMAND begins; without COMMAND, only that.
+        Compare the machines and measure the network between them before COMMAND begins; without COMMAND, only that.
     """
     if not command and not preflight:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")

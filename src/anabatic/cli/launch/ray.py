@@ -56,7 +56,7 @@ def ray(
     max_restarts
         How often processes that fail are started again.
     hang_seconds
-        Seconds without a sign of life after which the processes count as hung and are ended; 0: never.
+        Seconds without a heartbeat after which the processes count as hung and are ended; 0: never.
     join_seconds
         Seconds to wait for the cluster's machines, and for those of the job.
     """

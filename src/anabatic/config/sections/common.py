@@ -30,7 +30,7 @@ class DeviceSettings:
     threads: int | None = None
     """CPU threads for torch; default: the cores this process may use, divided by the local processes."""
     nproc: int = 1
-    """Processes on this machine, one per device; of more devices than that the free ones are taken."""
+    """Processes on this machine, one per device; where there are more devices, free ones are used."""
     bind: Literal["auto", "off"] = "auto"
     """auto: each of several processes runs on its share of the cores, near its device; off: on all."""
 
@@ -92,7 +92,7 @@ class BatchSettings:
     micro_batch_tokens: int | None = None
     """Tokens per forward pass and rank."""
     global_batch_tokens: int | None = None
-    """Tokens per optimizer step over all ranks; the difference is made up by gradient accumulation."""
+    """Tokens per optimizer step over all ranks; reached by gradient accumulation."""
     packing: bool = True
     """Conversations side by side without padding; false: rows of like length, padded to the longest, to compare."""
 

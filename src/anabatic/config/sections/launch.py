@@ -29,13 +29,13 @@ class LaunchSettings:
     master_port: int = 29500
     """Port there on which the machines meet."""
     job_id: str = "anabatic"
-    """Jobs of another name do not meet on the same port."""
+    """Keeps machines of different jobs on the same port apart."""
     max_restarts: int = 0
     """How often the processes are started again after a failure."""
     max_requeues: int = 3
     """Starts in a row by Slurm, without a new checkpoint, after which the job ends with an error; 0: any number."""
     hang_seconds: float = 1800.0
-    """Seconds without a sign of life from any process after which they count as hung; 0: never."""
+    """Seconds without a heartbeat from any process after which they count as hung; 0: never."""
     join_seconds: float = 600.0
     """Seconds to wait for the other machines."""
 

@@ -252,10 +252,6 @@ def _run_and_exit() -> None:
     relaunch.exit_process(code)
 
 
-if __name__ == "__main__":
-    _run_and_exit()
-
-
 class RankedAddress(str):
     """A machine's address that sorts by the machine's number; machines exchange it by pickle.
 
@@ -335,3 +331,7 @@ def _remove_nodes(state: Any, settings: Any, nodes: list[Any]) -> None:
         state.redundancy_list.discard(node)
     if took_part:
         _remove_participant_epilogue(state, settings)
+
+
+if __name__ == "__main__":
+    _run_and_exit()

@@ -31,7 +31,7 @@ class PreflightResult:
     """The result of `link_probe.py`.
 
     Attributes:
-        machines: machine -> facts of `collect_machine_info`, with `address` and `interface`.
+        machines: machine -> facts of `collect_machine_facts`, with `address` and `interface`.
         clocks: machine -> seconds ahead of machine 0, and the uncertainty.
         links: machine, machine, backend, bytes per second.
         sees_run_folder: for each machine, whether it sees a file that machine 0 writes next to the run folder.

@@ -159,7 +159,7 @@ class CheckpointSaver:
             return self._config.background == "on", "asked for"
         everything = sum(tensor.nbytes for tensor in tensors.values())
         if everything < SMALL_CHECKPOINT_BYTES:
-            return False, f"auto: {format_size(everything)} are little"
+            return False, f"auto: {format_size(everything)} need no copy"
         copies = count_local_processes() * sum(to_local(tensor).nbytes for tensor in tensors.values())
         free = get_free_host_memory()
         if free < 2 * copies:
