@@ -10,6 +10,9 @@ from anabatic.config.sections.common import Evaluate, LogSettings, Optim, Schedu
 from anabatic.config.sections.sandbox import SandboxSettings
 from anabatic.config.sections.train_jobs import TuneJob
 
+BUILTIN_REWARDS = ("answer", "format", "length", "tests")
+"""Rewards that `rl/rewards.py` knows by name."""
+
 
 @dataclass(kw_only=True)
 class HeldoutEvaluate(Evaluate):

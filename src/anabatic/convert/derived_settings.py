@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table, deepspeed_json, settings
+from anabatic.config.rl import BUILTIN_REWARDS
 from anabatic.convert import peer_tables
 from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type
 from anabatic.core import json_reader
@@ -321,7 +322,6 @@ def _set_early_stopping(draft: RecipeDraft) -> None:
 
 
 _DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
-_BUILTIN_REWARDS = ("answer", "format", "length", "tests")
 _LIST_SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
     "lora_target": ("lora.target_modules", {"all": "all-linear"}),
     "sinks": ("log.sinks", {"none": "", "all": "", "mlflow": "", "neptune": "", "trackio": ""}),
@@ -350,7 +350,7 @@ def set_name_lists(draft: RecipeDraft) -> None:
         )
         values = [words.get(word, word) for word in given]
         if key == "rewards":
-            values = [word if word in _BUILTIN_REWARDS or ":" in word else "" for word in values]
+            values = [word if word in BUILTIN_REWARDS or ":" in word else "" for word in values]
         if any(values):
             draft.set_setting(key, [word for word in values if word], one.original_text)
         lost = [word for word, value in zip(given, values, strict=True) if not value and word not in ("none", "all")]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import deepspeed_json
-from anabatic.config.rl import RlJob
+from anabatic.config.rl import BUILTIN_REWARDS, RlJob
 from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.serve import ServeJob
 from anabatic.core import paths
@@ -53,7 +53,6 @@ _ACCEPTED_MODEL_COMMANDS: dict[str, tuple[str, ...]] = {
 
 _CHAT_COMMANDS = ("rl", "dpo", "reward")
 """Commands whose rows always are conversations."""
-_BUILTIN_REWARDS = ("answer", "format", "length", "tests")
 
 
 def require_valid_job(command: str, job: Any) -> None:
@@ -231,8 +230,8 @@ def _check_rewards(job: Any) -> Iterator[UserError]:
         file, _, function = name.rpartition(":")
         if file.endswith(".py") and function and not Path(file).expanduser().is_file():
             yield ConfigError(f"{file}: no such file", "name a Python file: FILE.py:FUNCTION")
-        elif not file.endswith(".py") and file != "model" and name not in _BUILTIN_REWARDS:
-            known = [*_BUILTIN_REWARDS, "model:FOLDER", "FILE.py:FUNCTION"]
+        elif not file.endswith(".py") and file != "model" and name not in BUILTIN_REWARDS:
+            known = [*BUILTIN_REWARDS, "model:FOLDER", "FILE.py:FUNCTION"]
             yield ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
 
 
