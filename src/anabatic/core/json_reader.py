@@ -40,7 +40,7 @@ def loads(text: str | bytes, pairs_hook: PairsHook | None = None) -> Any:
 
 
 def loads_any_depth(text: str | bytes, pairs_hook: PairsHook | None = None) -> Any:
-    """Parse `text` without a limit of depth: for callers that check the depth as they traverse the value.
+    """Parse `text` without our limit of depth: for callers that check the depth as they traverse the value.
 
     Raises:
         ValueError: the text is not valid JSON or UTF-8, or is nested too deep for the reader of Python.

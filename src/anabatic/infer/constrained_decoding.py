@@ -1,6 +1,6 @@
-"""Answers of a given form: one of some texts, JSON of a schema, text that matches an expression.
+"""Constrained decoding: answers are one of several choices, JSON of a schema, or text that matches a regex.
 
-Which tokens may come next is found out by llguidance (github.com/guidance-ai/llguidance), an optional library.
+The tokens that may come next are computed by llguidance (github.com/guidance-ai/llguidance), an optional library.
 """
 
 from __future__ import annotations

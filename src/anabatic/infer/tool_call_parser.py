@@ -304,7 +304,7 @@ class _JsonObjectScanner:
         self._position = max(0, self._position - count)
 
     def find_end(self, text: str, start: int) -> int:
-        """Return where the object ends that begins behind `start` and blanks; 0: not yet; -1: there is none."""
+        """Return the index after the object that begins at `start` (or after blanks); 0: not yet; -1: there is none."""
         if not self._depth:
             begin = len(text) - len(text[start:].lstrip())
             if begin == len(text):
@@ -312,18 +312,18 @@ class _JsonObjectScanner:
             if text[begin] != "{":
                 return -1
             self._position, self._depth = begin + 1, 1
-        for sign in _JSON_SIGNS.finditer(text, self._position):
-            self._position = sign.end()
-            if sign[0] == '"':
+        for delimiter in _JSON_DELIMITERS.finditer(text, self._position):
+            self._position = delimiter.end()
+            if delimiter[0] == '"':
                 self._in_string = not self._in_string
-            elif not self._in_string and sign[0] in "{}":
-                self._depth += 1 if sign[0] == "{" else -1
+            elif not self._in_string and delimiter[0] in "{}":
+                self._depth += 1 if delimiter[0] == "{" else -1
                 if not self._depth:
                     return self._position
         return 0
 
 
-_JSON_SIGNS = re.compile(r'\\.|["{}]', re.DOTALL)
+_JSON_DELIMITERS = re.compile(r'\\.|["{}]', re.DOTALL)
 
 
 def _parse_call(text: str, key: str, names: Collection[str]) -> ParsedCall | None:

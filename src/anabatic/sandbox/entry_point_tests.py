@@ -10,7 +10,7 @@ from anabatic.sandbox.sandbox_runner import Sandbox
 def check_entry_point(sandbox: Sandbox, program: str, test: str, entry_point: str, prompt: str = "") -> ProgramOutcome:
     """Run `program`; `test`, which defines `check(candidate)`, runs elsewhere and checks the program's `entry_point`.
 
-    `ProgramOutcome.passed` tells the result.
+    `ProgramOutcome.passed` holds the result.
 
     Args:
         sandbox: where they run.
@@ -20,7 +20,7 @@ def check_entry_point(sandbox: Sandbox, program: str, test: str, entry_point: st
         prompt: functions that the prompt defines whole are taken from here: the program cannot change them.
 
     Raises:
-        DataError: `entry_point` is no name.
+        DataError: `entry_point` is not a valid name.
         Failure: as `Sandbox.run`.
     """
     if not entry_point.isidentifier():

@@ -1,4 +1,4 @@
-"""What a program may use, and what became of it."""
+"""Resource limits of a program, and the outcome of its run."""
 
 from __future__ import annotations
 

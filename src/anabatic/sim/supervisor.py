@@ -129,16 +129,16 @@ def _supervise_command(command: Sequence[str], environment: Mapping[str, str], m
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         child = subprocess.Popen(list(command), env=dict(environment), preexec_fn=_setup_child)
         for number in _FORWARDED_SIGNALS:
-            signal.signal(number, lambda given, frame: child.send_signal(given))
-        direct: list[float] = []
+            signal.signal(number, lambda signum, frame: child.send_signal(signum))
+        interrupt_times: list[float] = []
 
-        def forward_interrupt(given: int, frame: FrameType | None) -> None:
+        def forward_interrupt(signum: int, frame: FrameType | None) -> None:
             time.sleep(0.05)  # one that was sent to the whole group is on its way to us, too
-            if not direct or time.monotonic() - direct[-1] > _INTERRUPT_WINDOW:
+            if not interrupt_times or time.monotonic() - interrupt_times[-1] > _INTERRUPT_WINDOW:
                 child.send_signal(signal.SIGINT)
 
         # What reaches us in our group has reached COMMAND, which must not count it twice.
-        signal.signal(signal.SIGINT, lambda given, frame: direct.append(time.monotonic()))
+        signal.signal(signal.SIGINT, lambda signum, frame: interrupt_times.append(time.monotonic()))
         signal.signal(_INTERRUPT_SIGNAL, forward_interrupt)
         _unblock_signals()
         status = _wait_for_exit(child, pipe)
@@ -151,7 +151,8 @@ def _supervise_command(command: Sequence[str], environment: Mapping[str, str], m
         shared_memory.remove_segment(machine)
         code = status
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            if -code not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches, gradient of the mean over all ranks' targets, clipping, update.
+"""One optimizer step: gradient accumulation over micro-batches, mean over all ranks' targets, clipping, update.
 
 Nothing here waits for the device; `TrainStep.read_stats`, called by the loop where it logs, is the only read.
 """

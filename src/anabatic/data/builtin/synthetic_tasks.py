@@ -255,7 +255,7 @@ def _number_letters(chosen: str, letter: str) -> str:
 
 
 def _draw_arithmetic(rng: Random, test: bool) -> TaskProblem:
-    """Draw a sum or a difference that is not negative; a + b and b + a lie on the same side."""
+    """Draw a sum or a difference that is not negative; a + b and b + a are in the same split."""
     while True:
         a, b = rng.randint(0, LARGEST_OPERAND), rng.randint(0, LARGEST_OPERAND)
         sign = rng.choice("+-")

@@ -14,7 +14,7 @@ from anabatic.data.readers.raw_rows import SUPPORTED_EXTENSIONS
 
 _PARQUET_REVISION = "refs/convert/parquet"
 """Branch of every data set on Hugging Face that holds it as CONFIG/SPLIT/NNNN.parquet."""
-_SHA256_LETTERS = 64
+_SHA256_HEX_DIGITS = 64
 """Letters of a SHA-256; the hub's cache names large files by theirs."""
 
 
@@ -104,7 +104,7 @@ def _fetch_from_hub(data: TaskData, name: str) -> list[Path]:
         raise DataError(f"{name}: {data.hub} has no {pattern}", "look at data.config and data.split of the task")
     for path in found:
         blob = path.resolve().name
-        _check_sha256(path, blob if len(blob) == _SHA256_LETTERS else None)
+        _check_sha256(path, blob if len(blob) == _SHA256_HEX_DIGITS else None)
     return found
 
 

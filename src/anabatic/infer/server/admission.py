@@ -1,4 +1,4 @@
-"""Admission: the queue of each engine is bounded, and a request beyond it is refused with the time to retry after."""
+"""Admission control (rate limit): engine queues are bounded; further requests get 429 and the time to retry after."""
 
 from __future__ import annotations
 

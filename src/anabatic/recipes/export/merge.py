@@ -1,4 +1,4 @@
-"""`anabatic merge`: adapters and their model become one model. `anabatic export` does that too, and more."""
+"""`anabatic merge`: merge LoRA adapters into their base model. `anabatic export` does that too, and more."""
 
 from __future__ import annotations
 
