@@ -50,7 +50,7 @@ from anabatic.models.pretrained import (
 from anabatic.parallel import process_groups
 from anabatic.parallel.process_groups import World, materialize_parameters
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest, storage
 
 _MAX_PENDING_ROWS = 512
 """Answers that wait for an earlier one to be written."""
@@ -275,7 +275,7 @@ def _find_tokenizer_folder(named_folder: Path, adapters_to_merge: list[merging.W
 
 
 def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, Path]:
-    problem = storage.find_first_fault(path)
+    problem = manifest.find_first_fault(path)
     if problem:
         raise DataError(
             f"{path} holds no config.json or adapter_config.json, and as a checkpoint of ours {problem}",

@@ -26,7 +26,7 @@ from anabatic.core.paths import RunFolder, fsync_folder, lock_folder, make_write
 from anabatic.core.relaunch import RETRY_VARIABLE
 from anabatic.device.device import Device, get_peak_flops
 from anabatic.parallel.process_groups import World, all_reduce_sum, barrier, to_local
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.guards import bad_steps
 from anabatic.train.metrics.recorder import MetricsRecorder
@@ -63,7 +63,7 @@ def open_run_folder(job: LoopJob, device: Device, world: World) -> Iterator[RunF
     folder.create_folder()
     with lock_folder(folder.root, "training run") if world.is_main_process else nullcontext():
         if world.is_main_process:
-            storage.remove_temporary_folders(folder.root)
+            manifest.remove_temporary_folders(folder.root)
         log.add_log_file(folder.log_path(world.rank))
         log.info(f"run folder {folder.root}")
         log.info(f"device {device.type} ({device.reasons['device']}): {device.name}")
@@ -104,7 +104,7 @@ def _require_no_final_model(folder: RunFolder) -> None:
             f"{folder.final_model} is there from an earlier run, but no whole checkpoint to continue from",
             "choose another --out, or start over with --save.resume never (what is there is moved aside)",
         )
-    if torn := storage.list_checkpoint_folders(folder.root):
+    if torn := manifest.list_checkpoint_folders(folder.root):
         log.warn(f"none of the {len(torn)} checkpoints in {folder.root} is whole: starting again at step 0")
 
 
@@ -120,7 +120,7 @@ def _archive_old_run(folder: RunFolder) -> None:
         folder.root / bad_steps.BAD_STEPS_FILE,
         *folder.root.glob("rows-rank-*.jsonl"),
     )
-    old = [path for _, path in storage.list_checkpoint_folders(folder.root)] + [
+    old = [path for _, path in manifest.list_checkpoint_folders(folder.root)] + [
         path for path in output_paths if path.exists()
     ]
     if not old:

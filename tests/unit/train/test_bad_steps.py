@@ -16,7 +16,7 @@ from anabatic.data.shards.reader import ShardSet
 from anabatic.device.device import select_device
 from anabatic.parallel import process_groups as parallel
 from anabatic.testing.multiprocess import spawn_ranks
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest
 from anabatic.train.guards.spike_detector import WINDOW_STEPS, SpikeDetector
 from anabatic.train.loop import fit
 from unit.train.fitting import conversations, fitting
@@ -150,9 +150,9 @@ def test_all_ranks_do_the_same(tmp_path: Path) -> None:
     assert len(found["ranks"]) == 2 and len(guilty) == 1
     where = [steps_with(tmp_path / "run", 33, f"rows-rank-{rank}.jsonl") for rank in (0, 1)]
     assert where[guilty[0]] == [(found["step"], True)] and where[1 - guilty[0]] == []
-    sealed = storage.read_manifest(tmp_path / "run" / "checkpoint-20")
+    sealed = manifest.read_manifest(tmp_path / "run" / "checkpoint-20")
     assert {"rng-0.safetensors", "rng-1.safetensors"} <= set(sealed["files"]) and sealed["strategy"] == "ddp"
-    assert not storage.find_first_fault(tmp_path / "run" / "checkpoint-20")
+    assert not manifest.find_first_fault(tmp_path / "run" / "checkpoint-20")
 
 
 def reference(history: list[float], value: float, factor: float) -> bool:

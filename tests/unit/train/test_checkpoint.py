@@ -18,7 +18,7 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
 from anabatic.train import run_folder
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 
@@ -84,15 +84,15 @@ def test_a_folder_without_manifest_does_not_exist(tmp_path: Path) -> None:
 def test_a_strange_manifest_is_a_fault(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     (tmp_path / "a").write_text("x")
-    assert storage.find_first_fault(tmp_path)
+    assert manifest.find_first_fault(tmp_path)
 
 
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 10):
         save(folder, step)
-    storage.remove_old_checkpoints(folder, 2, 10)
-    assert [step for step, _ in storage.list_checkpoint_folders(tmp_path)] == [2, 10]
+    manifest.remove_old_checkpoints(folder, 2, 10)
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [2, 10]
 
 
 def test_a_broken_checkpoint_of_a_later_step_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_broken_checkpoint_of_a_later_step_does_not_push_out_the_one_just_save
         save(folder, step)
     (folder.checkpoint_path(10) / "state.json").unlink()
     save(folder, 7)
-    storage.remove_old_checkpoints(folder, 1, 7)
+    manifest.remove_old_checkpoints(folder, 1, 7)
     found = storage.find_newest_checkpoint(folder, World())
     assert found is not None and found.step == 7 and not folder.checkpoint_path(5).exists()
 
@@ -124,7 +124,7 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="needs .* but 10 B are free") as caught:
         save(folder, 2)
     assert caught.value.hint
-    assert [step for step, _ in storage.list_checkpoint_folders(tmp_path)] == [1] and storage.find_newest_checkpoint(
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [1] and storage.find_newest_checkpoint(
         folder, World()
     ) is not None
 
@@ -164,13 +164,13 @@ def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
     job = PretrainJob(out=str(tmp_path / "run"), tokenizer="t", data=Data(train=["stdlib:"]))
     with run_folder.open_run_folder(job, DEVICE, World()) as folder:
         save(folder, 1)
-        storage.temporary_path(folder.checkpoint_path(2)).mkdir()  # being written
+        manifest.temporary_path(folder.checkpoint_path(2)).mkdir()  # being written
         with (
             pytest.raises(Failure, match="another training run works in"),
             run_folder.open_run_folder(job, DEVICE, World()),
         ):
             raise AssertionError("both work in it")
-        assert storage.temporary_path(folder.checkpoint_path(2)).exists()
+        assert manifest.temporary_path(folder.checkpoint_path(2)).exists()
     with run_folder.open_run_folder(
         job, DEVICE, World()
     ):  # what a killed job has left half-written goes, what is whole stays

@@ -16,7 +16,7 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
 from anabatic.testing.fake_runs import write_jsonl
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 
@@ -99,7 +99,7 @@ def test_a_manifest_that_is_none_of_ours_is_passed_over(
     file.write_text(json.dumps(json.loads(file.read_text()) | odd))
     code, out, _ = called(capsys, "list", run)
     assert code == 0 and "manifest.json is torn" in out.splitlines()[-1]
-    assert storage.find_newest_valid(run).name == "checkpoint-10"
+    assert manifest.find_newest_valid(run).name == "checkpoint-10"
 
 
 def test_names_of_a_manifest_lead_nowhere_else(run: Path) -> None:
@@ -107,9 +107,9 @@ def test_names_of_a_manifest_lead_nowhere_else(run: Path) -> None:
     known = json.loads(file.read_text())
     known["files"]["../checkpoint-10/state.json"] = known["files"]["state.json"]
     file.write_text(json.dumps(known))
-    assert storage.find_first_fault(run / "checkpoint-15") == "manifest.json is torn"
+    assert manifest.find_first_fault(run / "checkpoint-15") == "manifest.json is torn"
     file.write_text("[" * 100_000)
-    assert storage.find_first_fault(run / "checkpoint-15") == "manifest.json is torn"
+    assert manifest.find_first_fault(run / "checkpoint-15") == "manifest.json is torn"
 
 
 def test_odd_settings_and_rows_beside_checkpoints_are_passed_over(

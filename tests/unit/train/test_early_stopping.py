@@ -9,8 +9,8 @@ import pytest
 from anabatic.config.sections.common import Data, Evaluate
 from anabatic.config.sections.train_jobs import TrainJob
 from anabatic.core.errors import ConfigError
-from anabatic.train.checkpoint.run_state import TrainProgress
-from anabatic.train.validation import BestTracker, compute_perplexity
+from anabatic.train.checkpoint.run_state import BestTracker, TrainProgress
+from anabatic.train.validation import compute_perplexity
 
 
 def judged(losses: list[float], **settings: object) -> tuple[BestTracker, list[bool], list[bool]]:

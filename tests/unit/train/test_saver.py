@@ -15,7 +15,7 @@ from anabatic.core.errors import Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import SMALL_CHECKPOINT_BYTES, CheckpointSaver
 
@@ -58,7 +58,7 @@ def test_the_next_one_waits_and_both_are_told(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             saver.save(step, {"model.a": torch.full((5,), float(step))}, at_step(step))
     assert [saved.step for saved in saver.take_finished()] == [1, 2, 3]
-    assert [step for step, _ in storage.list_checkpoint_folders(tmp_path)] == [3]
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [3]
     step, found = read(folder)
     assert step == 3 and torch.equal(found, torch.full((5,), 3.0))
 
@@ -67,7 +67,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path: Path) -> None:
     with saver_of(RunFolder(tmp_path), keep_last=1, keep_best=True) as saver:
         for step in (1, 2, 3):
             saver.save(step, {"model.a": torch.zeros(5)}, at_step(step), best=1)
-    assert [step for step, _ in storage.list_checkpoint_folders(tmp_path)] == [1, 3]
+    assert [step for step, _ in manifest.list_checkpoint_folders(tmp_path)] == [1, 3]
 
 
 @pytest.mark.parametrize("ask", ["done", "wait", "save"])

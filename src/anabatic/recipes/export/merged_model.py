@@ -25,7 +25,7 @@ from anabatic.models.pretrained import (
     resolve_merged_adapters,
     resolve_model_folder,
 )
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def find_merged_model(model: str, adapters: Sequence[str]) -> MergedModel:
         DataError: something is missing or damaged.
     """
     root = Path(model).expanduser()
-    if (root / storage.MANIFEST_FILE).is_file() and not (root / "config.json").is_file():
+    if (root / manifest.MANIFEST_FILE).is_file() and not (root / "config.json").is_file():
         raise ConfigError(f"{root} is a checkpoint to continue a run", f"anabatic checkpoint export {root} -o FOLDER")
     named_folder = resolve_model_folder(model)
     if (named_folder / classifier.DESCRIPTION_FILE).is_file():

@@ -34,7 +34,7 @@ from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.recipes.prechecks import data_files
 from anabatic.recipes.training import pretrain, trained_model
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.run_folder import collect_weights
 
 ModelWriter = Callable[[Path], None]
@@ -50,8 +50,8 @@ def run(job: CheckpointExportJob) -> None:
     """
     out = Path(job.out).expanduser()
     data_files.require_new_output(out)
-    path = storage.find_newest_valid(Path(job.checkpoint).expanduser())
-    command = storage.read_manifest(path).get("command", "an unknown command")
+    path = manifest.find_newest_valid(Path(job.checkpoint).expanduser())
+    command = manifest.read_manifest(path).get("command", "an unknown command")
     if command not in _MODEL_BUILDERS:
         raise ConfigError(
             f"{path} is a checkpoint of {command}, and only those of {', '.join(_MODEL_BUILDERS)} are exported",
@@ -68,7 +68,7 @@ def run(job: CheckpointExportJob) -> None:
     write(out)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     log.info(
-        f"wrote {out}: step {storage.read_manifest(path)['step']} of {path.parent}, {format_count(trained)} trained "
+        f"wrote {out}: step {manifest.read_manifest(path)['step']} of {path.parent}, {format_count(trained)} trained "
         f"parameters"
     )
 

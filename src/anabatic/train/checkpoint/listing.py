@@ -15,8 +15,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_duration, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
-from anabatic.train.checkpoint import storage
-from anabatic.train.validation import BestTracker
+from anabatic.train.checkpoint import manifest
+from anabatic.train.checkpoint.run_state import BestTracker
 
 _COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "state")
 
@@ -31,16 +31,16 @@ def list_checkpoints(path: Path, evaluations: Iterable[dict[str, Any]] | None = 
     Raises:
         DataError: there is none.
     """
-    found = storage.resolve_checkpoints(path)
+    found = manifest.resolve_checkpoints(path)
     best = find_best_step(found[0].parent, evaluations)
     return [_describe_checkpoint(one, best) for one in found]
 
 
 def _describe_checkpoint(path: Path, best: int | None) -> dict[str, Any]:
-    problem = storage.find_first_fault(path, checksums=False)
+    problem = manifest.find_first_fault(path, checksums=False)
     known: dict[str, Any] = {}
-    if not problem or not problem.startswith(storage.MANIFEST_FILE):
-        known = storage.read_manifest(path)
+    if not problem or not problem.startswith(manifest.MANIFEST_FILE):
+        known = manifest.read_manifest(path)
     step = int(path.name.rpartition("-")[2]) if path.name.rpartition("-")[2].isdigit() else known.get("step")
     saved = known.get("saved") or path.stat().st_mtime
     return {
@@ -132,7 +132,7 @@ class VerificationResult:
         return "".join(f"{self.path}: {fault}\n" for fault in self.faults)
 
 
-def verify_checkpoints(path: Path, advance: storage.ByteCallback) -> list[VerificationResult]:
+def verify_checkpoints(path: Path, advance: manifest.ByteCallback) -> list[VerificationResult]:
     """Read every file of the checkpoints and compare it with its size and checksum.
 
     Args:
@@ -142,12 +142,12 @@ def verify_checkpoints(path: Path, advance: storage.ByteCallback) -> list[Verifi
         DataError: there is none.
     """
     found = []
-    for one in storage.resolve_checkpoints(path):
-        faults = list(storage.find_faults(one, advance=advance))
+    for one in manifest.resolve_checkpoints(path):
+        faults = list(manifest.find_faults(one, advance=advance))
         known = (
             {}
-            if any(fault.startswith(storage.MANIFEST_FILE) for fault in faults)
-            else storage.read_manifest(one)["files"]
+            if any(fault.startswith(manifest.MANIFEST_FILE) for fault in faults)
+            else manifest.read_manifest(one)["files"]
         )
         found.append(VerificationResult(str(one), len(known), sum(entry["bytes"] for entry in known.values()), faults))
     return found

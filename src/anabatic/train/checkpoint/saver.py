@@ -26,7 +26,7 @@ from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import Device, get_free_host_memory
 from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum, create_side_group, shard_like, to_local
-from anabatic.train.checkpoint import storage
+from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import RunState
 from anabatic.train.metrics.device_stats import count_local_processes
 
@@ -136,7 +136,7 @@ class CheckpointSaver:
         group = self._world if stall is None or self._group is None else self._group
         path = storage.save_checkpoint(self._folder, step, content, group)
         if group.rank == 0:
-            storage.remove_old_checkpoints(self._folder, self._config.keep_last, step, also)
+            manifest.remove_old_checkpoints(self._folder, self._config.keep_last, step, also)
         seconds = time.perf_counter() - start
         self._finished.append(
             SavedCheckpoint(step, path, seconds, seconds if stall is None else stall, stall is not None)

@@ -1,0 +1,196 @@
+"""The files of a checkpoint folder: find it, commit it, verify that it is complete. No torch.
+
+A checkpoint is built under another name and renamed; a folder without a valid manifest is not a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import json_reader, log, paths
+from anabatic.core.errors import DataError
+from anabatic.core.paths import RunFolder, fsync_folder, replace_folder
+
+MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)$")
+_MANIFEST_FIELDS: dict[str, tuple[type, ...]] = {
+    "step": (int,), "saved": (int, float), "world_size": (int,), "strategy": (str,), "command": (str,),
+}  # fmt: skip
+"""Keys of the manifest beside `files`, and what they are."""
+_BLOCK_BYTES = 1 << 20
+ByteCallback = Callable[[int], None]
+
+
+def list_checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
+    """The checkpoint folders of a run, oldest first, whole or not."""
+    found = [
+        (int(match[1]), path) for path in root.glob("checkpoint-*") if (match := _CHECKPOINT_NAME.search(path.name))
+    ]
+    return sorted(found)
+
+
+def temporary_path(target: Path) -> Path:
+    """Return the name under which a checkpoint is built."""
+    return target.with_name(f".{target.name}.tmp")
+
+
+def remove_temporary_folders(root: Path) -> None:
+    """Remove what a killed process has left half-written; only for whoever holds the run folder alone."""
+    for path in root.glob(".checkpoint-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def commit_checkpoint(built: Path, target: Path, step: int, host: str, config: Path, about: dict[str, Any]) -> None:
+    """Sync every file of the folder `built`, write its manifest and rename it to `target`.
+
+    Args:
+        host: the content of `state.json`.
+        config: the run's settings, which are copied where they are.
+        about: how the checkpoint was written: further keys of the manifest.
+
+    Raises:
+        OSError: the disk is full or refuses writes.
+    """
+    (built / STATE_FILE).write_text(host, encoding="utf-8")
+    if config.is_file():
+        shutil.copy(config, built / "config.yaml")
+    files = {}
+    for path in sorted(built.iterdir()):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        files[path.name] = {"bytes": path.stat().st_size, "crc32": _compute_crc32(path)}
+    with open(built / MANIFEST_FILE, "w", encoding="utf-8") as file:
+        json.dump({"step": step, **about, "files": files}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_folder(built)
+    replace_folder(built, target)
+
+
+def _compute_crc32(path: Path, advance: ByteCallback = lambda _: None) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            value = zlib.crc32(block, value)
+            advance(len(block))
+    return value
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint folder.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: it is torn, or none of ours.
+    """
+    content: dict[str, Any] = json_reader.read_json_file(path / MANIFEST_FILE)
+    for name, entry in content["files"].items():
+        if not isinstance(entry["bytes"], int) or not isinstance(entry["crc32"], int) or "/" in name:
+            raise TypeError(name)
+    for key, kinds in _MANIFEST_FIELDS.items():
+        if not isinstance(content.get(key), (*kinds, type(None))):
+            raise TypeError(key)
+    return content
+
+
+def find_faults(
+    path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True, advance: ByteCallback = lambda _: None
+) -> Iterator[str]:
+    """Yield what is wrong with a checkpoint folder.
+
+    Args:
+        rank, ranks: one of `ranks` processes looks at all sizes, and at the checksums of its share of the files.
+        checksums: read the files; else sizes alone are compared.
+        advance: told the bytes that were read.
+    """
+    try:
+        files = read_manifest(path)["files"]
+    except OSError as error:
+        yield f"{MANIFEST_FILE} cannot be read ({error.strerror})"
+        return
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield f"{MANIFEST_FILE} is torn"
+        return
+    if STATE_FILE not in files:
+        yield f"{STATE_FILE} is not in the manifest"
+    for number, (name, entry) in enumerate(files.items()):
+        problem = _check_file(path / name, entry, checksums and number % ranks == rank, advance)
+        if problem:
+            yield f"{name} {problem}"
+
+
+def find_first_fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> str:
+    """Return the first of the `find_faults` of a checkpoint folder, or an empty string."""
+    return next(find_faults(path, rank, ranks, checksums), "")
+
+
+def _check_file(file: Path, entry: dict[str, Any], checksum: bool, advance: ByteCallback) -> str:
+    try:
+        if not file.is_file():
+            return "is missing"
+        found = file.stat().st_size
+        if found != entry["bytes"]:
+            return f"has {found} of {entry['bytes']} bytes"
+        if checksum and _compute_crc32(file, advance) != entry["crc32"]:
+            return "does not match its checksum"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
+
+
+def read_host_state(path: Path) -> dict[str, Any]:
+    """Return the host numbers of a whole checkpoint."""
+    content: dict[str, Any] = json_reader.read_json_file(path / STATE_FILE)
+    return content
+
+
+def resolve_checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoints that a user means, oldest first: the one of that name, or all of a run folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    if (path / MANIFEST_FILE).is_file() or (path.is_dir() and _CHECKPOINT_NAME.search(path.name)):
+        return [path]
+    found = [one for _, one in list_checkpoint_folders(path)] if path.is_dir() else []
+    if not found:
+        inside = sorted({str(one.parent) for one in path.glob("*/checkpoint-*")}) if path.is_dir() else []
+        what = "holds no checkpoint" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
+        hint = f"name one of its runs: {', '.join(inside[:4])}" if inside else "give a run folder or a checkpoint in it"
+        guess = "" if path.exists() else paths.suggest_folder(str(path))
+        raise DataError(f"{path} {what}{guess and '.'}{guess}", hint)
+    return found
+
+
+def find_newest_valid(path: Path) -> Path:
+    """Return the newest whole checkpoint that a user means; each broken one that is skipped is logged.
+
+    Raises:
+        DataError: there is none.
+    """
+    known = resolve_checkpoints(path)
+    for one in reversed(known):
+        problem = find_first_fault(one)
+        if not problem:
+            return one
+        log.warn(f"{one} is not used: {problem}")
+    what = f"{path} is not whole" if known == [path] else f"none of the {len(known)} checkpoints in {path} is whole"
+    raise DataError(what, "give another run folder or checkpoint")
+
+
+def remove_old_checkpoints(folder: RunFolder, keep: int, step: int, also: Collection[int] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints up to `step`, the one just saved, and those of the steps `also`.
+
+    Later ones, which were skipped as broken, must not count: they would push out the good one.
+    """
+    for number, path in [entry for entry in list_checkpoint_folders(folder.root) if entry[0] <= step][:-keep]:
+        if number not in also:
+            shutil.rmtree(path, ignore_errors=True)
