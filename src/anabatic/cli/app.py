@@ -34,6 +34,7 @@ COMMAND_EXAMPLES = {
     "infer": "-m runs/mine rows.jsonl -o answers.jsonl",
     "chat": '-m runs/mine -p "What did you read?"',
     "serve": "runs/mine --port 8000",
+    "studio": "runs",
     "tokenizer train": "--data.train corpus/ --vocab-size 16384 --out runs/mine/tokenizer",
     "tokenizer eval": "--tokenizers runs/mine/tokenizer models/other --data.valid unseen.txt",
     "classify words": "ais/ -o words.jsonl",
@@ -105,7 +106,7 @@ OPTIONS_GROUP = Group("Options", sort_key=5)
 
 _JOB_COMMANDS = {
     TRAIN_GROUP: ("pretrain", "sft", "dpo", "rl", "reward"),
-    USE_GROUP: ("merge", "export", "eval", "infer", "chat", "serve"),
+    USE_GROUP: ("merge", "export", "eval", "infer", "chat", "serve", "studio"),
 }
 """Top-level commands of `command_table`, by help group."""
 

@@ -61,8 +61,6 @@ class ServeJob:
     qwen3, mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
     classifier: list[str] = field(default_factory=list)
     """Classifiers of trajectories, and reward models: NAME=FOLDER, asked at /v1/classify."""
-    runs: str | None = None
-    """Folder whose training runs are shown at /runs: curves, samples, logs, checkpoints."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: int = 8000
@@ -85,7 +83,7 @@ class ServeJob:
     device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
-        require_setting(bool(self.model or self.classifier or self.runs), "no model is given", "anabatic serve FOLDER")
+        require_setting(bool(self.model or self.classifier), "no model is given", "anabatic serve FOLDER")
         require_setting(0 <= self.port < 65536, f"port is {self.port}", "use 0 to 65535")
         for host in self.allowed_hosts:
             bare = bool(host.strip()) and not any(sign in host for sign in "/ ,")

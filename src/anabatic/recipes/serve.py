@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import os
-import signal
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from anabatic.config.loading.command_table import import_served_classifier
 from anabatic.config.sections.common import require_setting
-from anabatic.config.serve import LOCAL_HOSTS, ServeJob
+from anabatic.config.serve import ServeJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.formatting import format_count
@@ -28,8 +21,13 @@ from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.reward_scorer import RewardScorer, is_reward_model
 from anabatic.infer.server.app import create_app
 from anabatic.infer.server.engine_worker import EngineWorker
+from anabatic.infer.server.listening import (
+    allowed_host_names,
+    ignore_reraised_signal,
+    make_protocol_class,
+    open_listening_socket,
+)
 from anabatic.infer.server.model_registry import InputClassifier, ModelRegistry, ServedModel
-from anabatic.infer.web.run_browser import RunBrowser
 from anabatic.models import classifier
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import (
@@ -43,11 +41,8 @@ from anabatic.models.pretrained import (
 from anabatic.recipes import sequence_length
 
 API_KEYS_VARIABLE = "ANABATIC_API_KEYS"
-_LISTEN_BACKLOG = 2048
 STEP_SECONDS = 0.4
 """Who is being answered waits about so long for a piece of somebody else's prompt."""
-UNREAD_TIMEOUT_SECONDS = 60.0
-"""A client that takes nothing of its answer for so long is cut off."""
 
 
 def run(job: ServeJob) -> int:
@@ -59,14 +54,13 @@ def run(job: ServeJob) -> int:
     """
     require_setting(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "one process serves: leave it out")
     keys = _read_api_keys(job.api_key_file)
-    runs = _open_run_folders(job.runs)
-    listening = _open_listening_socket(job.host, job.port)
+    listening = open_listening_socket(job.host, job.port)
     with listening:
         catalogue = _load_model_registry(job)
         worker = EngineWorker(catalogue.engines)
         worker.start()
         config = uvicorn.Config(
-            create_app(catalogue, worker, keys, job.cors, runs, _allowed_host_names(job.allowed_hosts, listening)),
+            create_app(catalogue, worker, keys, job.cors, allowed_host_names(job.allowed_hosts, listening)),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -75,11 +69,11 @@ def run(job: ServeJob) -> int:
             timeout_graceful_shutdown=int(job.limits.shutdown_seconds),
         )
         host, port = listening.getsockname()[:2]
-        names = ", ".join([served.name for served in catalogue.models] + list(catalogue.classifiers)) or "runs"
+        names = ", ".join([served.name for served in catalogue.models] + list(catalogue.classifiers))
         log.info(f"serving {names} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)")
         if not keys and host not in ("127.0.0.1", "::1"):
             log.warn(f"whoever reaches {host}:{port} may ask: set {API_KEYS_VARIABLE} or --api-key-file")
-        with _ignore_reraised_signal():
+        with ignore_reraised_signal():
             uvicorn.Server(config).run(sockets=[listening])
         worker.stop()
         worker.join(timeout=30)
@@ -87,45 +81,6 @@ def run(job: ServeJob) -> int:
         raise Failure(f"the engine stopped: {worker.failure}", "the log above says where")
     log.info("served")
     return 0
-
-
-@contextmanager
-def _ignore_reraised_signal() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when everything is answered: that is no other end."""
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _open_listening_socket(host: str, port: int) -> socket.socket:
-    """Take the address before the models are read, which may take minutes: who asks meanwhile waits."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux (tcp(7)); connections take it over from who listens
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_TIMEOUT_SECONDS))
-    try:
-        listening.bind((host, port))
-        listening.listen(_LISTEN_BACKLOG)  # two that are only bound would both have the address
-    except (OSError, ValueError, TypeError) as error:  # the latter two: no host can be called so
-        listening.close()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"{host}:{port} cannot be opened for listening: {reason}", "give another --host or --port"
-        ) from error
-    return listening
-
-
-def _allowed_host_names(allowed: list[str], listening: socket.socket) -> list[str] | None:
-    """Return the names under which the server may be asked; None: any."""
-    address = str(listening.getsockname()[0])
-    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    if "*" in allowed or not (allowed or loopback):
-        return None
-    return [*LOCAL_HOSTS, f"[{address}]" if ":" in address else address, *allowed]
 
 
 def _read_api_keys(file: str | None) -> list[str]:
@@ -141,14 +96,6 @@ def _read_api_keys(file: str | None) -> list[str]:
     if not keys:
         raise ConfigError(f"{path}: there is no key", "write one a line")
     return keys
-
-
-def _open_run_folders(folder: str | None) -> RunBrowser | None:
-    if folder is None:
-        return None
-    root = Path(folder).expanduser()
-    require_setting(root.is_dir(), f"runs is {folder}, which is no folder", "give the folder above your run folders")
-    return RunBrowser(root)
 
 
 def _load_model_registry(job: ServeJob) -> ModelRegistry:
@@ -185,41 +132,3 @@ def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) ->
         engine.load_adapter(label, resolve_model_folder(place))
         log.info(f"{label}: adapter {place}")
         yield ServedModel(label, engine, model, label)
-
-
-def make_protocol_class(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, which waits for the head of a request for `seconds` at most."""
-
-    class IdleTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        cycle: Any
-        idle_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._start_timer()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._has_request() and self.idle_timer is not None:
-                self.idle_timer.cancel()
-                self.idle_timer = None
-            elif not self._has_request() and self.idle_timer is None:
-                self._start_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self.idle_timer is not None:
-                self.idle_timer.cancel()
-            super().connection_lost(exc)
-
-        def _has_request(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
-        def _start_timer(self) -> None:
-            self.idle_timer = asyncio.get_running_loop().call_later(seconds, self._close_if_idle)
-
-        def _close_if_idle(self) -> None:
-            self.idle_timer = None
-            if not self._has_request():
-                self.transport.close()
-
-    return IdleTimeoutProtocol

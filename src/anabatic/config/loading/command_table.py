@@ -269,6 +269,14 @@ _COMMAND_ROWS = (
         extra="serve",
     ),
     Command(
+        "studio",
+        "anabatic.config.studio:StudioJob",
+        "anabatic.studio.server:run",
+        "Train, compare and try models in the browser.",
+        positional_setting="runs",
+        extra="serve",
+    ),
+    Command(
         "chat",
         "anabatic.config.chat:ChatJob",
         "anabatic.recipes.chat.session:run",

@@ -129,12 +129,17 @@ _COMMON_SETTINGS: dict[str, Tasks] = {
         _DEVICES: _DEVICE_SETTINGS,
     },
     "serve": {
-        "Models": ("model", "adapter", "chat_template", "classifier", "runs", "quantize"),
+        "Models": ("model", "adapter", "chat_template", "classifier", "quantize"),
         "Address and access": ("host", "port", "api_key_file", "cors", "allowed_hosts"),
         "Requests at once": ("batching.batch", "batching.max_len", "batching.cache_gib"),
         "Limits": ("limits.queue", "limits.seconds", "limits.new_tokens"),
         _ANSWERS: ("too_long", "sampling.temperature", "sampling.top_p", "sampling.max_new_tokens"),
         _DEVICES: _CHIP_SETTINGS,
+    },
+    "studio": {
+        "Folders": ("runs", "data", "models"),
+        "Address and access": ("host", "port", "token_file", "require_token", "allowed_hosts"),
+        "Queue": ("concurrent_jobs",),
     },
     "infer": {
         _MODEL_AND_DATA: ("model", "adapter", "chat_template", "inputs", "out", "system", "raw", "columns", "resume"),

@@ -27,14 +27,26 @@ def load_job(command: str, files: Sequence[str | Path] = (), flags: dict[str, An
     Raises:
         ConfigError: a file cannot be read, or a value is unknown, of the wrong type or out of range.
     """
-    cls = command_table.get_command(command).import_job_class()
-    tree: dict[str, Any] = {}
-    origins: list[tuple[dict[str, Any], validation.SettingNamer]] = []
-    for file in files:
-        source = yaml_reader.read_yaml(file)
-        origins.append((source.tree, validation.SettingNamer(source.format_location)))
+    sources = [yaml_reader.read_yaml(file) for file in files]
+    origins = [(source.tree, validation.SettingNamer(source.format_location)) for source in sources]
     if flags:
         origins.append((flags, validation.OptionNamer()))
+    return _merge_job(command, origins)
+
+
+def parse_job(command: str, text: str, origin: str) -> Any:
+    """Return the settings of `command` from the text of a recipe; `origin` names it in messages.
+
+    Raises:
+        ConfigError: as for `load_job`.
+    """
+    source = yaml_reader.parse_yaml(text, origin)
+    return _merge_job(command, [(source.tree, validation.SettingNamer(source.format_location))])
+
+
+def _merge_job(command: str, origins: list[tuple[dict[str, Any], validation.SettingNamer]]) -> Any:
+    cls = command_table.get_command(command).import_job_class()
+    tree: dict[str, Any] = {}
     for given, where in origins:
         tree = merge_trees(tree, validation.check_section(given, cls, where))
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,10 +15,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from anabatic import __version__
-from anabatic.core import json_reader
 from anabatic.core.errors import AnabaticError
 from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.embeddings import embed_rows
@@ -49,7 +47,6 @@ from anabatic.infer.server.response_stream import ResponseStream
 from anabatic.infer.server.responses_events import ResponsesBuilder
 from anabatic.infer.server.responses_schema import ResponsesRequest
 from anabatic.infer.web import pages
-from anabatic.infer.web.run_browser import RunBrowser
 
 _TOKENIZER_THREADS = 2
 _Made = TypeVar("_Made")
@@ -71,8 +68,8 @@ _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 class ApiRoutes:
     """The paths of the API, over a catalogue and the worker that runs its engines."""
 
-    def __init__(self, catalogue: ModelRegistry, worker: EngineWorker, runs: bool = False) -> None:
-        self._registry, self._worker, self._has_runs = catalogue, worker, runs
+    def __init__(self, catalogue: ModelRegistry, worker: EngineWorker) -> None:
+        self._registry, self._worker = catalogue, worker
         self.server_metrics = ServerMetrics(catalogue.models, worker)
         self._admission = AdmissionControl(catalogue.limits.queue)
         # Few threads: each keeps memory of the longest texts that it has counted.
@@ -95,10 +92,8 @@ class ApiRoutes:
             self.router.add_api_route(path, function, methods=[method], response_model=None)
 
     async def show_page(self) -> Response:
-        """The chat page; where nobody can chat, the page of runs."""
-        if self._has_runs and not self._registry.models:
-            return RedirectResponse("runs")
-        found = pages.chat_page(self._has_runs)
+        """The chat page."""
+        found = pages.chat_page()
         return HTMLResponse(found.html, headers=found.headers)
 
     async def check_health(self) -> Response:
@@ -270,7 +265,6 @@ def create_app(
     worker: EngineWorker,
     keys: Sequence[str],
     cors: Sequence[str],
-    runs: RunBrowser | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
     """Return the application.
@@ -279,14 +273,11 @@ def create_app(
         worker: started.
         keys: requests need one of them; empty: none.
         cors: origins whose pages may ask.
-        runs: training runs that may be looked at.
         hosts: names under which it may be asked; None: any.
     """
     app = FastAPI(title="anabatic", version=__version__, docs_url=None, redoc_url=None)
-    api = ApiRoutes(catalogue, worker, runs is not None)
+    api = ApiRoutes(catalogue, worker)
     app.include_router(api.router)
-    if runs is not None:
-        app.include_router(RunsApi(runs, bool(catalogue.models)).router)
 
     @app.exception_handler(ApiError)
     async def _handle_api_error(_: Request, error: ApiError) -> Response:
@@ -322,63 +313,3 @@ def create_app(
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"])
     return app
-
-
-class RunsApi:
-    """The paths, over the runs of one folder."""
-
-    def __init__(self, runs: RunBrowser, chats: bool) -> None:
-        self._runs, self._has_chat = runs, chats
-        # One question at a time: reading files must not take the threads that count tokens.
-        self._thread = ThreadPoolExecutor(1, "anabatic-runs")
-        self.router = APIRouter(include_in_schema=False)
-        for path, function in (
-            ("/runs", self.show_page),
-            ("/runs/list", self.list_runs),
-            ("/runs/{key}/curves", self.get_curves),
-            ("/runs/{key}/about", self.get_details),
-            ("/runs/{key}/log/{rank}", self.get_log),
-            ("/runs/{key}/report", self.get_report),
-        ):
-            self.router.add_api_route(path, function, methods=["GET"], response_model=None)
-
-    async def show_page(self) -> Response:
-        """The page."""
-        found = pages.runs_page(self._has_chat)
-        return HTMLResponse(found.html, headers=found.headers)
-
-    async def list_runs(self) -> Response:
-        """All runs."""
-        return _json_response(await self._run_in_thread(self._runs.list_runs))
-
-    async def get_curves(self, key: str, have: str = "") -> Response:
-        """The curves of a run."""
-        return _json_response(await self._run_in_thread(lambda: self._runs.get_curves(key, have)))
-
-    async def get_details(self, key: str) -> Response:
-        """What else a run has written."""
-        return _json_response(await self._run_in_thread(lambda: self._runs.get_details(key)))
-
-    async def get_log(self, key: str, rank: int) -> Response:
-        """The end of a rank's log."""
-        return _json_response({"text": await self._run_in_thread(lambda: self._runs.read_log(key, rank))})
-
-    async def get_report(self, key: str) -> Response:
-        """The report of a run, to be kept."""
-        return _json_response({"html": await self._run_in_thread(lambda: self._runs.render_report(key))})
-
-    async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-        except KeyError as error:
-            raise ApiError(404, "there is no such run, or it has no such log", None, "run_not_found") from error
-        except AnabaticError as error:
-            raise from_anabatic_error(error) from error
-        except OSError as error:
-            raise ApiError(503, f"the run cannot be read: {error.strerror}") from error
-
-
-def _json_response(value: Any) -> Response:
-    # Half characters, which UTF-8 cannot hold, stay JSON escapes.
-    text = json.dumps(json_reader.replace_nonfinite(value), separators=(",", ":"))
-    return Response(text, media_type="application/json", headers={"Cache-Control": "no-store"})

@@ -18,7 +18,7 @@ from anabatic.config.serve import ServerLimits
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.request_limits import CURRENT_LIMITS
 
-KEYLESS_PATHS = ("/", "/runs", "/health", "/favicon.ico")
+KEYLESS_PATHS = ("/", "/health", "/favicon.ico")
 """Paths without a key: the pages hold no data and ask their reader for one."""
 
 
@@ -46,7 +46,7 @@ class GuardMiddleware:
     ) -> None:
         self._app, self._limits, self._on_status = app, limits, seen
         self._keys = [key.encode() for key in keys]
-        self._hosts = None if hosts is None else {_host_name(host) for host in hosts}
+        self._hosts = None if hosts is None else {parse_host_name(host) for host in hosts}
         self._origins = set(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +72,7 @@ class GuardMiddleware:
             scope = {**scope, "method": "GET"}
         CURRENT_LIMITS.set(self._limits)
         try:
-            _require_one_length(scope)
+            require_one_length(scope)
             self._require_host(scope)
             self._require_key(scope)
             body = await self._read_body(scope, receive)
@@ -80,14 +80,14 @@ class GuardMiddleware:
             await error.to_response()(scope, receive, send)
             return
         if body is not None:
-            await self._app(scope, _replay_body(body, receive), send)
+            await self._app(scope, replay_body(body, receive), send)
 
     def _require_host(self, scope: Scope) -> None:
         if self._hosts is None or scope["path"] == HEALTH_PATH:
             return
         for name, value in scope["headers"]:
             text = value.decode("latin-1")
-            if name == b"host" and _host_name(text) not in self._hosts:
+            if name == b"host" and parse_host_name(text) not in self._hosts:
                 hint = "give --allowed-hosts NAME"
                 raise ApiError(421, f"this server is not called {text[:200]!r}: {hint}", None, "host_not_allowed")
             if name == b"origin" and not self._is_origin_allowed(text):
@@ -97,7 +97,7 @@ class GuardMiddleware:
     def _is_origin_allowed(self, origin: str) -> bool:
         if {origin, "*"} & self._origins:
             return True
-        return self._hosts is None or _host_name(origin.partition("://")[2]) in self._hosts
+        return self._hosts is None or parse_host_name(origin.partition("://")[2]) in self._hosts
 
     def _require_key(self, scope: Scope) -> None:
         if not self._keys or scope["path"] in KEYLESS_PATHS or scope["method"] == "OPTIONS":
@@ -117,12 +117,12 @@ class GuardMiddleware:
         if content_length.isdigit() and int(content_length) > max_bytes:
             raise too_large
         try:
-            return await asyncio.wait_for(_read_all(receive, max_bytes, too_large), self._limits.body_seconds)
+            return await asyncio.wait_for(read_body(receive, max_bytes, too_large), self._limits.body_seconds)
         except asyncio.TimeoutError as error:
             raise ApiError(408, f"the body took more than {self._limits.body_seconds:g} s") from error
 
 
-def _host_name(host: str) -> str:
+def parse_host_name(host: str) -> str:
     """Return a name or an address without its port."""
     try:
         name = urlsplit(f"//{host.strip()}").hostname
@@ -131,7 +131,7 @@ def _host_name(host: str) -> str:
     return (name or "").rstrip(".")
 
 
-def _require_one_length(scope: Scope) -> None:
+def require_one_length(scope: Scope) -> None:
     """Refuse a body with two lengths: a proxy may read another end of it than we do (RFC 9112, section 6.3)."""
     names = {name for name, _ in scope["headers"]}
     if {b"content-length", b"transfer-encoding"} <= names:
@@ -140,7 +140,12 @@ def _require_one_length(scope: Scope) -> None:
         raise error
 
 
-async def _read_all(receive: Receive, max_bytes: int, too_large: ApiError) -> bytes | None:
+async def read_body(receive: Receive, max_bytes: int, too_large: ApiError) -> bytes | None:
+    """Return the body of a request; None: the client has disconnected.
+
+    Raises:
+        ApiError: `too_large`.
+    """
     parts: list[bytes] = []
     size = 0
     while True:
@@ -155,8 +160,8 @@ async def _read_all(receive: Receive, max_bytes: int, too_large: ApiError) -> by
             return b"".join(parts)
 
 
-def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """The body again, then what the connection says."""
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a receive function that gives the body again, then the messages of the connection."""
     given = False
 
     async def receive_again() -> Message:

@@ -1,6 +1,6 @@
 // Words of the chat page.
 Object.assign(WORDS.en, {
-  skip: "Skip to the message", list: "Conversations", newTalk: "New conversation", other: "Runs",
+  skip: "Skip to the message", list: "Conversations", newTalk: "New conversation", home: "Studio",
   forgetAll: "Forget all conversations", forgetAsk: "Forget all conversations of this browser?", model: "Model",
   system: "System message", temperature: "Temperature", maxTokens: "Longest answer, tokens", seed: "Seed",
   settingsNote: "An empty field leaves the choice to the server. Conversations and settings stay in this browser.",
@@ -15,7 +15,7 @@ Object.assign(WORDS.en, {
   adapter: (name) => `${name} (adapter)`, answering: "Answering", done: "Answered",
 });
 Object.assign(WORDS.zh, {
-  skip: "跳到输入框", list: "对话列表", newTalk: "新对话", other: "训练",
+  skip: "跳到输入框", list: "对话列表", newTalk: "新对话", home: "工作台",
   forgetAll: "清除全部对话", forgetAsk: "清除此浏览器中的全部对话？", model: "模型",
   system: "系统消息", temperature: "温度", maxTokens: "回答最多词元数", seed: "随机种子",
   settingsNote: "留空则由服务器决定。对话和设置只保存在此浏览器中。",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,14 +14,17 @@ from markupsafe import Markup
 
 WEB_FOLDER = Path(__file__).parent
 CHAT_PROGRAMS = (
-    "chat",
-    ("words.js", "chat_words.js", "settings.js", "dom.js", "server.js", "store.js", "markdown.js", "ask.js", "chat.js"),
+    "words.js",
+    "chat_words.js",
+    "settings.js",
+    "dom.js",
+    "server.js",
+    "store.js",
+    "markdown.js",
+    "ask.js",
+    "chat.js",
 )
-RUNS_PROGRAMS = (
-    "runs",
-    ("words.js", "runs_words.js", "settings.js", "dom.js", "server.js", "details.js", "plot.js", "runs.js"),
-)
-"""Name of a page, and its programs in the order in which they build on one another."""
+"""Programs of the chat page, in the order in which they build on one another."""
 
 
 @dataclass(frozen=True)
@@ -38,32 +42,29 @@ class WebPage:
 
 
 @cache
-def chat_page(runs: bool) -> WebPage:
+def chat_page(home: str = "") -> WebPage:
     """Return the chat page.
 
     Args:
-        runs: the server shows runs too: a link leads there.
+        home: address of the page that leads here, for a link back; empty: there is none.
     """
-    return _build_page(*CHAT_PROGRAMS, other=runs)
+    return build_page("chat.html.j2", ("base.css", "chat.css"), CHAT_PROGRAMS, home)
 
 
-@cache
-def runs_page(chats: bool) -> WebPage:
-    """Return the page of training runs.
+def build_page(
+    template: str, styles: Sequence[str], programs: Sequence[str], home: str = "", folder: Path = WEB_FOLDER
+) -> WebPage:
+    """Return a page with its styles and programs inside.
 
     Args:
-        chats: the server has a model to chat with: a link leads there.
+        template, styles, programs: names of files in `folder`, or else in this package's folder.
+        home: address of the page that leads here.
     """
-    return _build_page(*RUNS_PROGRAMS, other=chats)
-
-
-def _build_page(name: str, programs: tuple[str, ...], other: bool) -> WebPage:
-    style = "".join((WEB_FOLDER / one).read_text(encoding="utf-8") for one in ("base.css", f"{name}.css"))
-    program = "\n".join((WEB_FOLDER / one).read_text(encoding="utf-8") for one in programs)
+    style = "".join(_read_file(folder, name) for name in styles)
+    program = "\n".join(_read_file(folder, name) for name in programs)
     program = f'"use strict";\n(() => {{\n{program}\n}})();\n'
-    environment = Environment(loader=FileSystemLoader(WEB_FOLDER), undefined=StrictUndefined, autoescape=True)
-    template = environment.get_template(f"{name}.html.j2")
-    html = template.render(style=Markup(style), program=Markup(program), other=other)
+    environment = Environment(loader=FileSystemLoader([folder, WEB_FOLDER]), undefined=StrictUndefined, autoescape=True)
+    html = environment.get_template(template).render(style=Markup(style), program=Markup(program), home=home)
     policy = (
         f"default-src 'none'; style-src '{_hash_source(style)}'; script-src '{_hash_source(program)}'; connect-src "
         f"'self'; "
@@ -76,6 +77,11 @@ def _build_page(name: str, programs: tuple[str, ...], other: bool) -> WebPage:
         "Cache-Control": "no-cache",
     }
     return WebPage(html, headers)
+
+
+def _read_file(folder: Path, name: str) -> str:
+    path = folder / name
+    return (path if path.is_file() else WEB_FOLDER / name).read_text(encoding="utf-8")
 
 
 def _hash_source(text: str) -> str:

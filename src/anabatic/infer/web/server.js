@@ -19,3 +19,11 @@ const get = async (path) => {
   if (!response.ok) throw await failure(response);
   return response.json();
 };
+
+const post = async (path, body) => {
+  let response;
+  try { response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body) }); }
+  catch { throw new Error(word("offline")); }
+  if (!response.ok) throw await failure(response);
+  return response.json();
+};

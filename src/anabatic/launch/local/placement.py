@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -291,6 +291,7 @@ def select_devices(
     nproc: int,
     environ: Mapping[str, str],
     find_source: Callable[[], SourceLookup] = selection.find_accelerator_source,
+    reserved: Collection[int] | None = None,
 ) -> DeviceSelection | None:
     """Select devices for `nproc` processes; None if there are none or the job runs on another device type.
 
@@ -298,6 +299,8 @@ def select_devices(
         device_type: the setting device.type.
         environ: environment, with the user's own choice.
         find_source: returns the metrics source for devices.
+        reserved: for a queue of several jobs: devices of other jobs, which are not selected; the user's own choice is
+            then what all jobs share. None: a single job, which takes all of the user's choice.
 
     Raises:
         DeviceError: there are too few devices, or too few free ones.
@@ -317,12 +320,18 @@ def select_devices(
     visible = environ.get(DEVICES[kind].visible_env)
     if visible is not None:
         indices = _parse_visible_devices(visible, devices)
-        return DeviceSelection(kind, tuple(devices[index] for index in indices), indices, {})
-    return _select_available_devices(kind, nproc, devices, snapshot)
+        if reserved is None:
+            return DeviceSelection(kind, tuple(devices[index] for index in indices), indices, {})
+        devices = {index: devices[index] for index in indices}
+    return _select_available_devices(kind, nproc, devices, snapshot, reserved or ())
 
 
 def _select_available_devices(
-    kind: str, nproc: int, devices_by_index: Mapping[int, DeviceReading], snapshot: Snapshot
+    kind: str,
+    nproc: int,
+    devices_by_index: Mapping[int, DeviceReading],
+    snapshot: Snapshot,
+    reserved: Collection[int],
 ) -> DeviceSelection:
     label, variable = "NPU" if kind == "npu" else "GPU", DEVICES[kind].visible_env
     if nproc > len(devices_by_index):
@@ -333,7 +342,7 @@ def _select_available_devices(
     unavailable = {
         index: reason
         for index, device in devices_by_index.items()
-        if (reason := _explain_unavailable(device, snapshot))
+        if (reason := "another job of the queue" if index in reserved else _explain_unavailable(device, snapshot))
     }
     free = [index for index in devices_by_index if index not in unavailable]
     chosen = _pick_least_used(devices_by_index, free, nproc)

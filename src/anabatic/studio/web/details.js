@@ -36,7 +36,11 @@ const checkpointsPart = (about) => (about.checkpoints.length ? [table(word("colu
 
 const configPart = (about) => (about.config ? [plain(about.config)] : []);
 
-const PARTS = { samples: samplesPart, events: eventsPart, checkpoints: checkpointsPart, config: configPart };
+const spikesPart = (about) => (about.spikes.length ? [table(word("spikeColumns"), about.spikes.toReversed().map((one) => [
+  String(one.step), one.reason, one.loss === null ? "–" : exact(one.loss), one.grad_norm === null ? "–" : exact(one.grad_norm), one.rows.join(", "),
+]))] : []);
+
+const PARTS = { samples: samplesPart, events: eventsPart, checkpoints: checkpointsPart, config: configPart, spikes: spikesPart };
 
 // The end of the log of one process; which one is chosen above it.
 const logPart = async (key, about) => {
@@ -44,7 +48,7 @@ const logPart = async (key, about) => {
   const shown = plain("");
   const choose = node("select", { "aria-label": word("rank") }, ...about.logs.map((one) => node("option", { value: one.rank }, `${word("rank")} ${one.rank} · ${bytes(one.bytes)}`)));
   const load = async () => {
-    try { shown.textContent = (await get(`runs/${key}/log/${choose.value}`)).text; }
+    try { shown.textContent = (await get(`api/runs/${key}/log/${choose.value}`)).text; }
     catch (error) { shown.textContent = error.message; }
   };
   choose.addEventListener("change", load);
@@ -58,14 +62,13 @@ const showFacts = (about) => {
 };
 
 const showPart = async (key, about, name) => {
+  $("tabs").querySelector('[data-part="spikes"]').hidden = !about.spikes.length;
   for (const one of $("tabs").querySelectorAll("[data-part]")) one.setAttribute("aria-pressed", String(one.dataset.part === name));
   const made = name === "logs" ? await logPart(key, about) : PARTS[name](about);
   $("part").replaceChildren(...(made.length ? made : [none()]));
 };
 
 const saveReport = async (key, name) => {
-  const { html } = await get(`runs/${key}/report`);
-  const link = node("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: `report-${name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}.html` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  const { html } = await get(`api/runs/${key}/report`);
+  download(fileName(`report-${name}`, "html"), "text/html", html);
 };

@@ -1,7 +1,7 @@
-// The page of runs: a list, the curves of those that are chosen, and what else the one in front has written.
+// The runs: a list, the curves of the chosen ones, their comparison, and what else the one in front has written.
 
 const MOST = 8;
-const SECONDS = 3;
+const RUN_SECONDS = 3;
 const percent = (value) => `${+(100 * value).toPrecision(3)} %`;
 const exact = (value) => String(+value.toPrecision(4));
 const PLOTS = [
@@ -63,14 +63,16 @@ const changeRow = (one) => {
   open.setAttribute("aria-current", String(one.id === front()));
   open.title = one.why || one.name;
   open.children[0].textContent = one.name;
-  open.children[1].textContent = facts(one);
+  open.children[1].textContent = [facts(one), ...one.tags.map((tag) => `#${tag}`)].join(" ");
   dot.className = `dot ${one.state.split(" ")[0]}`;
   return row;
 };
 
+const matches = (one, wanted) => (wanted.startsWith("#") ? one.tags.some((tag) => tag.toLowerCase().startsWith(wanted.slice(1))) : one.name.toLowerCase().includes(wanted));
+
 const showList = () => {
   const wanted = $("find").value.trim().toLowerCase();
-  const shown = listed.filter((one) => one.name.toLowerCase().includes(wanted)).map(changeRow);
+  const shown = listed.filter((one) => matches(one, wanted)).map(changeRow);
   for (const id of rows.keys()) if (!listed.some((one) => one.id === id)) rows.delete(id);
   const there = [...$("list").children];
   if (there.length !== shown.length || there.some((one, at) => one !== shown[at])) $("list").replaceChildren(...shown);
@@ -86,13 +88,13 @@ const toggle = (id, on) => {
 const pick = (runs) => {
   const before = front();
   chosen = runs;
-  history.replaceState(null, "", runs.length ? `#${runs.map((one) => one.id).join(",")}` : location.pathname);
+  if (view === "runs") history.replaceState(null, "", `#/runs${runs.length ? `/${runs.map((one) => one.id).join(",")}` : ""}`);
   for (const id of held.keys()) if (!runs.some((one) => one.id === id)) held.delete(id);
   if (front() !== before) { about = null; $("about").hidden = true; }
   say("");
   showList();
   draw();
-  refresh();
+  pollNow();
 };
 
 // --- the curves
@@ -134,10 +136,20 @@ const seriesOf = ({ keys, valid }, { id, colour }, alone) => {
 
 const draw = () => {
   const alone = chosen.length === 1;
-  $("title").textContent = alone ? nameOf(front()) : word("list");
-  document.title = `${$("title").textContent} · anabatic`;
+  if (view === "runs") {
+    $("title").textContent = alone ? nameOf(front()) : word("list");
+    document.title = `${$("title").textContent} · anabatic`;
+  }
   $("legend").replaceChildren(...(alone ? [] : chosen.map((one) => node("span", {}, node("i", { class: `c${one.colour} line` }), nameOf(one.id)))));
-  PLOTS.forEach((one, at) => plots[at].draw(chosen.flatMap((run) => seriesOf(one, run, alone)), { zero: one.zero, log: one.log && $("log").checked, axis: $("axis").value }));
+  PLOTS.forEach((one, at) => plots[at].draw(chosen.flatMap((run) => seriesOf(one, run, alone)), { zero: one.zero, log: one.log && $("log").checked, axis: $("axis").value, marks: at === 0 ? spikeMarks() : [] }));
+};
+
+// Where the run in front had spikes, on the chosen axis, with the rows that were in those steps.
+const spikeMarks = () => {
+  const curves = held.get(front())?.curves;
+  if (!about || !curves) return [];
+  const { x } = placed(curves, [about.found.spikes.map((one) => one.step), about.found.spikes.map(() => 0)], $("axis").value);
+  return x.length === about.found.spikes.length ? x.map((value, index) => ({ x: value, text: `${word("spikeAt", about.found.spikes[index].step)}: ${about.found.spikes[index].rows.slice(0, 5).join(", ")}` })) : [];
 };
 
 // --- asking
@@ -155,7 +167,7 @@ const tell = () => {
 const loadCurves = async ({ id }) => {
   const known = held.get(id);
   if (known && known.share === 1 && !live(id) && known.idle > 1) return false;
-  const found = await get(`runs/${id}/curves?have=${encodeURIComponent(known?.version ?? "")}`);
+  const found = await get(`api/runs/${id}/curves?have=${encodeURIComponent(known?.version ?? "")}`);
   if (!chosen.some((one) => one.id === id)) return false;
   held.set(id, { curves: known?.curves ?? {}, ...found, idle: found.curves ? 0 : (known?.idle ?? 0) + 1 });
   return Boolean(found.curves);
@@ -165,63 +177,107 @@ const loadAbout = async () => {
   const id = front();
   const version = `${held.get(id)?.version} ${listed.find((one) => one.id === id)?.state}`;
   if (!id || (about?.id === id && !live(id) && about.version === version)) return;
-  const found = await get(`runs/${id}/about`);
+  const found = await get(`api/runs/${id}/about`);
   if (front() !== id) return;
   const same = about && JSON.stringify(about.found) === JSON.stringify(found);
   about = { id, found, version };
   $("about").hidden = false;
+  showNote();
+  if (!same && found.spikes.length) draw();
   if (!same) { showFacts(found); await showPart(id, found, part); }
 };
 
-let waiting = 0;
-let round = 0;
-const refresh = async () => {
-  clearTimeout(waiting);
-  const mine = ++round;
-  let failed = false;
-  try {
-    const { runs, left_out: left } = await get("runs/list");
-    if (mine !== round) return;
-    listed = runs;
-    $("left-out").textContent = left ? word("leftOut", left) : "";
-    const there = chosen.filter((one) => runs.some((each) => each.id === one.id));
-    if (!there.length && runs.length && chosen.length === 0 && !held.size) chosen = [{ id: runs[0].id, colour: 1 }];
-    else chosen = there;
-    showList();
-    const fresh = await Promise.all(chosen.map(loadCurves));
-    if (mine !== round) return;
-    if (fresh.some(Boolean)) draw();
-    await loadAbout();
-    tell();
-  } catch (error) { failed = true; say(error.message, true); }
-  if (mine !== round) return;
-  const reading = chosen.some((one) => (held.get(one.id)?.share ?? 1) < 1);
-  waiting = setTimeout(() => (document.hidden ? refreshLater() : refresh()), 1000 * (reading && !failed ? 0.2 : SECONDS));
+const refreshRuns = async () => {
+  const round = pollRound;
+  const { runs, left_out: left } = await get("api/runs");
+  if (round !== pollRound) return RUN_SECONDS;
+  listed = runs;
+  $("left-out").textContent = left ? word("leftOut", left) : "";
+  const there = chosen.filter((one) => runs.some((each) => each.id === one.id));
+  if (!there.length && runs.length && !chosen.length && !held.size) chosen = [{ id: runs[0].id, colour: 1 }];
+  else chosen = there;
+  showList();
+  const fresh = await Promise.all(chosen.map(loadCurves));
+  if (round !== pollRound) return RUN_SECONDS;
+  if (fresh.some(Boolean)) draw();
+  await loadAbout();
+  await showComparison();
+  tell();
+  return chosen.some((one) => (held.get(one.id)?.share ?? 1) < 1) ? 0.2 : RUN_SECONDS;
 };
 
-const refreshLater = () => document.addEventListener("visibilitychange", refresh, { once: true });
+// --- notes, tags, exports
 
-const speak = () => {
-  translate();
-  $("find").placeholder = word("find");
+const showNote = () => {
+  const row = listed.find((one) => one.id === front());
+  if (!row || $("note-form").contains(document.activeElement)) return;
+  $("note-text").value = row.note;
+  $("note-tags").value = row.tags.join(", ");
+};
+
+const saveNote = async () => {
+  const tags = $("note-tags").value.split(/[,，]/).map((tag) => tag.trim().replace(/^#/, "")).filter(Boolean);
+  try {
+    const saved = await post(`api/runs/${front()}/note`, { text: $("note-text").value, tags });
+    Object.assign(listed.find((one) => one.id === front()) ?? {}, { note: saved.text, tags: saved.tags });
+    showList();
+    say(word("saved"));
+  } catch (error) { say(error.message, true); }
+};
+
+const download = (name, type, text) => {
+  const link = node("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+};
+
+const fileName = (name, suffix) => `${name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}.${suffix}`;
+
+// One row for each step of each chosen run, one column for each curve.
+const saveCsv = () => {
+  const quote = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const names = [...new Set(chosen.flatMap((run) => Object.keys(held.get(run.id)?.curves ?? {})))].sort();
+  const lines = [["run", "step", ...names].map(quote).join(",")];
+  for (const run of chosen) {
+    const curves = held.get(run.id)?.curves ?? {};
+    const table = new Map();
+    names.forEach((name, column) => (curves[name]?.points ?? [[], []])[0].forEach((step, at) => {
+      if (!table.has(step)) table.set(step, names.map(() => ""));
+      table.get(step)[column] = curves[name].points[1][at] ?? "";
+    }));
+    for (const [step, values] of [...table].sort(([a], [b]) => a - b)) lines.push([quote(nameOf(run.id)), step, ...values].join(","));
+  }
+  download(fileName(chosen.length === 1 ? nameOf(front()) : "runs", "csv"), "text/csv", `${lines.join("\n")}\n`);
+};
+
+const selectRuns = (rest) => {
+  const ids = [...new Set(rest.split(","))].filter((one) => /^[0-9a-f]{12}$/.test(one)).slice(0, MOST);
+  if (ids.length && ids.join() !== chosen.map((one) => one.id).join()) {
+    const before = front();
+    chosen = ids.map((id, at) => ({ id, colour: at + 1 }));
+    if (front() !== before) { about = null; $("about").hidden = true; }
+  }
+  draw();
+};
+
+const speakRuns = () => {
   plots = PLOTS.map((one) => new Plot(one));
   plots[0].node.classList.add("large");
   $("plots").replaceChildren(...plots.map((one) => one.node));
-  const tabs = ["samples", "events", "checkpoints", "logs", "config"].map((name) => {
+  const tabs = ["samples", "events", "checkpoints", "logs", "config", "spikes"].map((name) => {
     const made = button(name, () => { part = name; if (about) showPart(about.id, about.found, name); });
     made.dataset.part = name;
     return made;
   });
-  $("tabs").replaceChildren(...tabs, button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
+  $("tabs").replaceChildren(...tabs, button("exportCsv", saveCsv), button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
   showList();
   draw();
   if (about) { showFacts(about.found); showPart(about.id, about.found, part); }
 };
 
-chosen = [...new Set(location.hash.slice(1).split(","))].filter((one) => /^[0-9a-f]{12}$/.test(one)).slice(0, MOST).map((id, at) => ({ id, colour: at + 1 }));
-frame(speak, refresh);
-speak();
-for (const id of ["axis", "log", "smooth"]) $(id).addEventListener("change", () => { draw(); tell(); });
-$("find").addEventListener("input", showList);
-new ResizeObserver(() => { for (const one of plots) if (one.series.length) one.paint(); }).observe($("plots"));
-refresh();
+const setUpRuns = () => {
+  for (const id of ["axis", "log", "smooth"]) $(id).addEventListener("change", () => { draw(); tell(); });
+  $("find").addEventListener("input", showList);
+  $("note-form").addEventListener("submit", (event) => { event.preventDefault(); saveNote(); });
+  new ResizeObserver(() => { for (const one of plots) if (one.series.length) one.paint(); }).observe($("plots"));
+};

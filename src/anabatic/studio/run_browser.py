@@ -10,17 +10,19 @@ import os
 import re
 import secrets
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
 from anabatic.monitor.run_reader import RunReader
 from anabatic.train.checkpoint import listing as listing_module
-from anabatic.train.report import page
+from anabatic.train.report import comparison, page
 from anabatic.train.report.charts import downsample_points, smooth_points
 from anabatic.train.report.run_data import MetricsRows, Points, read_run
 
@@ -36,6 +38,7 @@ MAX_STORED_POINTS = 4096
 MAX_READ_BYTES = 4 << 20
 """Of a file of metrics, at once: about a quarter of a second. The page asks again until it has all."""
 MAX_LOG_BYTES = 64 << 10
+MAX_BAD_STEPS, MAX_BAD_ROWS = 200, 50
 SCAN_INTERVAL_SECONDS = 5.0
 
 _SMOOTHED_COLUMNS = (
@@ -135,6 +138,18 @@ class RunBrowser:
         rows.sort(key=_sort_key)
         return {"runs": rows, "left_out": self._num_omitted}
 
+    def get_name(self, key: str) -> str:
+        """Return the name of a run: its folder, relative to the folder of the runs.
+
+        Raises:
+            KeyError: no listed run has this id.
+        """
+        return self._entries[key].name
+
+    def get_keys(self) -> dict[str, str]:
+        """Return absolute folder -> id of the listed runs."""
+        return {str(entry.folder.absolute()): key for key, entry in list(self._entries.items())}
+
     def get_curves(self, key: str, have: str = "") -> dict[str, Any]:
         """Return the curves of a run.
 
@@ -171,7 +186,25 @@ class RunBrowser:
         except (DataError, OSError):  # there is none, or one is just being removed
             checkpoints = []
         logs = [{"rank": rank, "bytes": path.stat().st_size} for rank, path in _find_rank_logs(found.folder)]
-        return {**page.describe_run(run), "checkpoints": checkpoints, "logs": logs, "notes": run.notes}
+        spikes = _read_bad_steps(found.folder / "bad_steps.jsonl")
+        return {
+            **page.describe_run(run),
+            "checkpoints": checkpoints,
+            "logs": logs,
+            "notes": run.notes,
+            "spikes": spikes,
+        }
+
+    def compare(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that differ between runs, and their final figures.
+
+        Raises:
+            KeyError: no listed run has one of these ids.
+        """
+        entries = [(self._entries[key], self._follow_run(key)) for key in keys if key]
+        return asdict(
+            comparison.compare_runs([read_run(entry.folder, entry.name, followed.rows) for entry, followed in entries])
+        )
 
     def read_log(self, key: str, rank: int) -> str:
         """Return the end of the log of one rank.
@@ -216,6 +249,31 @@ class RunBrowser:
             except ConfigError:  # it has gone since
                 continue
         self._entries = found
+
+
+def _read_bad_steps(path: Path) -> list[dict[str, Any]]:
+    """Return the last steps that were spikes or not finite: step, reason, loss, grad_norm, and their rows as texts."""
+    if path.is_symlink():
+        return []
+    steps: deque[dict[str, Any]] = deque(maxlen=MAX_BAD_STEPS)
+    for entry in json_reader.read_json_lines(path):
+        step = to_finite_number(entry.get("step"))
+        if step is not None:
+            figures = {name: to_finite_number(entry.get(name)) for name in ("loss", "grad_norm")}
+            steps.append({"step": step, "reason": str(entry.get("reason", "")), **figures, "rows": _list_rows(entry)})
+    return list(steps)
+
+
+def _list_rows(entry: dict[str, Any]) -> list[str]:
+    ranks = entry.get("ranks")
+    rows = [
+        f"{row.get('source')}#{row.get('row')}"
+        for rank in (ranks if isinstance(ranks, list) else [])
+        if isinstance(rank, dict) and isinstance(rank.get("rows"), list)
+        for row in rank["rows"]
+        if isinstance(row, dict)
+    ]
+    return list(dict.fromkeys(rows))[:MAX_BAD_ROWS]
 
 
 def _find_run_folders(root: Path) -> list[tuple[float, Path]]:

@@ -77,7 +77,8 @@ class Plot {
     this.box.addEventListener("keydown", (event) => this.key(event));
   }
 
-  draw(series, { zero, log, axis }) {
+  draw(series, { zero, log, axis, marks = [] }) {
+    this.marks = marks;
     this.series = series.filter((one) => one.y.some((value) => value !== null));
     this.node.hidden = !this.series.length;
     if (!this.series.length) return;
@@ -110,6 +111,10 @@ class Plot {
     }
     const inner = svg("svg", { x: EDGE.left, y: EDGE.top, width: this.width - EDGE.left - EDGE.right, height: this.height - EDGE.top - EDGE.bottom, viewBox: `${EDGE.left} ${EDGE.top} ${this.width - EDGE.left - EDGE.right} ${this.height - EDGE.top - EDGE.bottom}` });
     for (const one of this.series) inner.append(...this.lines(one));
+    for (const mark of this.marks ?? []) {
+      const x = this.across(mark.x);
+      inner.append(svg("line", { class: "mark", x1: x, x2: x, y1: EDGE.top, y2: this.height - EDGE.bottom }, svg("title", {}, mark.text)));
+    }
     this.cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: this.height - EDGE.bottom, visibility: "hidden" });
     this.box.replaceChildren(grid, inner, this.cursor);
     this.point(this.at);
@@ -154,6 +159,8 @@ class Plot {
       .map((one) => [one, nearest(one.x, here)]).filter(([one, index]) => Math.abs(this.across(one.x[index]) - left) < 30 && one.y[index] !== null);
     this.tip.replaceChildren(node("b", {}, `${word(this.axis)} ${this.axis === "hours" ? here.toFixed(2) : Math.round(here).toLocaleString("en")}`),
       ...rows.map(([one, index]) => node("span", {}, node("i", { class: `c${one.colour} ${one.style}` }), node("span", {}, one.name), node("b", {}, this.write(one.y[index])))));
+    const mark = (this.marks ?? []).find((each) => Math.abs(this.across(each.x) - left) < 8);
+    if (mark) this.tip.append(node("span", { class: "bad" }, mark.text));
     const wide = this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(0, Math.min(this.width - wide, left + 12 + wide > this.width ? left - 12 - wide : left + 12))}px`;
   }

@@ -1,0 +1,101 @@
+"""Listening: the socket, the names that are answered, and uvicorn's protocol with a time limit. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from anabatic.config.serve import LOCAL_HOSTS
+from anabatic.core.errors import ConfigError
+
+_LISTEN_BACKLOG = 2048
+UNREAD_TIMEOUT_SECONDS = 60.0
+"""A client that reads nothing of its answer for this long is disconnected."""
+
+
+@contextmanager
+def ignore_reraised_signal() -> Iterator[None]:
+    """Ignore the signal that uvicorn raises again after it has ended by it."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def open_listening_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket, opened before models are loaded: clients that connect meanwhile wait.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux (tcp(7)); connections take it over from who listens
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_TIMEOUT_SECONDS))
+    try:
+        listening.bind((host, port))
+        listening.listen(_LISTEN_BACKLOG)  # two that are only bound would both have the address
+    except (OSError, ValueError, TypeError) as error:  # the latter two: no host can be called so
+        listening.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"{host}:{port} cannot be opened for listening: {reason}", "give another --host or --port"
+        ) from error
+    return listening
+
+
+def allowed_host_names(allowed: list[str], listening: socket.socket) -> list[str] | None:
+    """Return the host names that are answered; None: any."""
+    address = str(listening.getsockname()[0])
+    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if "*" in allowed or not (allowed or loopback):
+        return None
+    return [*LOCAL_HOSTS, f"[{address}]" if ":" in address else address, *allowed]
+
+
+def make_protocol_class(seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with a limit of `seconds` for the head of a request to arrive."""
+
+    class IdleTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        cycle: Any
+        idle_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._start_timer()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._has_request() and self.idle_timer is not None:
+                self.idle_timer.cancel()
+                self.idle_timer = None
+            elif not self._has_request() and self.idle_timer is None:
+                self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.idle_timer is not None:
+                self.idle_timer.cancel()
+            super().connection_lost(exc)
+
+        def _has_request(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _start_timer(self) -> None:
+            self.idle_timer = asyncio.get_running_loop().call_later(seconds, self._close_if_idle)
+
+        def _close_if_idle(self) -> None:
+            self.idle_timer = None
+            if not self._has_request():
+                self.transport.close()
+
+    return IdleTimeoutProtocol

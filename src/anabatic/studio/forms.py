@@ -1,0 +1,98 @@
+"""The form of a command, described from its dataclass: what the page shows as fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from typing import Any
+
+from anabatic.config.loading import command_table, common_settings, settings, validation
+
+FORM_COMMANDS = (
+    "sft",
+    "pretrain",
+    "dpo",
+    "reward",
+    "rl",
+    "classify pretrain",
+    "classify train",
+    "eval",
+    "tokenizer train",
+    "export",
+    "merge",
+)
+"""Commands that the studio starts: they run to an end without asking."""
+
+MODEL_KEYS = ("model", "tokenizer", "model.path", "reference")
+"""Settings that name a model: the page offers those it knows."""
+DATA_KEYS = ("data.train", "data.valid", "inputs")
+"""Settings that name files of rows."""
+
+_KINDS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "text"}
+
+
+@functools.cache
+def list_commands() -> list[dict[str, Any]]:
+    """Return name, one line of help, and whether it trains, of each command with a form."""
+    return [
+        {"name": row.name, "help": row.help, "trains": row.is_training}
+        for row in map(command_table.get_command, FORM_COMMANDS)
+    ]
+
+
+@functools.cache
+def describe_form(command: str) -> dict[str, Any]:
+    """Return the fields of a command.
+
+    Returns:
+        `command`, `help`, and `groups`: each with `title`, `common` (shown without "all settings") and `fields`. A
+        field has `key` (dotted), `kind` (integer, number, boolean, text, choice, list, section), `item` (kind of a
+        list's items), `choices`, `default`, `optional` (null is a value), `doc`, `picks` (model, data or empty).
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    row = command_table.get_command(command)
+    cls = row.import_job_class()
+    fields = {field["key"]: field for field in _describe_fields(cls, settings.default_tree(cls), "")}
+    groups = []
+    tasks = common_settings.get_common_settings(command)
+    for title, keys in tasks.items():
+        groups.append({"title": title, "common": True, "fields": [fields.pop(key) for key in keys]})
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for key, field in fields.items():
+        sections.setdefault(key.rpartition(".")[0], []).append(field)
+    for section, rest in sections.items():
+        groups.append({"title": section or command, "common": not tasks, "fields": rest})
+    return {"command": command, "help": row.help, "groups": groups}
+
+
+def _describe_fields(cls: type, defaults: dict[str, Any], prefix: str) -> typing.Iterator[dict[str, Any]]:
+    docs = settings.field_docs(cls)
+    for name, hint in validation.field_types(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _describe_fields(typing.cast(type, hint), defaults[name], f"{prefix}{name}.")
+            continue
+        key = prefix + name
+        inner, is_optional = validation.strip_optional(hint)
+        yield {
+            "key": key,
+            **_describe_type(inner),
+            "default": defaults[name],
+            "optional": is_optional,
+            "doc": docs.get(name, ""),
+            "picks": "model" if key in MODEL_KEYS else "data" if key in DATA_KEYS else "",
+        }
+
+
+def _describe_type(hint: Any) -> dict[str, Any]:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return {"kind": "choice", "choices": list(typing.get_args(hint))}
+    if origin is list:
+        item = _describe_type(typing.get_args(hint)[0])
+        if item["kind"] in ("section", "list"):
+            return {"kind": "section"}
+        return {"kind": "list", "item": item["kind"], **({"choices": item["choices"]} if "choices" in item else {})}
+    return {"kind": _KINDS.get(hint, "section")}

@@ -1,0 +1,44 @@
+"""Runs the command of a job and writes its exit code to a file: the job outlives the studio that started it.
+
+`python -m anabatic.studio.job_process EXIT_FILE COMMAND...`. A stop signal is passed to the command once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command, write its exit code, and return it."""
+    exit_file, *command = argv
+    child: subprocess.Popen[bytes] | None = None
+    pending: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if child is None:
+            pending.append(number)
+        else:
+            child.send_signal(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, forward)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    for pending_number in pending:
+        child.send_signal(pending_number)
+    code = child.wait()
+    code = 128 - code if code < 0 else code
+    temporary = Path(f"{exit_file}.{os.getpid()}")
+    temporary.write_text(f"{code}\n", encoding="utf-8")
+    temporary.replace(exit_file)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""Checks and plans of a recipe while it is written: problems with their lines, memory and time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.loading import settings, yaml_reader
+from anabatic.core.errors import AnabaticError, MultipleErrors
+from anabatic.plan import output
+from anabatic.recipes import plan_command
+from anabatic.recipes.prechecks import jobs
+from anabatic.studio import forms, recipe_editor
+
+_ORIGIN = "recipe"
+_LOCATION = re.compile(rf"^{_ORIGIN}(?::(?P<line>\d+))?: ?")
+_SETTING = re.compile(r"^[a-z_0-9]+(?:\.[a-z_0-9]+)*")
+
+
+def apply_changes(text: str, changes: dict[str, Any]) -> str:
+    """Return the recipe with settings changed; a value of None in `changes` removes the setting.
+
+    Raises:
+        ConfigError: a setting cannot be changed in this text.
+    """
+    for key, value in changes.items():
+        text = recipe_editor.remove_value(text, key) if value is None else recipe_editor.set_value(text, key, value)
+    return text
+
+
+def check_recipe(command: str, text: str) -> dict[str, Any]:
+    """Return what a recipe sets and what is wrong with it.
+
+    Returns:
+        `values`: dotted key -> value of every setting in the text; `problems`: each with `message`, `hint`, and
+        `line` (from 1) and `key` where they are known.
+    """
+    problems: list[dict[str, Any]] = []
+    values: dict[str, Any] = {}
+    job = None
+    try:
+        values = flatten_tree(yaml_reader.parse_yaml(text, _ORIGIN).tree)
+        job = settings.parse_job(command, text, _ORIGIN)
+    except AnabaticError as error:
+        problems += _describe_errors(error)
+    if job is not None:
+        for problem in jobs.find_problems(command, job):
+            problems += _describe_errors(problem)
+    return {"values": values, "problems": problems, "out": str(getattr(job, "out", "") or "")}
+
+
+def plan_recipe(command: str, text: str, chip: str = plan_command.LOCAL_CHIP) -> dict[str, Any]:
+    """Return the plan of a training as `anabatic plan --json` prints it, or `error` and `hint`."""
+    if not any(entry["name"] == command and entry["trains"] for entry in forms.list_commands()):
+        return {}
+    try:
+        job = settings.parse_job(command, text, _ORIGIN)
+        place = plan_command.resolve_cluster_size(job, chip, job.device.nproc, 1)
+        return dict(output.plan_to_dict(plan_command.estimate_job(job, place)))
+    except AnabaticError as error:
+        (first, *_) = _describe_errors(error)
+        return {"error": first["message"], "hint": first["hint"]}
+
+
+def flatten_tree(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of nested sections."""
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            values.update(flatten_tree(value, f"{prefix}{name}."))
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
+def suggest_out(root: Path, command: str) -> str:
+    """Return a run folder that does not exist yet: `runs/sft-3`."""
+    stem = command.replace(" ", "-")
+    number = 1
+    while (root / f"{stem}-{number}").exists():
+        number += 1
+    return str(root / f"{stem}-{number}")
+
+
+def _describe_errors(error: AnabaticError) -> list[dict[str, Any]]:
+    if isinstance(error, MultipleErrors):
+        return [row for inner in error.errors for row in _describe_errors(inner)]
+    message = str(error)
+    match = _LOCATION.match(message)
+    line = int(match["line"]) if match and match["line"] else None
+    message = message[match.end() :] if match else message
+    key = _SETTING.match(message)
+    return [
+        {
+            "message": message,
+            "hint": error.hint,
+            "line": line,
+            "key": key[0] if key and ("." in key[0] or line is not None) else "",
+        }
+    ]

@@ -1,0 +1,50 @@
+// Models of this machine: load them to chat, evaluate, fine-tune, export.
+
+let modelRows = [];
+let serverRows = [];
+
+const changeServer = async (action, body) => {
+  try { await post(`api/servers/${action}`, body); } catch (error) { say(error.message, true); }
+  await refreshModels();
+};
+
+const showServers = () => {
+  if (!serverRows.length) { $("servers").replaceChildren(node("p", { class: "fine" }, word("noServers"))); return; }
+  const rows = serverRows.map((server) => [
+    node("b", {}, server.name),
+    node("span", {}, node("i", { class: `dot ${server.state}` }), ` ${word("serverStates")[server.state]} ${server.message}`),
+    server.devices.join(", "),
+    node("span", { class: "actions" }, ...(server.state === "ready" ? [node("a", { href: "chat" }, word("chatNow"))] : []), button("unload", () => changeServer("stop", { name: server.name }))),
+  ]);
+  $("servers").replaceChildren(table([word("model"), word("state"), word("devices"), ""], rows));
+};
+
+const modelLink = (name, command, key, path) => node("a", { href: `#/new?command=${encodeURIComponent(command)}&${key}=${encodeURIComponent(path)}` }, word(name));
+
+const showModels = () => {
+  const wanted = $("find-model").value.trim().toLowerCase();
+  const shown = modelRows.filter((model) => `${model.path} ${model.type}`.toLowerCase().includes(wanted)).slice(0, 200);
+  if (!shown.length) { $("models").replaceChildren(node("p", { class: "fine" }, word("noModels"))); return; }
+  const loaded = new Set(serverRows.map((server) => server.model));
+  const rows = shown.map((model) => [
+    model.path,
+    model.adapter ? word("adapterOf", model.type) : model.type,
+    word("modelKinds")[model.kind],
+    word("ago", span(Math.max(0, Date.now() / 1000 - model.changed))),
+    node("span", { class: "actions" },
+      ...(loaded.has(model.path) ? [] : [button("load", () => changeServer("start", { model: model.path }))]),
+      modelLink("evaluate", "eval", "model", model.path), modelLink("fineTune", "sft", "model", model.path), modelLink("export", "export", "model", model.path)),
+  ]);
+  $("models").replaceChildren(table([word("model"), "", word("kind"), word("changed"), ""], rows));
+};
+
+const refreshModels = async () => {
+  serverRows = (await get("api/servers")).servers;
+  showServers();
+  showModels();
+};
+
+const enterModels = async () => {
+  modelRows = (await get("api/models")).models;
+  await refreshModels();
+};

@@ -1,0 +1,123 @@
+// A new job: form and recipe side by side; each change of one is a change of the other.
+
+let commands = [];
+let checked = { text: "", values: {}, problems: [] };
+let checkRequest = 0;
+let checkTimer = 0;
+const drafts = new Map(); // command -> recipe text
+
+const currentCommand = () => $("command").value;
+const saveDraft = () => write(`draft.${currentCommand()}`, $("recipe").value);
+
+const showProblems = () => {
+  const rows = checked.problems.map((problem) => {
+    const text = `${problem.line ? `${word("line", problem.line)}: ` : ""}${problem.message}${problem.hint ? `. ${problem.hint}` : ""}`;
+    return node("li", {}, node("button", { type: "button", class: "talk bad", onclick: () => selectLine(problem.line) }, text));
+  });
+  $("problems").replaceChildren(...(rows.length ? rows : [node("li", { class: "fine good" }, word("noProblems"))]));
+  $("submit").disabled = rows.length > 0;
+  $("submit").title = rows.length ? word("hasProblems") : "";
+};
+
+const selectLine = (line) => {
+  if (!line) return;
+  const lines = $("recipe").value.split("\n");
+  const start = lines.slice(0, line - 1).reduce((sum, text) => sum + text.length + 1, 0);
+  $("recipe").focus();
+  $("recipe").setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
+};
+
+// Ask the server for the recipe with changes, its values and problems. The newest request wins.
+const checkRecipe = async (changes = {}) => {
+  clearTimeout(checkTimer);
+  const mine = ++checkRequest;
+  const command = currentCommand();
+  const sent = $("recipe").value;
+  try {
+    const answer = await post("api/recipe", { command, text: sent, changes });
+    if (mine !== checkRequest || command !== currentCommand()) return;
+    checked = answer;
+    if ($("recipe").value === sent && answer.text !== sent) $("recipe").value = answer.text;
+    fillForm(answer.values, answer.problems);
+    showProblems();
+    say("");
+    saveDraft();
+    await loadPlan(command, $("recipe").value, checkRecipe);
+  } catch (error) { if (mine === checkRequest) say(error.message, true); }
+};
+
+const checkLater = () => { clearTimeout(checkTimer); checkTimer = setTimeout(checkRecipe, 350); };
+
+const chooseCommand = async (command, text, changes = {}) => {
+  $("command").value = command;
+  try {
+    const form = await get(`api/form?command=${encodeURIComponent(command)}`);
+    if (currentCommand() !== command) return;
+    showForm(form.groups, (key, value) => checkRecipe({ [key]: value }));
+  } catch (error) { say(error.message, true); return; }
+  $("recipe").value = text ?? read(`draft.${command}`, "");
+  $("rows").hidden = true;
+  await checkRecipe(changes);
+};
+
+const shellQuote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
+
+const copyCommandLine = (pressed) => {
+  const options = Object.entries(checked.values).flatMap(([key, value]) => {
+    const option = `--${key.replaceAll("_", "-")}`;
+    return Array.isArray(value) ? [option, ...value.map((item) => shellQuote(String(item)))] : [option, shellQuote(String(value))];
+  });
+  copyText(["anabatic", currentCommand(), ...options].join(" "), pressed);
+};
+
+const submitJob = async () => {
+  const name = $("job-name").value.trim();
+  $("submit").disabled = true;
+  try {
+    const job = await post("api/jobs", { command: currentCommand(), text: $("recipe").value, name });
+    write(`draft.${currentCommand()}`, "");
+    $("recipe").value = "";
+    $("job-name").value = "";
+    location.hash = `#/queue/${job.id}`;
+    say(word("submitted", job.name));
+  } catch (error) { say(error.message, true); $("submit").disabled = false; }
+};
+
+const showPreview = async () => {
+  $("rows").hidden = false;
+  $("rows").replaceChildren(node("p", { class: "fine" }, word("reading2")));
+  try {
+    const preview = await post("api/preview", { command: currentCommand(), text: $("recipe").value });
+    const rows = (preview.rows ?? []).map((row) => node("div", { class: "sample" },
+      ...(row.num_tokens ? [node("span", { class: "fine" }, word("tokensOf", row.num_tokens))] : []),
+      node("pre", {}, ...row.segments.map((segment) => node("span", { class: segment.learned ? "learned" : "context" }, segment.text)))));
+    const key = node("p", { class: "fine" }, node("span", { class: "learned" }, word("learned")), " ", node("span", { class: "context" }, word("notLearned")));
+    $("rows").replaceChildren(node("h2", {}, word("rows")), key, ...(rows.length ? rows : [none()]));
+  } catch (error) { $("rows").replaceChildren(node("p", { class: "bad" }, error.message)); }
+};
+
+const enterNew = async (query) => {
+  const command = query.get("command") ?? (currentCommand() || commands[0]?.name);
+  const changes = Object.fromEntries([...query].filter(([key]) => !["command", "job", "run"].includes(key)).map(([key, value]) => [key, value]));
+  let text = Object.keys(changes).length ? "" : undefined;
+  if (query.has("job")) {
+    try { text = (await get(`api/jobs/${Number(query.get("job"))}/recipe`)).text; } catch (error) { say(error.message, true); }
+  }
+  if (query.size) history.replaceState(null, "", "#/new");
+  if (query.size || !fieldNodes.size) await chooseCommand(command, text, changes);
+};
+
+const setUpNew = (state) => {
+  commands = state.commands;
+  $("command").replaceChildren(...commands.map((row) => node("option", { value: row.name, title: row.help }, row.name)));
+  $("command").addEventListener("change", () => chooseCommand(currentCommand()));
+  $("recipe").addEventListener("input", checkLater);
+  for (const name of ["all-settings", "find-setting"]) $(name).addEventListener("input", filterForm);
+  $("submit").addEventListener("click", submitJob);
+  $("preview").addEventListener("click", showPreview);
+  $("copy-recipe").addEventListener("click", (event) => copyText($("recipe").value, event.currentTarget));
+  $("copy-command").addEventListener("click", (event) => copyCommandLine(event.currentTarget));
+  $("form").addEventListener("submit", (event) => event.preventDefault());
+  chipSelect.replaceChildren(node("option", { value: "here" }, word("here")), ...state.chips.map((chip) => node("option", { value: chip }, chip)));
+  chipSelect.addEventListener("change", () => loadPlan(currentCommand(), $("recipe").value, checkRecipe));
+};
