@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from anabatic.infer.engine import Engine
-from anabatic.infer.web.run_browser import RunBrowser
+from anabatic.studio.run_browser import RunBrowser
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_training_run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from e2e.browser import NEEDED, started

@@ -17,8 +17,8 @@ class StudioJob:
     """Folder of the training runs; new runs are written there. It is created if it does not exist."""
     data: list[str] = field(default_factory=lambda: ["."])
     """Folders whose files can be picked as data, four levels deep."""
-    models: list[str] = field(default_factory=list)
-    """Folders with Hugging Face model folders, besides the runs and the Hugging Face cache."""
+    models: list[str] = field(default_factory=lambda: ["."])
+    """Folders with Hugging Face model folders, four levels deep, besides the runs and the Hugging Face cache."""
     host: str = "127.0.0.1"
     """Address to listen at. Any address but a loopback one requires the token; it is printed at the start."""
     port: int = 8800

@@ -197,8 +197,10 @@ class StudioApi:
         changes = body.get("changes", {})
         if not isinstance(changes, dict):
             raise ApiError(400, "changes is not an object", "changes")
-        if not text and "out" not in changes:
-            changes = {"out": planning.suggest_out(Path(pickers.format_path(self._parts.root)), command), **changes}
+        if (not text or body.get("new_out") is True) and "out" not in changes:
+            taken = {job.out for job in self._parts.store.list_jobs()}
+            root = Path(pickers.format_path(self._parts.root))
+            changes = {"out": planning.suggest_out(root, command, taken), **changes}
         text = planning.apply_changes(text, changes)
         return {"text": text, **planning.check_recipe(command, text)}
 
@@ -218,15 +220,20 @@ class StudioApi:
         return preview_file(_get_text(body, "command"), _get_text(body, "text"))
 
     def _list_jobs(self) -> dict[str, Any]:
-        keys = self._parts.runs.get_keys()
-        return {"jobs": [_describe_job(job, keys) for job in self._parts.store.list_jobs()]}
+        return {"jobs": [self._describe_job(job) for job in self._parts.store.list_jobs()]}
 
     def _submit_job(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         command, text = _get_text(body, "command"), _get_text(body, "text")
         problems = planning.check_recipe(command, text)["problems"]
         if problems:
             raise ApiError(400, f"{problems[0]['message']}. {problems[0]['hint']}", problems[0]["key"], "recipe")
-        return _describe_job(self._parts.queue.submit(command, text, _get_text(body, "name")), {})
+        return self._describe_job(self._parts.queue.submit(command, text, _get_text(body, "name")))
+
+    def _describe_job(self, record: JobRecord) -> dict[str, Any]:
+        row = asdict(record)
+        for name in ("recipe", "pid", "process_start"):
+            del row[name]
+        return {**row, "run": self._parts.runs.find_key(Path(record.out)) if record.out else None}
 
     def _get_job_log(self, request: Request) -> dict[str, Any]:
         offset = request.query_params.get("offset", "0")
@@ -288,13 +295,6 @@ def create_app(parts: StudioParts, token: str, same_user: bool, hosts: list[str]
 def list_training_chips() -> list[str]:
     """Return the chips that a training can be planned for."""
     return [chip.name for chip in table.CHIPS if chip.can_train]
-
-
-def _describe_job(record: JobRecord, keys: dict[str, str]) -> dict[str, Any]:
-    row = asdict(record)
-    for name in ("recipe", "pid", "process_start"):
-        del row[name]
-    return {**row, "run": keys.get(str(Path(record.out).absolute())) if record.out else None}
 
 
 def _get_text(body: dict[str, Any], name: str, max_chars: int = 1 << 18) -> str:

@@ -25,16 +25,16 @@ def list_models(runs: Path, folders: list[Path]) -> list[dict[str, Any]]:
         runs: folder of the runs; of each the best and the final model are listed.
         folders: further folders with model folders.
     """
-    entries = []
+    entries: dict[str, dict[str, Any]] = {}
     for root, kind in [(runs, "run"), *((folder, "folder") for folder in folders)]:
         for folder, files in _walk(root, MAX_DEPTH, into_runs=True):
             if not {"config.json", "adapter_config.json"} & set(files):
                 continue
             model = _describe_model(folder, kind)
             if model is not None:
-                entries.append(model)
-    entries += _list_cached_models()
-    return sorted(entries, key=lambda entry: -entry["changed"])[:MAX_ENTRIES]
+                entries.setdefault(model["path"], model)
+    entries.update({model["path"]: model for model in _list_cached_models()})
+    return sorted(entries.values(), key=lambda entry: -entry["changed"])[:MAX_ENTRIES]
 
 
 def list_data_files(folders: list[Path], skipped: Path) -> list[dict[str, Any]]:

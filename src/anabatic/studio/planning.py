@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,15 @@ def flatten_tree(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def suggest_out(root: Path, command: str) -> str:
-    """Return a run folder that does not exist yet: `runs/sft-3`."""
+def suggest_out(root: Path, command: str, taken: Collection[str] = ()) -> str:
+    """Return a folder that does not exist yet: `runs/sft-3`.
+
+    Args:
+        taken: folders of jobs that have not started.
+    """
     stem = command.replace(" ", "-")
     number = 1
-    while (root / f"{stem}-{number}").exists():
+    while (root / f"{stem}-{number}").exists() or str(root / f"{stem}-{number}") in taken:
         number += 1
     return str(root / f"{stem}-{number}")
 

@@ -51,6 +51,7 @@ _SMOOTHED_COLUMNS = (
     "device_power_w_mean",
 )
 _RANK_LOG = re.compile(r"rank-(\d+)\.log")
+_RUN_FILES = ("metrics.jsonl", "events.jsonl")
 _SKIPPED_PREFIXES = ("best_model", "final_model", "checkpoint-")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -146,9 +147,13 @@ class RunBrowser:
         """
         return self._entries[key].name
 
-    def get_keys(self) -> dict[str, str]:
-        """Return absolute folder -> id of the listed runs."""
-        return {str(entry.folder.absolute()): key for key, entry in list(self._entries.items())}
+    def find_key(self, folder: Path) -> str | None:
+        """Return the id of a run folder below the root; None if there is no run yet."""
+        try:
+            path = self._root / folder.absolute().relative_to(self._root.absolute())
+        except ValueError:
+            return None
+        return _make_key(path) if any((path / name).is_file() for name in _RUN_FILES) else None
 
     def get_curves(self, key: str, have: str = "") -> dict[str, Any]:
         """Return the curves of a run.
@@ -243,7 +248,7 @@ class RunBrowser:
         found = {}
         for _, folder in folders[:MAX_RUNS]:
             name = str(folder.relative_to(self._root)) if folder != self._root else folder.resolve().name
-            key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+            key = _make_key(folder)
             try:
                 found[key] = self._entries.get(key) or _RunEntry(folder, name, RunReader(folder, rows=20))
             except ConfigError:  # it has gone since
@@ -276,12 +281,16 @@ def _list_rows(entry: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(rows))[:MAX_BAD_ROWS]
 
 
+def _make_key(folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+
+
 def _find_run_folders(root: Path) -> list[tuple[float, Path]]:
     """Return every folder with a run, and when the run wrote last."""
     found = []
     for count, (name, inside, files) in enumerate(os.walk(root)):
         folder = Path(name)
-        written = [folder / one for one in ("metrics.jsonl", "events.jsonl") if one in files]
+        written = [folder / one for one in _RUN_FILES if one in files]
         times = [path.stat().st_mtime for path in written if path.exists()]
         if times:
             found.append((max(times), folder))

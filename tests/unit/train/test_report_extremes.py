@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.infer.web.run_browser import RunBrowser
 from anabatic.monitor import run_reader as monitor
+from anabatic.studio.run_browser import RunBrowser
 from anabatic.testing.fake_runs import write_jsonl
 from anabatic.train.report.page import write_run_report
 from anabatic.train.report.run_data import CURVE_KEYS, parse_time

@@ -4,7 +4,6 @@ let commands = [];
 let checked = { text: "", values: {}, problems: [] };
 let checkRequest = 0;
 let checkTimer = 0;
-const drafts = new Map(); // command -> recipe text
 
 const currentCommand = () => $("command").value;
 const saveDraft = () => write(`draft.${currentCommand()}`, $("recipe").value);
@@ -28,13 +27,13 @@ const selectLine = (line) => {
 };
 
 // Ask the server for the recipe with changes, its values and problems. The newest request wins.
-const checkRecipe = async (changes = {}) => {
+const checkRecipe = async (changes = {}, newOut = false) => {
   clearTimeout(checkTimer);
   const mine = ++checkRequest;
   const command = currentCommand();
   const sent = $("recipe").value;
   try {
-    const answer = await post("api/recipe", { command, text: sent, changes });
+    const answer = await post("api/recipe", { command, text: sent, changes, new_out: newOut });
     if (mine !== checkRequest || command !== currentCommand()) return;
     checked = answer;
     if ($("recipe").value === sent && answer.text !== sent) $("recipe").value = answer.text;
@@ -46,9 +45,9 @@ const checkRecipe = async (changes = {}) => {
   } catch (error) { if (mine === checkRequest) say(error.message, true); }
 };
 
-const checkLater = () => { clearTimeout(checkTimer); checkTimer = setTimeout(checkRecipe, 350); };
+const checkLater = () => { clearTimeout(checkTimer); checkTimer = setTimeout(() => checkRecipe(), 350); };
 
-const chooseCommand = async (command, text, changes = {}) => {
+const chooseCommand = async (command, text, changes = {}, newOut = false) => {
   $("command").value = command;
   try {
     const form = await get(`api/form?command=${encodeURIComponent(command)}`);
@@ -57,7 +56,7 @@ const chooseCommand = async (command, text, changes = {}) => {
   } catch (error) { say(error.message, true); return; }
   $("recipe").value = text ?? read(`draft.${command}`, "");
   $("rows").hidden = true;
-  await checkRecipe(changes);
+  await checkRecipe(changes, newOut);
 };
 
 const shellQuote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
@@ -104,7 +103,7 @@ const enterNew = async (query) => {
     try { text = (await get(`api/jobs/${Number(query.get("job"))}/recipe`)).text; } catch (error) { say(error.message, true); }
   }
   if (query.size) history.replaceState(null, "", "#/new");
-  if (query.size || !fieldNodes.size) await chooseCommand(command, text, changes);
+  if (query.size || !fieldNodes.size) await chooseCommand(command, text, changes, query.has("job"));
 };
 
 const setUpNew = (state) => {

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.infer.web import run_browser
-from anabatic.infer.web.run_browser import RunBrowser
+from anabatic.studio import run_browser
+from anabatic.studio.run_browser import RunBrowser
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
 
 

@@ -1,0 +1,87 @@
+"""Studios on free ports of this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+from anabatic.config.serve import LOCAL_HOSTS  # noqa: E402 - after the skip
+from anabatic.config.studio import StudioJob  # noqa: E402
+from anabatic.monitor.sources.selection import MachineSource  # noqa: E402
+from anabatic.studio.app import StudioParts, create_app  # noqa: E402
+from anabatic.studio.job_queue import JobQueue  # noqa: E402
+from anabatic.studio.model_servers import ModelServers  # noqa: E402
+from anabatic.studio.run_browser import RunBrowser  # noqa: E402
+from anabatic.studio.store import StudioStore  # noqa: E402
+
+TOKEN = "right-token"
+
+
+@dataclass
+class RunningStudio:
+    """A studio that answers."""
+
+    url: str
+    root: Path
+    parts: StudioParts
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at a path."""
+        answer = httpx2.get(self.url + path, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def post(self, path: str, body: Any, status: int = 200) -> Any:
+        """Send JSON, return JSON."""
+        answer = httpx2.post(self.url + path, json=body, timeout=120)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def wait_for(self, job: int, *states: str, seconds: float = 120) -> dict[str, Any]:
+        """Return a job once it is in one of these states."""
+        end = time.monotonic() + seconds
+        while True:
+            row = next(row for row in self.get("/api/jobs")["jobs"] if row["id"] == job)
+            if row["state"] in states:
+                return row
+            assert time.monotonic() < end, (row, self.get(f"/api/jobs/{job}/log")["text"][-2000:])
+            time.sleep(0.1)
+
+
+@contextmanager
+def studio(root: Path, token: str = "", **more: Any) -> Iterator[RunningStudio]:
+    """Serve the runs of a folder; `more`: arguments of the queue."""
+    state = root / ".studio"
+    state.mkdir(exist_ok=True)
+    store = StudioStore(state / "studio.sqlite3")
+    servers = ModelServers(state)
+    queue = JobQueue(store, state, **more)
+    servers.reserve_devices_of(queue.list_assigned_devices)
+    parts = StudioParts(StudioJob(), root, store, queue, servers, RunBrowser(root), MachineSource())
+    app = create_app(parts, token, not token, list(LOCAL_HOSTS), "studio-test")
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    queue.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield RunningStudio(f"http://127.0.0.1:{port}", root, parts)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        queue.close()
+        servers.close()
+        store.close()

@@ -1,0 +1,111 @@
+"""Who is let in: tokens, hosts, pages of other sites, and users of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import httpx2
+import pytest
+
+from anabatic.studio.access import find_peer_user, is_loopback
+from unit.studio.serving import TOKEN, studio
+
+
+def test_the_owner_of_a_connection_is_found():
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as listening:
+            listening.bind((address, 0))
+            listening.listen()
+            server = listening.getsockname()[:2]
+            with socket.create_connection(server) as client:
+                assert find_peer_user(client.getsockname()[:2], server) == os.getuid()
+            assert find_peer_user(("127.0.0.1", 1), server) is None
+
+
+def test_a_connection_of_another_user_is_refused(tmp_path):
+    """The kernel's table with another owner: what the studio would see if another user connected."""
+    (tmp_path / "net").mkdir()
+    line = "   0: 0100007F:9C40 0100007F:2260 01 00000000:00000000 00:00000000 00000000  1234        0 1 1"
+    (tmp_path / "net" / "tcp").write_text(f"  sl  local_address ...\n{line}\n", encoding="ascii")
+    client, server = ("127.0.0.1", 0x9C40), ("127.0.0.1", 0x2260)
+    assert find_peer_user(client, server, tmp_path) == 1234
+    assert find_peer_user(("::ffff:127.0.0.1", 0x9C40), ("::ffff:127.0.0.1", 0x2260), tmp_path) == 1234
+    assert find_peer_user(server, client, tmp_path) is None
+
+
+def test_loopback_addresses():
+    assert [is_loopback(name) for name in ("127.0.0.1", "::1", "localhost", "127.9.9.9", "0.0.0.0", "10.0.0.1")] == [
+        True, True, True, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    with studio(tmp_path_factory.mktemp("locked"), token=TOKEN) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": f"Bearer {TOKEN}"}, 200),
+        ({"Cookie": f"studio-test={TOKEN}"}, 200),
+        ({"Cookie": f"other={TOKEN}"}, 401),
+        ({"Cookie": f'a"b[]=x; studio-test={TOKEN}'}, None),
+        ({"Authorization": f"Bearer {TOKEN}", "Host": "evil.example"}, 421),
+        ({"Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.example"}, 403),
+        ({"Authorization": f"Bearer {TOKEN}", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Authorization": f"Bearer {TOKEN}", "Sec-Fetch-Site": "same-site"}, 403),
+        ({"Authorization": f"Bearer {TOKEN}", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Authorization": "Bearer é".encode("latin-1").decode("latin-1")}, 401),
+    ],
+)
+def test_requests_for_data(locked, headers, status):
+    with httpx2.Client(base_url=locked.url) as client:
+        request = client.build_request("GET", "/api/state")
+        for name, value in headers.items():
+            request.headers[name] = value
+        answer = client.send(request)
+    assert answer.status_code in ((200, 401) if status is None else (status,))
+
+
+def test_state_is_changed_by_json_of_the_own_page_alone(locked):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    body = json.dumps({"command": "tokenizer train", "text": "data: {train: [a.txt]}"})
+    with httpx2.Client(base_url=locked.url, headers=headers) as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            answer = client.post("/api/recipe", content=body, headers={"Content-Type": kind})
+            assert answer.status_code == 415
+        origin = {"Content-Type": "application/json", "Origin": locked.url.replace("127.0.0.1", "localhost")}
+        assert client.post("/api/recipe", content=body, headers=origin).status_code == 403
+        assert client.post("/api/recipe", content=body, headers={**origin, "Origin": locked.url}).status_code == 200
+        assert client.get("/api/jobs/1/stop").status_code == 405
+        assert client.post("/api/recipe", content=b"x" * (5 << 20), headers=origin).status_code in (403, 413)
+
+
+def test_the_address_with_the_token_logs_in_once(locked):
+    with httpx2.Client(base_url=locked.url, follow_redirects=False) as client:
+        answer = client.get("/", params={"token": TOKEN})
+        assert answer.status_code == 303 and TOKEN not in answer.headers["location"]
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie
+        assert client.get("/api/state").status_code == 200
+    with httpx2.Client(base_url=locked.url, follow_redirects=False) as client:
+        assert "set-cookie" not in client.get("/", params={"token": "wrong"}).headers
+        assert client.get("/api/state").status_code == 401
+        assert client.post("/api/login", json={"token": "wrong"}).status_code == 401
+        assert client.post("/api/login", json={"token": TOKEN}).status_code == 200
+        assert client.get("/api/state").status_code == 200
+    assert b"token" not in httpx2.get(f"{locked.url}/api/state").headers.get("set-cookie", "").encode()
+
+
+def test_the_empty_pages_are_open_and_allow_no_foreign_program(locked):
+    for path in ("/", "/chat"):
+        page = httpx2.get(locked.url + path)
+        assert page.status_code == 200
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
