@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,22 @@ def started(profile: Path) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
+
+
+def find(browser: Any, css: str) -> Any:
+    """The first element that a selector matches."""
+    return browser.find_element("css selector", css)
+
+
+def texts(browser: Any, css: str) -> list[str]:
+    """The texts of all elements that a selector matches."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText.trim())"
+    return browser.execute_script(script, css)
+
+
+def until(true: Callable[[], Any], seconds: float = 30) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)

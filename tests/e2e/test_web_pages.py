@@ -1,19 +1,14 @@
-"""The pages in a real browser, against a real server with tiny models and folders of runs."""
+"""The pages in a real browser, against a real server with tiny models."""
 
 from __future__ import annotations
-
-import json
-import time
 
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from anabatic.infer.engine import Engine
-from anabatic.studio.run_browser import RunBrowser
-from anabatic.testing.fake_runs import HOSTILE_TEXT, write_training_run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
-from e2e.browser import NEEDED, started
+from e2e.browser import NEEDED, find, started, texts, until
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 pytestmark = NEEDED
@@ -35,20 +30,8 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    write_training_run(root / "first", steps=200)
-    write_training_run(root / "group" / "second", steps=100)
-    (root / "first" / "rank-0.log").write_text(f"{HOSTILE_TEXT}\nthe last line\n", encoding="utf-8", errors="replace")
-    row = {"step": 1, "time": time.time(), "kind": "train", "loss": 5.0}
-    (root / "growing").mkdir()
-    (root / "growing" / "metrics.jsonl").write_text(json.dumps(row) + '\n{"step": 2, "lo', encoding="utf-8")
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(parts, root):
-    with serving(catalogue_of(parts), runs=RunBrowser(root)) as running:
+def server(parts):
+    with serving(catalogue_of(parts)) as running:
         yield running
 
 
@@ -60,22 +43,6 @@ def page(browser, server):
     browser.refresh()
     until(lambda: find(browser, "#model").get_attribute("value") == "one")
     return browser
-
-
-def find(browser, css):
-    return browser.find_element(By.CSS_SELECTOR, css)
-
-
-def texts(browser, css):
-    script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText.trim())"
-    return browser.execute_script(script, css)
-
-
-def until(true, seconds=30):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
 
 
 def ask(browser, text):
@@ -153,11 +120,8 @@ def test_an_answer_can_be_stopped(page, server):
     assert find(page, "#send").is_displayed()
 
 
-def test_errors_are_told_and_can_be_tried_again(browser, parts, root):
-    with serving(catalogue_of(parts), keys=[KEY], runs=RunBrowser(root)) as running:
-        browser.get(f"{running.url}/runs")
-        until(lambda: "asks for a key" in find(browser, "#status").text)
-        assert texts(browser, "#list li") == []
+def test_errors_are_told_and_can_be_tried_again(browser, parts):
+    with serving(catalogue_of(parts), keys=[KEY]) as running:
         browser.get(running.url)
         until(lambda: "asks for a key" in find(browser, "#status").text)
         find(browser, "#settings-open").click()
@@ -165,10 +129,6 @@ def test_errors_are_told_and_can_be_tried_again(browser, parts, root):
         until(lambda: find(browser, "#model").get_attribute("value") == "one")
         ask(browser, "x " * 2000)
         assert "at most 2048 fit" in texts(browser, "article.theirs .bad")[0]
-        find(browser, "a.other").click()
-        until(lambda: "first" in texts(browser, "#list .name"))
-        browser.back()
-        until(lambda: find(browser, "#model").get_attribute("value") == "one")
     find(browser, "#new").click()
     ask(browser, "is anybody there?")
     assert texts(browser, "article.theirs .bad") == ["The server cannot be reached."]
@@ -253,71 +213,3 @@ def test_languages_colours_and_a_narrow_window(page):
         assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     finally:
         page.set_window_size(1200, 800)
-
-
-def lines(browser):
-    """Title of each plot that is shown -> how many lines it has."""
-    script = """return Object.fromEntries([...document.querySelectorAll(".plot:not([hidden])")].map(
-        (one) => [one.querySelector("figcaption span").innerText, one.querySelectorAll("path").length]))"""
-    return browser.execute_script(script)
-
-
-def choose(browser, name):
-    until(lambda: name in texts(browser, "#list .name"))
-    rows = browser.find_elements(By.CSS_SELECTOR, "#list button")
-    next(row for row in rows if row.text.split("\n")[0] == name).click()
-    until(lambda: find(browser, "#title").text == name)
-
-
-def test_runs_are_listed_compared_and_kept_in_the_address(page, root):
-    find(page, "a.other").click()
-    until(lambda: len(texts(page, "#list li")) == 3)
-    choose(page, "group/second")
-    until(lambda: find(page, "#title").text == "group/second" and lines(page).get("Loss") == 3)
-    assert {"Learning rate", "Tokens per second", "Memory"} <= lines(page).keys()
-    assert "Device power" not in lines(page)
-    find(page, "#list input[aria-label='Compare first']").click()
-    until(lambda: texts(page, "#legend span") == ["group/second", "first"])
-    until(lambda: lines(page).get("Loss") == 4)
-    page.refresh()
-    until(lambda: texts(page, "#legend span") == ["group/second", "first"] and lines(page).get("Loss") == 4)
-    find(page, ".plot.large svg").send_keys(Keys.ARROW_LEFT)
-    assert texts(page, ".tip > b")[0].startswith("Steps 19")
-    find(page, "#find").send_keys("GROUP")
-    assert texts(page, "#list .name") == ["group/second"]
-    find(page, "a.other").click()
-    until(lambda: texts(page, "#new"))
-
-
-def test_a_run_is_followed_while_it_writes(page, server, root):
-    page.get(f"{server.url}/runs")
-    choose(page, "growing")
-    until(lambda: texts(page, ".plot.large figcaption b") == ["5"])
-    with open(root / "growing" / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(f'ss": 4, "kind": "train", "time": {time.time()}}}\n')
-        file.write('{"step": 3, "kind": "sample", "prompt": "p", "text": "<b>t"}\n')
-    until(lambda: texts(page, ".plot.large figcaption b") == ["4"])
-    until(lambda: texts(page, ".sample pre") == ["<b>t"])
-
-
-def test_samples_logs_and_the_rest_of_a_run(page, server, root):
-    page.get(f"{server.url}/runs")
-    choose(page, "first")
-    until(lambda: texts(page, ".sample"))
-    shown = {}
-    for part in ("events", "checkpoints", "logs", "config"):
-        find(page, f"[data-part={part}]").click()
-        until(lambda part=part: find(page, f"[data-part={part}]").get_attribute("aria-pressed") == "true")
-        until(lambda: find(page, "#part").text not in shown.values())
-        shown[part] = find(page, "#part").text
-    assert "gradient norm not finite" in shown["events"]
-    assert shown["checkpoints"] == "Nothing yet."
-    assert "<script>window.stolen" in shown["logs"] and shown["logs"].endswith("the last line")
-    assert "max_steps: 200" in shown["config"]
-    assert page.execute_script("return window.stolen") is None
-    page.set_window_size(420, 800)
-    try:
-        assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-    finally:
-        page.set_window_size(1200, 800)
-    assert not page.get_log("browser")

@@ -40,15 +40,13 @@ def test_changes_add_replace_and_remove():
 
 
 def test_a_plan_has_memory_and_time_and_grows_with_the_model():
-    plans = [
-        planning.plan_recipe("pretrain", f"model: {{depth: {depth}}}\ntokenizer: t\ndata: {{train: [a.txt]}}\n", "Ascend910B3")
-        for depth in (4, 12)
-    ]
+    recipe = "model: {{depth: {}}}\ntokenizer: t\ndata: {{train: [a.txt]}}\n"
+    plans = [planning.plan_recipe("pretrain", recipe.format(depth), "Ascend910B3") for depth in (4, 12)]
     assert [plan["chip"] for plan in plans] == ["Ascend910B3"] * 2
     assert plans[0]["needs_bytes"] < plans[1]["needs_bytes"] < plans[1]["room_bytes"]
     assert plans[0]["step_seconds"] < plans[1]["step_seconds"]
     assert planning.plan_recipe("eval", "model: a\n") == {}
-    assert "no chip" in planning.plan_recipe("pretrain", "model: {depth: 4}\ntokenizer: t\ndata: {train: [a]}\n", "910X")["error"]
+    assert "no chip" in planning.plan_recipe("pretrain", recipe.format(4), "910X")["error"]
 
 
 def test_a_suggested_folder_is_free(tmp_path):

@@ -9,6 +9,7 @@ const changeServer = async (action, body) => {
 };
 
 const showServers = () => {
+  if (!hasChanged($("servers"), serverRows)) return;
   if (!serverRows.length) { $("servers").replaceChildren(node("p", { class: "fine" }, word("noServers"))); return; }
   const rows = serverRows.map((server) => [
     node("b", {}, server.name),
@@ -23,9 +24,10 @@ const modelLink = (name, command, key, path) => node("a", { href: `#/new?command
 
 const showModels = () => {
   const wanted = $("find-model").value.trim().toLowerCase();
+  const loaded = new Set(serverRows.map((server) => server.model));
+  if (!hasChanged($("models"), [modelRows, [...loaded], wanted])) return;
   const shown = modelRows.filter((model) => `${model.path} ${model.type}`.toLowerCase().includes(wanted)).slice(0, 200);
   if (!shown.length) { $("models").replaceChildren(node("p", { class: "fine" }, word("noModels"))); return; }
-  const loaded = new Set(serverRows.map((server) => server.model));
   const rows = shown.map((model) => [
     model.path,
     model.adapter ? word("adapterOf", model.type) : model.type,

@@ -34,9 +34,21 @@ const jobTimes = (job) => {
   return span((job.ended ?? Date.now() / 1000) - job.started);
 };
 
+// What is drawn anew under the pointer loses the click: only what has changed is redrawn.
+const drawn = new WeakMap();
+const hasChanged = (target, state) => {
+  const key = JSON.stringify([language, state]);
+  if (drawn.get(target) === key) return false;
+  drawn.set(target, key);
+  return true;
+};
+
 const showJobs = () => {
   const active = document.activeElement;
-  if (active?.closest?.("#jobs") && active.dataset.sure) return; // a pending confirmation must not be redrawn
+  if (!hasChanged($("jobs"), [jobRows, openJob?.id])) {
+    for (const job of jobRows) document.getElementById(`took-${job.id}`).textContent = jobTimes(job);
+    return;
+  }
   if (!jobRows.length) { $("jobs").replaceChildren(node("p", { class: "fine" }, word("noJobs"))); return; }
   const cell = (name, ...content) => node("td", { "data-name": name }, ...content);
   const rows = jobRows.map((job, index) => node("tr", { class: job.id === openJob?.id ? "open" : "" },
@@ -44,7 +56,7 @@ const showJobs = () => {
     cell(word("job"), node("b", {}, job.name), " ", node("span", { class: "fine" }, job.command)),
     cell(word("state"), node("i", { class: `dot ${job.state}` }), ` ${word("jobStates")[job.state]}`, ...(job.message ? [node("p", { class: "fine" }, job.message)] : [])),
     cell(word("devices"), job.devices.length ? job.devices.join(", ") : job.state === "running" ? word("cpu") : ""),
-    cell(word("took"), jobTimes(job)),
+    node("td", { "data-name": word("took"), id: `took-${job.id}` }, jobTimes(job)),
     cell("", jobActions(job, index))));
   const head = ["", word("job"), word("state"), word("devices"), word("took"), ""].map((name) => node("th", { scope: "col" }, name));
   const focused = active?.closest?.("#jobs") ? [...$("jobs").querySelectorAll("a, button")].indexOf(active) : -1;

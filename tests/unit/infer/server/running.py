@@ -40,11 +40,11 @@ class Running:
 
 
 @contextmanager
-def serving(catalogue, keys=(), cors=(), runs=None, hosts=None):
+def serving(catalogue, keys=(), cors=(), hosts=None):
     worker = EngineWorker(catalogue.engines)
     worker.start()
     config = uvicorn.Config(
-        create_app(catalogue, worker, keys, cors, runs, hosts),
+        create_app(catalogue, worker, keys, cors, hosts),
         port=0,
         log_level="warning",
         timeout_graceful_shutdown=2,
