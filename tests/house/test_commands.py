@@ -29,6 +29,7 @@ OTHER_PROGRAMS = set(
         "python",
         "python3",
         "source",
+        "ssh",
         "pip",
         "export",
         "eval",

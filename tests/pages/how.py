@@ -61,6 +61,7 @@ HOW = (
     How("(npu-smi|docker|kubectl|ray start|git clone)\\b", "no", "needs a driver, a daemon, a cluster or the network"),
     How("source /usr/local/Ascend|python3 -m venv|source .venv", "no", "sets a machine up; CI's is set up by make"),
     How(".venv/bin/pre-commit", "no", "changes the checkout's hooks"),
+    How("ssh -L", "no", "needs another machine"),
     How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
     How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),
@@ -98,7 +99,7 @@ HOW = (
         here=(*TWO, ("core", "core --tasks-from eval_bundle")),
     ),
     # --- what continues until it is asked to end
-    How("anabatic serve", "serve"),
+    How("anabatic (serve|studio)", "serve"),
     How("anabatic monitor --prom", "metrics"),
     # --- simulated devices
     How("anabatic sim .*npu-smi|anabatic sim .*monitor", "sim"),

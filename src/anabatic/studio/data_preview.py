@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from typing import Any
 
 from anabatic.config.loading import settings
+from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
 TIMEOUT_SECONDS = 60.0
@@ -44,7 +44,7 @@ def preview_file(command: str, text: str) -> dict[str, Any]:
         raise DataError(f"reading took more than {TIMEOUT_SECONDS:g} s", "name fewer or smaller files") from error
     if result.returncode:
         raise _to_data_error(result.stderr.decode("utf-8", "replace"))
-    return dict(json.loads(result.stdout[:MAX_OUTPUT_BYTES]))
+    return dict(json_reader.loads(result.stdout[:MAX_OUTPUT_BYTES]))
 
 
 def _to_data_error(stderr: str) -> DataError:

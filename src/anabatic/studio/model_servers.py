@@ -99,7 +99,7 @@ class ModelServers:
         self._reserved_devices: Callable[[], list[int]] = list
         self._servers: dict[str, ModelServer] = {}
         self._lock = threading.Lock()
-        # A server is told of the end of the thread that started it (prctl(2), PR_SET_PDEATHSIG): this one stays.
+        # A server is killed when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG): this thread stays.
         self._starter = ThreadPoolExecutor(1, "anabatic-servers")
 
     def reserve_devices_of(self, list_devices: Callable[[], list[int]]) -> None:

@@ -21,9 +21,9 @@ from anabatic.infer.server.listening import (
     open_listening_socket,
 )
 from anabatic.monitor.sources.selection import MachineSource
-from anabatic.studio.app import StudioParts, create_app
 from anabatic.studio.job_queue import JobQueue
 from anabatic.studio.model_servers import ModelServers
+from anabatic.studio.routes import StudioParts, create_app
 from anabatic.studio.run_browser import RunBrowser
 from anabatic.studio.store import StudioStore
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
 _SCHEMA_VERSION = 1
@@ -170,7 +171,7 @@ class StudioStore:
         """Return run -> note."""
         with self._lock:
             rows = self._connection.execute("SELECT run, text, tags FROM notes").fetchall()
-        return {row["run"]: RunNote(row["text"], tuple(json.loads(row["tags"]))) for row in rows}
+        return {row["run"]: RunNote(row["text"], tuple(json_reader.loads(row["tags"]))) for row in rows}
 
     def set_note(self, run: str, note: RunNote) -> None:
         """Write the note of a run; an empty one removes it."""
@@ -186,4 +187,4 @@ class StudioStore:
 
 
 def _to_job(row: sqlite3.Row) -> JobRecord:
-    return JobRecord(**{**dict(row), "devices": json.loads(row["devices"])})
+    return JobRecord(**{**dict(row), "devices": json_reader.loads(row["devices"])})

@@ -18,9 +18,9 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installe
 from anabatic.config.serve import LOCAL_HOSTS  # noqa: E402 - after the skip
 from anabatic.config.studio import StudioJob  # noqa: E402
 from anabatic.monitor.sources.selection import MachineSource  # noqa: E402
-from anabatic.studio.app import StudioParts, create_app  # noqa: E402
 from anabatic.studio.job_queue import JobQueue  # noqa: E402
 from anabatic.studio.model_servers import ModelServers  # noqa: E402
+from anabatic.studio.routes import StudioParts, create_app  # noqa: E402
 from anabatic.studio.run_browser import RunBrowser  # noqa: E402
 from anabatic.studio.store import StudioStore  # noqa: E402
 

@@ -136,11 +136,6 @@ _COMMON_SETTINGS: dict[str, Tasks] = {
         _ANSWERS: ("too_long", "sampling.temperature", "sampling.top_p", "sampling.max_new_tokens"),
         _DEVICES: _CHIP_SETTINGS,
     },
-    "studio": {
-        "Folders": ("runs", "data", "models"),
-        "Address and access": ("host", "port", "token_file", "require_token", "allowed_hosts"),
-        "Queue": ("concurrent_jobs",),
-    },
     "infer": {
         _MODEL_AND_DATA: ("model", "adapter", "chat_template", "inputs", "out", "system", "raw", "columns", "resume"),
         "Requests at once": ("batching.batch", "batching.max_len", "quantize"),
