@@ -104,7 +104,7 @@ def names(block: blocks.Block) -> Iterator[str]:
 def repository(block: blocks.Block, _: Stand) -> None:
     """Folders of the checkout."""
     folders = [name for line in block.text.splitlines() for name in [line.split()[0].rstrip(",")]]
-    assert len(folders) == 5 and all((tree.ROOT / name).is_dir() for name in folders)
+    assert len(folders) == 4 and all((tree.ROOT / name).is_dir() for name in folders)
 
 
 def files(folder: str, *sometimes: str) -> Check:

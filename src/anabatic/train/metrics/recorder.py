@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from anabatic.config.sections.common import LogSettings
-from anabatic.core import json_reader, log
+from anabatic.core import extras, json_reader, log
 from anabatic.core import log as messages
-from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter, replace_nonfinite, to_finite_number
 from anabatic.core.paths import RunFolder, write_atomic
@@ -247,9 +246,6 @@ def _truncate_metrics(folder: RunFolder, resumed_step: int, evaluated_step: int)
         write_atomic(folder.metrics, b"".join(kept))
 
 
-INSTALL_HINT = "pip install 'anabatic[track]'"
-
-
 class Tracker(Protocol):
     """What a tracker must be able to do."""
 
@@ -353,10 +349,9 @@ def open_trackers(
     """
     sinks: dict[str, Tracker] = {}
     for kind in names:
+        extras.import_optional(kind, f"log.sinks {kind}")
         try:
             sinks[kind] = TRACKERS[kind](folder, name, config, resumed_step)
-        except ImportError as error:
-            raise ConfigError(f"log.sinks names {kind}, which cannot be imported: {error}", INSTALL_HINT) from error
         except Exception as error:  # a third party's tracker may raise anything
             warn_switched_off(kind, error)
     return sinks
