@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from anabatic.config.sections.common import LogSettings
 from anabatic.core import extras, json_reader, log
 from anabatic.core import log as messages
+from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter, replace_nonfinite, to_finite_number
 from anabatic.core.paths import RunFolder, write_atomic
@@ -263,6 +264,7 @@ class TensorBoardTracker:
     """Event files in `<run>/tensorboard`, written by `torch.utils.tensorboard`."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], resumed_step: int) -> None:
+        extras.import_optional("tensorboard", "log.sinks tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         # purge_step hides what an interrupted run wrote after the checkpoint (or all of an older run).
@@ -284,7 +286,7 @@ class SwanLabTracker:
     """A SwanLab run; `SWANLAB_MODE=local|offline|online` and its login are SwanLab's own settings."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], resumed_step: int) -> None:
-        import swanlab
+        swanlab = extras.import_optional("swanlab", "log.sinks swanlab")
 
         self._swanlab = swanlab
         swanlab.init(
@@ -310,7 +312,7 @@ class WandbTracker:
     """A W&B run; `WANDB_MODE=offline|online` and its login are W&B's own settings."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], resumed_step: int) -> None:
-        import wandb
+        wandb = extras.import_optional("wandb", "log.sinks wandb")
 
         self._html = wandb.Html
         self._run = wandb.init(
@@ -349,9 +351,10 @@ def open_trackers(
     """
     sinks: dict[str, Tracker] = {}
     for kind in names:
-        extras.import_optional(kind, f"log.sinks {kind}")
         try:
             sinks[kind] = TRACKERS[kind](folder, name, config, resumed_step)
+        except ConfigError:
+            raise
         except Exception as error:  # a third party's tracker may raise anything
             warn_switched_off(kind, error)
     return sinks
