@@ -14,7 +14,7 @@ setup: ## make .venv with CPU torch, this package and its tools (every target do
 	@scripts/setup.sh
 
 demo: setup ## tokenizer, pretraining, mid-training, fine-tuning, evaluation, a conversation, a report: 5 minutes on 2 cores
-	@$(BIN)/anabatic run recipes/demo.yaml
+	@$(BIN)/anabatic run demo
 
 check: setup ## lint, format, types, layers
 	$(BIN)/ruff check

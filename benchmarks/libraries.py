@@ -114,9 +114,9 @@ YAML_VALUES = (
 def yaml(libraries: str) -> None:
     from ruamel.yaml import YAML
 
-    from anabatic.config.loading import yaml_reader
+    from anabatic.config.loading import shipped_recipes, yaml_reader
 
-    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "recipes").rglob("*.yaml"))]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(shipped_recipes.FOLDER.rglob("*.yaml"))]
 
     def theirs(text: str) -> Any:
         return YAML(typ="rt").load(io.StringIO(text))

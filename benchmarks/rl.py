@@ -5,7 +5,7 @@
 TRL lives in its own environment: `python -m venv VENV && VENV/bin/pip install torch==2.13.0 trl psutil`. Both
 sides train the same Qwen3 on the same questions: 8 a step with 8 answers each, up to `--tokens` new tokens at
 temperature 1, rewarded for vowels, one update a step without a reference, fp32, one thread. With `--model` (the SFT
-stage of recipes/rl_demo.yaml) answers end where the model ends them, as in use; without it the weights are random (4
+stage of rl_demo) answers end where the model ends them, as in use; without it the weights are random (4
 layers, width 256, vocabulary of 4,096), and nearly every answer fills the room: nobody pads. The Trainer runs with what
 it is fastest with here: all answers in one batch, no gradient checkpointing. Ours is `anabatic rl` itself, whose
 rewards are called in their own process.

@@ -32,7 +32,7 @@ def cell(tuner: str, model: str, chip: table.Chip, devices: int) -> str:
     for weights in ("fp32", "bf16_kahan") if tuner == "full" else ("fp32",):
         job = settings.load_job(
             "sft",
-            [str(ROOT / "recipes" / f"qwen-{tuner}.yaml")],
+            [f"qwen-{tuner}"],
             {
                 "model": f"Qwen/{model}",
                 "optim": {"weights": weights},

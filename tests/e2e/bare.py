@@ -33,7 +33,7 @@ tokenizer eval | classify words | classify pretrain | classify train | classify 
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
 plan | sim | monitor | config show | config check | config from-swift | config from-llamafactory
-config from-deepspeed | config from-nanochat
+config from-deepspeed | config from-nanochat | recipes list | recipes show | recipes copy
 """
 """Asked for their help, one each."""
 
@@ -44,6 +44,11 @@ WORKS = (
     "explain EI0006",
     "monitor --once",
     "config show sft",
+    "recipes list",
+    "recipes show overlays/tiny",
+    "recipes copy qwen-lora mine.yaml",
+    "config check mine.yaml",
+    "run demo --dry-run",
     "config from-swift -- swift sft --model MODEL --dataset rows.jsonl",
     "plan --npus 8 -- sft --model Qwen/Qwen2.5-7B --data rows.jsonl --tuner lora",
     "tokenizer train --data text.jsonl --vocab-size 300 --out words",

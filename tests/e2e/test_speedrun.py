@@ -16,7 +16,6 @@ from e2e.home import Home
 
 pytestmark = pytest.mark.slow
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 CORE = """icl_tasks:
 - {label: winds, dataset_uri: winds.jsonl, num_fewshot: [1], icl_task_type: multiple_choice}
 - {label: last, dataset_uri: last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}
@@ -66,7 +65,7 @@ def test_every_stage_of_the_speedrun(home: Home, shared_data: Path, tmp_path: Pa
         "chatcore": "gsm8k_chat#4,humaneval_chat#4",
     }
     words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
-    recipes = [RECIPES / "speedrun.yaml", RECIPES / "overlays" / "tiny.yaml", small]
+    recipes = ["speedrun", "overlays/tiny", small]
     told = home.anabatic("run", *[word for path in recipes for word in ("-c", path)][1:], *words)
     print("\n".join(told.err.splitlines()[-12:]))  # the seconds of each stage
     ended = {

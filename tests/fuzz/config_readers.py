@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import deepspeed_json, settings, validation, yaml_reader
+from anabatic.config.loading import deepspeed_json, settings, shipped_recipes, validation, yaml_reader
 from anabatic.config.task import EvalTask
 from anabatic.convert import converter
 from anabatic.data.readers import raw_rows
@@ -18,7 +18,6 @@ from anabatic.evals.tasks import items, registry
 from fuzz.engine import Good
 from fuzz.reading import Reader
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {"rl_demo": "rl", "dpo": "dpo", "tools": "sft", "qwen-lora": "sft", "demo": "pretrain", "vessel": "pipeline"}
 
 
@@ -27,7 +26,7 @@ def recipes() -> list[Good]:
     """The recipes that come with the package, named by their commands, one of them as JSON, which is YAML too."""
     found = []
     for name in ("rl_demo", "dpo", "qwen-lora", "speedrun", "vessel", "qwen32b-lora-curriculum"):
-        text = (ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+        text = shipped_recipes.get_recipe(name).path.read_text(encoding="utf-8")
         tree = yaml_reader.parse_yaml(text, name).tree
         command = "pipeline" if "stages" in tree else "sft" if "lora" in name else name.partition("_")[0]
         found.append(Good(f"{command}/{name}.yaml", text.encode()))

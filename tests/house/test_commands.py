@@ -6,13 +6,14 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cyclopts import CycloptsError
 
 from anabatic.cli import app
-from anabatic.config.loading import command_table, validation
+from anabatic.config.loading import command_table, shipped_recipes, validation
 from house import tree
 
 PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.md"))]
@@ -86,9 +87,9 @@ def make(words: list[str]) -> None:
 def anabatic(words: list[str]) -> None:
     """The command, its options and the recipes it names exist, and the values are of their type."""
     words = [word for word in words if word != "--debug"]
-    for word in words:
-        if word.startswith("recipes/"):
-            assert (tree.ROOT / word).exists(), f"{word} does not exist"
+    for before, word in pairwise(words):
+        if before in ("-c", "run") and not word.startswith("-") and "." not in word:
+            assert word in shipped_recipes.RECIPES, f"there is no recipe {word}"
     if not {"--help", "--version"}.isdisjoint(words) or not words:
         return
     try:

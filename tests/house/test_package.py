@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.core import extras
 from house import tree
+
+OWN_IMPORTS = {
+    "recipes/serve.py",  # the whole module belongs to the extra
+    "launch/schedulers/ray_cluster.py",  # the actor, which runs where ray is
+    "monitor/sources/nvml.py",  # no error: the devices are shown as unreadable
+}
 
 
 def pip(*words: str | Path) -> None:
@@ -75,3 +84,30 @@ def test_sdist_holds_what_tests_need(archive: Path) -> None:
     }
     assert needed <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "runs"))]
+
+
+def test_optional_packages_are_those_of_the_extras() -> None:
+    """What the code imports with a hint is in the extra that the hint names."""
+    project = (tree.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = project.partition("[project.optional-dependencies]\n")[2].partition("dev = [")[0]
+    declared = {
+        (re.split(r"[><=]", package)[0], name)
+        for name, packages in re.findall(r"^(\w+) = \[(.*?)\]", block, re.M | re.S)
+        if name != "trajectory"
+        for package in re.findall(r'"([^"]+)"', packages)
+    }
+    assert declared == {row for row in extras.OPTIONAL_PACKAGES.values() if row[1]}
+
+
+def test_optional_packages_are_imported_in_one_way() -> None:
+    """No module imports one by itself, except where the whole module belongs to the extra."""
+    server = tree.SRC / "infer" / "server"
+    found = []
+    for path in tree.SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.partition(".")[0] in extras.OPTIONAL_PACKAGES for name in names):
+                found.append(path)
+    others = {path.relative_to(tree.SRC).as_posix() for path in found if server not in path.parents}
+    assert others == OWN_IMPORTS

@@ -5,19 +5,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
 from anabatic.cli.launch.option_parsing import resolve_training_job
-from anabatic.config.loading import command_table, common_settings, settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, settings, shipped_recipes, validation, yaml_reader
+from anabatic.config.loading.shipped_recipes import ShippedRecipe
 from anabatic.recipes import plan_command
 from anabatic.recipes.pipeline import stage_plan
-from house import tree
 
-RECIPES = sorted((tree.ROOT / "recipes").glob("*.yaml"))
-OVERLAYS = sorted((tree.ROOT / "recipes" / "overlays").glob("*.yaml"))
+RECIPES = [recipe for recipe in shipped_recipes.RECIPES.values() if not recipe.base]
+OVERLAYS = [recipe for recipe in shipped_recipes.RECIPES.values() if recipe.base]
+name_of = attrgetter("name")
 
 
 NEAR = 1.05
@@ -26,28 +28,37 @@ MOST = 0.9
 """Share of a device's memory that a recipe may fill by the plan, which real runs exceed by some percent."""
 
 
-def command_of(recipe: Path) -> str:
-    """The command a recipe is for: named in its first lines as `anabatic COMMAND ... FILE`, else `run`."""
-    head = [line for line in recipe.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    named = [name for name in command_table.COMMANDS if any(f"anabatic {name} " in line for line in head)]
-    assert named, f"{tree.name(recipe)}: say in a comment at the top how to run it (anabatic COMMAND ...)"
-    return max(named, key=len)
+def test_list_holds_every_file() -> None:
+    files = {path.relative_to(shipped_recipes.FOLDER).as_posix() for path in shipped_recipes.FOLDER.rglob("*.*")}
+    assert files == {f"{name}.yaml" for name in shipped_recipes.RECIPES}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=tree.name)
-def test_recipe_is_strictly_valid(recipe: Path) -> None:
-    name = command_of(recipe)
-    job = settings.load_job(name, [recipe])
-    if name == "run":
+def head_of(recipe: ShippedRecipe) -> list[str]:
+    """The comment at the top of the file."""
+    lines = recipe.path.read_text(encoding="utf-8").splitlines()
+    return [line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines)]
+
+
+@pytest.mark.parametrize("recipe", shipped_recipes.RECIPES.values(), ids=name_of)
+def test_head_says_how_to_use_it(recipe: ShippedRecipe) -> None:
+    """One of the commands in the comment at the top is that of the list."""
+    files = f"{recipe.base} -c {recipe.name}" if recipe.base else recipe.name
+    given = f"run {files}" if recipe.command == "run" else f"{recipe.command} -c {files}"
+    assert given in " ".join(head_of(recipe)).replace("\\ ", "")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_recipe_is_strictly_valid(recipe: ShippedRecipe) -> None:
+    job = settings.load_job(recipe.command, [recipe.name])
+    if recipe.command == "run":
         supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
         assert [stage.name for stage in stage_plan.plan_stages(job, supplied)] == list(job.stages)
 
 
-def planned(recipe: Path) -> list[str]:
+def planned(recipe: ShippedRecipe) -> list[str]:
     """The words of the `anabatic plan` in a recipe's first lines; empty where there is none."""
-    lines = recipe.read_text(encoding="utf-8").splitlines()
-    found = [line.lstrip("# ") for line in lines if line.startswith("#   anabatic plan ")]
-    assert len(found) <= 1, tree.name(recipe)
+    found = [line for line in head_of(recipe) if line.startswith("anabatic plan ")]
+    assert len(found) <= 1, recipe.name
     return shlex.split(found[0])[2:] if found else []
 
 
@@ -64,24 +75,24 @@ def require_best(job: Any, chip: str, npus: int, nodes: int) -> None:
     assert best.tokens_per_s <= NEAR * mine.tokens_per_s, replace(best.setup, shape=None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=tree.name)
-def test_settings_are_what_the_plan_finds_best(recipe: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_settings_are_what_the_plan_finds_best(recipe: ShippedRecipe) -> None:
     """A recipe that trains and names its devices says for what, in a command that the reader can repeat."""
     words = planned(recipe)
     if not words:
-        assert command_of(recipe) == "run", "say for which model and chip the settings are: anabatic plan ... FILE"
+        assert recipe.command == "run", "say for which model and chip the settings are: anabatic plan ... -c NAME"
         return
     border = words.index("--")
     options = dict(zip(words[:border:2], words[1:border:2], strict=True))
-    assert f"recipes/{recipe.name}" in words
-    words = [str(recipe) if word == f"recipes/{recipe.name}" else word for word in words[border + 1 :]]
-    _, job = resolve_training_job(words)
-    npus = int(options.get("--npus", job.device.nproc))
-    require_best(job, options["--chip"], npus, int(options.get("--nodes", 1)))
+    assert recipe.name in words
+    _, job = resolve_training_job(words[border + 1 :])
+    npus, nodes = int(options.get("--npus", job.device.nproc)), int(options.get("--nodes", 1))
+    assert recipe.hardware == f"{f'{nodes} x ' if nodes > 1 else ''}{npus} x Ascend {options['--chip']} (64 GB)"
+    require_best(job, options["--chip"], npus, nodes)
 
 
 def test_the_stages_of_the_speedrun_are_what_the_plan_finds_best() -> None:
-    job = settings.load_job("run", [tree.ROOT / "recipes" / "speedrun.yaml"])
+    job = settings.load_job("run", ["speedrun"])
     supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
     found = {stage.name: stage.job for stage in stage_plan.plan_stages(job, supplied)}
     require_best(found["base"], "910B3", 8, 1)
@@ -89,15 +100,12 @@ def test_the_stages_of_the_speedrun_are_what_the_plan_finds_best() -> None:
     assert same[0] == same[1], "the same model"
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=tree.name)
-def test_overlay_fits_the_recipe_that_it_names(overlay: Path) -> None:
-    first = overlay.read_text(encoding="utf-8").splitlines()[0]
-    (recipe,) = [path for path in RECIPES if tree.name(path) in first]
-    job = settings.load_job("run", [recipe, overlay])
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name_of)
+def test_overlay_fits_the_recipe_that_it_names(overlay: ShippedRecipe) -> None:
+    job = settings.load_job("run", [overlay.base, overlay.name])
     supplied = {key: value or "supplied-by-the-user" for key, value in job.vars.items()}
-    assert [stage.name for stage in stage_plan.plan_stages(job, supplied)] == list(
-        settings.load_job("run", [recipe]).stages
-    )
+    stages = [stage.name for stage in stage_plan.plan_stages(job, supplied)]
+    assert stages == list(settings.load_job("run", [overlay.base]).stages)
 
 
 @pytest.mark.parametrize("name", command_table.COMMANDS)

@@ -46,7 +46,7 @@ def tracked() -> list[Path]:
     if git.returncode == 0 and git.stdout:
         found = [ROOT / line for line in git.stdout.split("\0") if line]
     else:
-        folders = ("src", "tests", "docs", "recipes", "scripts", "benchmarks")
+        folders = ("src", "tests", "docs", "scripts", "benchmarks")
         found = [file for folder in folders for file in (ROOT / folder).rglob("*")]
     return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
 

@@ -15,24 +15,23 @@ from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {
     "batch.seq-len": 64, "batch.micro-batch-tokens": 256, "batch.global-batch-tokens": 512, "schedule.max-steps": 10,
     "log.every": 1, "save.every": 5, "eval.every": 5, "device.dtype": "bf16", "optim.lr": 0.02,
 }  # fmt: skip
 CASES = {
-    "32b, curriculum": ("qwen32b-lora-curriculum.yaml", 2, []),
-    "7b, one device": ("qwen-lora.yaml", 1, []),
-    "7b, ddp": ("qwen-lora.yaml", 2, []),
-    "7b, zero2": ("qwen-lora.yaml", 2, ["--parallel.deepspeed", "default-zero2"]),
-    "14b, full, zero3": ("qwen-full.yaml", 2, []),
-    "14b, full, offload, bf16": ("qwen-full.yaml", 2, ["--parallel.offload", "cpu", "--optim.weights", "bf16_kahan"]),
+    "32b, curriculum": ("qwen32b-lora-curriculum", 2, []),
+    "7b, one device": ("qwen-lora", 1, []),
+    "7b, ddp": ("qwen-lora", 2, []),
+    "7b, zero2": ("qwen-lora", 2, ["--parallel.deepspeed", "default-zero2"]),
+    "14b, full, zero3": ("qwen-full", 2, []),
+    "14b, full, offload, bf16": ("qwen-full", 2, ["--parallel.offload", "cpu", "--optim.weights", "bf16_kahan"]),
 }
 OTHERS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "continue, Chinese": ("pretrain", "continue-chinese.yaml", 2, {"eval.tokens": 1000, "data.valid-fraction": 0.2}),
-    "tools": ("sft", "tools.yaml", 1, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
-    "long context": ("sft", "long-context.yaml", 2, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
-    "dpo": ("dpo", "dpo.yaml", 1, {"optim.lr": 0.005, "data.valid-fraction": 0.1}),
+    "continue, Chinese": ("pretrain", "continue-chinese", 2, {"eval.tokens": 1000, "data.valid-fraction": 0.2}),
+    "tools": ("sft", "tools", 1, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
+    "long context": ("sft", "long-context", 2, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
+    "dpo": ("dpo", "dpo", 1, {"optim.lr": 0.005, "data.valid-fraction": 0.1}),
 }
 """Case -> command, recipe, processes, and options beyond the small ones."""
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
@@ -73,7 +72,7 @@ def run(
     sim: Sim, command: str, recipe: str, processes: int, options: dict[str, Any], *more: str
 ) -> list[dict[str, Any]]:
     """Run a recipe on as many NPUs as it has processes; return its rows of training."""
-    words = ["anabatic", command, "-c", str(RECIPES / recipe), "--out", "run", "--device.nproc", str(processes)]
+    words = ["anabatic", command, "-c", recipe, "--out", "run", "--device.nproc", str(processes)]
     words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
     done = sim.command("python", "-m", *words, *more, flags=["--npus", str(processes)])
     assert done.returncode == 0, done.stderr[-3000:]
@@ -123,5 +122,5 @@ def test_recipe_of_reinforcement(sim: Sim, small: tuple[Path, Path]) -> None:
         "device.dtype": "bf16",
         "data.valid-fraction": 0.1,
     }
-    found = run(sim, "rl", "grpo-maths.yaml", 1, options)
+    found = run(sim, "rl", "grpo-maths", 1, options)
     assert [row["step"] for row in found] == [1, 2]

@@ -11,7 +11,6 @@ from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "vessel-8npu.yaml"
 POINT = "YEAR_2021 MONTH_9 DAY_17 HOUR_6 MINUTE_{n} SECOND_4 {cell} SPD_{speed} COG_NE {name} POINT_END"
 CELL = " ".join(f"H3_CHAR_{place}_{digit}" for place, digit in enumerate("8a0983d5250ffff"))
 
@@ -40,7 +39,7 @@ def test_the_guides_job(sim: Sim) -> None:
     model = build_tiny_qwen2(max_position_embeddings=512, tie_word_embeddings=True)
     save_model(model, root / "model", tokenizers.load_tokenizer(tokenizer))
     write_rows(root / "rows.jsonl")
-    words = ["anabatic", "classify", "train", "-c", str(RECIPE), "--model.path", "model", "--data", "rows.jsonl"]
+    words = ["anabatic", "classify", "train", "-c", "vessel-8npu", "--model.path", "model", "--data", "rows.jsonl"]
     words += ["--out", "run", "--device.nproc", "2", "--batch.micro-batch-tokens", "1024", "--schedule.max-steps", "6"]
     words += ["--batch.global-batch-tokens", "2048", "--optim.lr", "0.003", "--log.every", "1", "--eval.every", "3"]
     done = sim.command("python", "-m", *words, flags=["--npus", "2"])

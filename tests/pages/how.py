@@ -70,7 +70,7 @@ HOW = (
     How('eval "\\$\\(anabatic env', "shell"),
     # --- other machines, and what lasts
     How(
-        "anabatic (launch .*)?classify train -c recipes/vessel-8npu",
+        "anabatic (launch .*)?classify train -c vessel-8npu",
         "read",
         "other words; tests/npu_sim/test_recipes.py runs it",
     ),
@@ -79,8 +79,8 @@ HOW = (
     How("anabatic launch (k8s|slurm)", "run"),
     How("anabatic launch --hosts", "read", "needs machines with sshd; tests/unit/launch/test_sshd.py"),
     How("anabatic launch .*--nnodes", "read", NO_MACHINES),
-    How("anabatic launch --check -- sft -c recipes/qwen32b", "read", NO_MACHINES),
-    How("anabatic run recipes/(demo|rl_demo|speedrun|vessel)", "dry", "minutes; tests/e2e/test_speedrun.py, CI's demo"),
+    How("anabatic launch --check -- sft -c qwen32b", "read", NO_MACHINES),
+    How("anabatic run (demo|rl_demo|speedrun|vessel)", "dry", "minutes; tests/e2e/test_speedrun.py, CI's demo"),
     How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
     How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/models/test_hub.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),

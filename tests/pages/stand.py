@@ -104,7 +104,6 @@ class Stand:
     def make(self) -> None:
         """Write the files, then train."""
         rows.make(self.folder)
-        (self.folder / "recipes").symlink_to(tree.ROOT / "recipes")
         (self.folder / "benchmarks").symlink_to(tree.ROOT / "benchmarks")
         mine = "runs/mine"
         self.anabatic(

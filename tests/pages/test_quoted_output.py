@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from anabatic.config.loading import shipped_recipes
 from anabatic.launch.hosts import hostfile
 from house import tree
 from pages import blocks, stand
@@ -103,7 +104,7 @@ def names(block: blocks.Block) -> Iterator[str]:
 def repository(block: blocks.Block, _: Stand) -> None:
     """Folders of the checkout."""
     folders = [name for line in block.text.splitlines() for name in [line.split()[0].rstrip(",")]]
-    assert len(folders) == 5 and all((tree.ROOT / name).is_dir() for name in folders)
+    assert len(folders) == 4 and all((tree.ROOT / name).is_dir() for name in folders)
 
 
 def files(folder: str, *sometimes: str) -> Check:
@@ -120,7 +121,7 @@ def files(folder: str, *sometimes: str) -> Check:
 
 def stages(block: blocks.Block, _: Stand) -> None:
     """Folders of the demo: its stages, and files whose names stand in the source."""
-    recipe = (tree.ROOT / "recipes/demo.yaml").read_text(encoding="utf-8")
+    recipe = shipped_recipes.get_recipe("demo").path.read_text(encoding="utf-8")
     for name in names(block):
         bare = name.rstrip("/").rpartition("/")[2].partition(":")[0]
         assert re.search(rf"^  {bare}:", recipe, re.M) or bare in texts(), name

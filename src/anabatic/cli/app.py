@@ -22,7 +22,7 @@ HELP_FLAGS = frozenset({"--help", "-h"})
 GENERAL_EPILOGUE = "Every command: `anabatic COMMAND --help`. Add `--debug` for the traceback of an error."
 
 COMMAND_EXAMPLES = {
-    "run": "recipes/demo.yaml",
+    "run": "demo",
     "pretrain": "--tokenizer runs/mine/tokenizer --data corpus/ --model.depth 6",
     "sft": "--model Qwen/Qwen2.5-0.5B --data chats.jsonl --tuner lora --out runs/mine",
     "dpo": "--model runs/mine --data pairs.jsonl --out runs/dpo",
@@ -65,6 +65,9 @@ COMMAND_EXAMPLES = {
     "sim status": "",
     "sim clean": "",
     "monitor": "--run runs/mine",
+    "recipes list": "",
+    "recipes show": "qwen-lora",
+    "recipes copy": "demo mine.yaml",
     "config show": "sft",
     "config check": "recipe.yaml",
     "config from-swift": "'swift sft --model Qwen/Qwen2.5-7B --dataset rows.jsonl'",
@@ -176,6 +179,11 @@ def build_app(show_all: bool = False) -> App:
         help="Monitor devices and a training run.",
         group=MACHINE_GROUP,
     )
+    recipes = App(name="recipes", help="List, show or copy the recipes of the package.", group=RECIPES_GROUP)
+    recipes.command("anabatic.cli.recipes:list_", name="list", help="List the recipes of the package.")
+    recipes.command("anabatic.cli.recipes:show", name="show", help="Print a recipe of the package, with its comments.")
+    recipes.command("anabatic.cli.recipes:copy", name="copy", help="Copy a recipe of the package, to change it.")
+    app.command(recipes)
     config = App(name="config", help="Show, check or convert recipes.", group=RECIPES_GROUP)
     config.command("anabatic.cli.config:show", name="show", help="Print a recipe with its settings explained.")
     config.command("anabatic.cli.config:check", name="check", help="Check recipes without running them.")

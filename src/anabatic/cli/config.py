@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from anabatic.config.loading import command_table, settings, yaml_reader
+from anabatic.config.loading import command_table, settings, shipped_recipes
 from anabatic.convert.file_detection import OWN_PROGRAM, accepts_settings, detect_tree, is_complete_job
 from anabatic.core.errors import ConfigError
 
@@ -41,7 +41,7 @@ def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = 
     if not files:
         raise ConfigError("which file?", "give one or more recipes")
     for file in files:
-        tree = yaml_reader.read_yaml(file).tree
+        tree = shipped_recipes.read_recipe(file).tree
         detected = None if command else detect_tree(tree)
         if detected is not None and detected.program != OWN_PROGRAM:
             from anabatic.cli import usage_hints  # reads the tables of other programs

@@ -43,7 +43,7 @@ def run(
     """
     files = [*recipes, *(config or [])]
     if not files:
-        raise ConfigError("which pipeline?", "give its recipe: anabatic run recipes/demo.yaml")
+        raise ConfigError("which pipeline?", "give a recipe: `anabatic run demo`; others: `anabatic recipes list`")
     pairs = _parse_pairs(set_ or [])
     job = settings.load_job("run", files, {"out": validation.UntypedText(out)} if out is not None else None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
-from anabatic.config.loading import command_table, common_settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, shipped_recipes, validation, yaml_reader
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN
 from anabatic.convert import file_detection
 from anabatic.convert import foreign_options as foreign_options_module
@@ -271,7 +271,7 @@ def _read_given_settings(line: CommandLine) -> dict[str, Any]:
     for file in line.config_files:
         settings |= {
             key: value
-            for key, value in file_detection.flatten(yaml_reader.read_yaml(file).tree).items()
+            for key, value in file_detection.flatten(shipped_recipes.read_recipe(file).tree).items()
             if key in hints
         }
     for key, values in line.own_settings.items():

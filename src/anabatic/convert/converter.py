@@ -101,7 +101,7 @@ def _follow_script(found: command_finder.ScriptCommands, folder: Path) -> tuple[
     call = found.calls[0]
     name = next(word for word in shlex.split(call.command_line) if word.endswith(".sh"))
     if not (folder / name).is_file():
-        raise ConfigError(f"{name} is not here", "give the script itself; or use recipes/speedrun.yaml")
+        raise ConfigError(f"{name} is not here", "give the script itself; or use the recipe `anabatic run speedrun`")
     return _read_file(call.peer, folder / name), folder
 
 

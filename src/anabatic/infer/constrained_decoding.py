@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
-from anabatic.core import json_reader
+from anabatic.core import extras, json_reader
 from anabatic.core.errors import ConfigError
 from anabatic.infer.request import TokenConstraint
 
@@ -20,7 +20,6 @@ _JSON_WHITESPACE = r"[ \n]?"
 """Between the parts of JSON: one blank at most, or a small model writes blanks until its answer is cut."""
 _MAX_BLANK_RUN = 32
 """Blanks in a row within a text of JSON; who has written so many writes no two in a row any more."""
-INSTALL_HINT = "pip install 'anabatic[constrain]'"
 
 
 def make_constraint(
@@ -37,11 +36,8 @@ def make_constraint(
     """
     if not (sampling.choices or sampling.json_schema or sampling.regex):
         return None
-    try:
-        import llguidance
-        import llguidance.hf
-    except ImportError as error:
-        raise ConfigError("constrained answers need llguidance, which is not installed", INSTALL_HINT) from error
+    llguidance = extras.import_optional("llguidance", "constrained decoding")
+    extras.import_optional("llguidance.hf", "constrained decoding")
     known = tokenizer.__dict__.get("_anabatic_forms")
     if known is None:  # reads the whole vocabulary: once for each tokenizer
         known = tokenizer.__dict__["_anabatic_forms"] = llguidance.hf.from_tokenizer(tokenizer, n_vocab=entries)

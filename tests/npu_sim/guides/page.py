@@ -16,7 +16,7 @@ NAMES = ("trajectory", "nanochat", "32b", "vessel", "swift")
 KINDS = {
     "command": r"anabatic .+",
     "option": r"--[a-z].*",
-    "recipe": r"recipes/[\w-]+\.yaml",
+    "recipe": r"-c [\w-]+",
     "file": r"[\w-]+\.jsonl|rank-0\.log|best_model|final_model",
     "variable": r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+(=\d)?",
     "extra": r"pip install 'anabatic\[\w+\]'",

@@ -38,8 +38,8 @@ SEVERAL = ("launch", "sft", "plan")
 
 
 PIPELINES = {
-    "recipes/speedrun.yaml": ("-c", "recipes/overlays/tiny.yaml", "-c", "small.yaml", "--set", "nproc=2"),
-    "recipes/vessel.yaml": ("-c", "small.yaml"),
+    "speedrun": ("-c", "overlays/tiny", "-c", "small.yaml", "--set", "nproc=2"),
+    "vessel": ("-c", "small.yaml"),
 }
 """Pipeline -> what is laid over it; small.yaml is written by world.py."""
 

@@ -105,7 +105,7 @@ def test_what_is_converted_runs(tmp_path: Path, model: Path, case: str) -> None:
         good(told.run(f"anabatic {name} -c recipe.yaml", variables))
         return
     if name == "infer":  # of what a training here has saved
-        good(told.run("anabatic sft -c recipes/qwen-lora.yaml --model MODEL --data rows.jsonl --out output"))
+        good(told.run("anabatic sft -c qwen-lora --model MODEL --data rows.jsonl --out output"))
         good(told.run("anabatic infer rows.jsonl -c recipe.yaml", variables))
         return
     devices = min(int(yaml_reader.read_yaml(told.folder / "recipe.yaml").tree.get("device", {}).get("nproc", 1)), 2)

@@ -12,7 +12,6 @@ from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from e2e.vessels import write_demo
-from npu_sim.guides.page import ROOT
 from npu_sim.test_vessel import write_rows
 
 LEVELS = ("explain", "reasoning", "topology")
@@ -61,7 +60,6 @@ def model(folder: Path) -> Path:
 def home(folder: Path, made: Path, chapter: str) -> Path:
     """Make a folder in which the commands of a chapter find what they name."""
     folder.mkdir(parents=True)
-    (folder / "recipes").symlink_to(ROOT / "recipes")
     (folder / "Qwen").mkdir()
     for name in ("MODEL", "Qwen/Qwen1.5-7B-Chat"):
         (folder / name).symlink_to(made)

@@ -39,7 +39,7 @@ def test_kinds_are_told_apart() -> None:
     spans = {
         "anabatic sft --npus 8": "command",
         "--npus 8": "option",
-        "recipes/qwen-lora.yaml": "recipe",
+        "-c qwen-lora": "recipe",
         "rank-0.log": "file",
         "best_model": "file",
         "ASCEND_RT_VISIBLE_DEVICES=0": "variable",

@@ -12,7 +12,7 @@ import pytest
 from cyclopts import App
 
 from anabatic.cli import app
-from anabatic.config.loading import command_table, validation, yaml_reader
+from anabatic.config.loading import command_table, shipped_recipes, validation, yaml_reader
 from anabatic.convert import converter, peer_tables
 from anabatic.core.errors import ConfigError
 
@@ -54,9 +54,11 @@ def exists(span: str) -> bool:
     if name:
         options = [word for word in words if word.startswith("--")]
         return all(option in SETTINGS.get(name, set()) or option in text_of(name) for option in options)
+    if span.startswith("-c "):
+        return span.removeprefix("-c ") in shipped_recipes.RECIPES
     key = span.partition(":")[0].partition(" ")[0]
     some = any(key in one for one in SETTINGS.values()) or key in SECTIONS
-    return some or (ROOT / span).is_file() or span in RUN_FOLDER or FORMS.fullmatch(span) is not None
+    return some or span in RUN_FOLDER or FORMS.fullmatch(span) is not None
 
 
 @functools.cache
@@ -93,7 +95,7 @@ def test_what_stands_on_the_right_exists(page: str) -> None:
 
 
 def test_nonsense_does_not_exist() -> None:
-    for span in ("optim.learning_rate", "anabatic trainn", "anabatic sft --lora-rank", "recipes/none.yaml", "nothing"):
+    for span in ("optim.learning_rate", "anabatic trainn", "anabatic sft --lora-rank", "-c none", "nothing"):
         assert not exists(span), span
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabatic.core import extras
 from anabatic.core.errors import ConfigError, UserError
 from anabatic.core.formatting import did_you_mean
 
@@ -33,8 +33,8 @@ class Command:
     """Dotted key -> shorter names of its option, with blanks between them."""
     positional_setting: str = ""
     """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
-    extra: str = ""
-    """The extra of the package without which nothing of it works."""
+    optional_packages: tuple[str, ...] = ()
+    """Modules of `core/extras.py` without which nothing of it works."""
     precheck: str = ""
     """`module:function` that yields what is wrong with its files, where its rows are not text: called with the settings
     and a function that is true for outputs of earlier stages, before anything heavy is imported."""
@@ -50,17 +50,13 @@ class Command:
         Imports make 650,000 objects that stay; to walk them again and again took a tenth of a start.
 
         Raises:
-            ConfigError: a package of `extra` is not installed.
+            ConfigError: one of `optional_packages` is not installed.
         """
-        for name in _EXTRA_PACKAGES.get(self.extra, ()):
-            if importlib.util.find_spec(name) is None:
-                raise ConfigError(
-                    f"anabatic {self.name} needs {name}, which is not installed",
-                    f"pip install 'anabatic[{self.extra}]'",
-                )
         collects = gc.isenabled()
         gc.disable()
         try:
+            for name in self.optional_packages:
+                extras.import_optional(name, f"anabatic {self.name}")
             loaded: Callable[..., Any] = _import_attribute(self.recipe)
         finally:
             if collects:
@@ -81,10 +77,6 @@ def import_served_classifier() -> Callable[..., Any]:
     """Import and return the class of what `serve --classifier` loads: `(folder, device settings)` -> a classifier."""
     loaded: Callable[..., Any] = _import_attribute("anabatic.vessels.model.trajectory_classifier:TrajectoryClassifier")
     return loaded
-
-
-_EXTRA_PACKAGES = {"serve": ("fastapi", "uvicorn", "prometheus_client")}
-"""Extra -> what of it is imported."""
 
 
 def _import_attribute(path: str) -> Any:
@@ -266,7 +258,7 @@ _COMMAND_ROWS = (
         "anabatic.recipes.serve:run",
         "Answer over HTTP, as OpenAI's API does.",
         positional_setting="model",
-        extra="serve",
+        optional_packages=("fastapi", "uvicorn", "prometheus_client"),
     ),
     Command(
         "studio",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import command_table, common_settings, validation, yaml_reader
+from anabatic.config.loading import command_table, common_settings, shipped_recipes, validation, yaml_reader
 from anabatic.core.errors import ConfigError
 
 
@@ -21,13 +21,14 @@ def load_job(command: str, files: Sequence[str | Path] = (), flags: dict[str, An
 
     Args:
         command: a name of the commands table, for example `tokenizer train`.
-        files: recipes; a later one overrides an earlier one key by key, lists are replaced whole.
+        files: recipes, as paths or names of shipped ones; a later one overrides an earlier one key by key, lists are
+            replaced whole.
         flags: nested values from the command line, as `validation.UntypedText`; they override the files.
 
     Raises:
         ConfigError: a file cannot be read, or a value is unknown, of the wrong type or out of range.
     """
-    sources = [yaml_reader.read_yaml(file) for file in files]
+    sources = [shipped_recipes.read_recipe(file) for file in files]
     origins = [(source.tree, validation.SettingNamer(source.format_location)) for source in sources]
     if flags:
         origins.append((flags, validation.OptionNamer()))

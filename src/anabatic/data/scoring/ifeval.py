@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anabatic.core import json_reader
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core import extras, json_reader
+from anabatic.core.errors import DataError
 
 Settings = Mapping[str, Any]
 _CONSTRAINED_RESPONSES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -90,13 +90,9 @@ def _check_two_responses(reply: str, settings: Settings) -> bool:
 
 
 def _check_response_language(reply: str, settings: Settings) -> bool:
-    try:
-        import langdetect  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ConfigError(
-            "the language of a reply must be detected, and langdetect is not installed",
-            "pip install langdetect, or leave such rows out with `keep`",
-        ) from error
+    langdetect = extras.import_optional(
+        "langdetect", "checking the language of a reply", "or leave such rows out with `keep`"
+    )
     try:
         return bool(langdetect.detect(reply) == settings["language"])
     except langdetect.LangDetectException:  # no letters in it

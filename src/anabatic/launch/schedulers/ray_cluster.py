@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from anabatic.core import log, relaunch
+from anabatic.core import extras, log, relaunch
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.stop_signals import STOP_SIGNALS
 
@@ -132,10 +132,7 @@ def _connect_cluster(job: RayJob) -> Any:
     os.environ.setdefault(
         "RAY_COLOR_PREFIX", str(int(log.should_use_colour()))
     )  # before ray prints lines of the workers
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError("ray is not installed here", "pip install 'anabatic[ray]', on every machine") from error
+    ray = extras.import_optional("ray", "anabatic launch ray", "on every machine")
     try:
         ray.init(address=job.address, logging_level="ERROR", namespace="anabatic")
     except (ConnectionError, RuntimeError, ValueError) as error:

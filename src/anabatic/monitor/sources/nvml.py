@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import extras
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
-
-INSTALL_HINT = "install nvidia-ml-py: pip install 'anabatic[monitor]'"
 
 
 def _decode_text(value: Any) -> str | None:
@@ -85,7 +84,8 @@ def open_source() -> NvmlSource | str | None:
     try:
         import pynvml
     except ImportError:
-        return f"NVIDIA device nodes are here, but NVML cannot be read: {INSTALL_HINT}" if nodes else None
+        command = extras.format_install_command("pynvml")
+        return f"NVIDIA device nodes are here, but NVML needs nvidia-ml-py: {command}" if nodes else None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from anabatic.config.sections.common import LogSettings
-from anabatic.core import json_reader, log
+from anabatic.core import extras, json_reader, log
 from anabatic.core import log as messages
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration, format_size
@@ -247,9 +247,6 @@ def _truncate_metrics(folder: RunFolder, resumed_step: int, evaluated_step: int)
         write_atomic(folder.metrics, b"".join(kept))
 
 
-INSTALL_HINT = "pip install 'anabatic[track]'"
-
-
 class Tracker(Protocol):
     """What a tracker must be able to do."""
 
@@ -267,6 +264,7 @@ class TensorBoardTracker:
     """Event files in `<run>/tensorboard`, written by `torch.utils.tensorboard`."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], resumed_step: int) -> None:
+        extras.import_optional("tensorboard", "log.sinks tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         # purge_step hides what an interrupted run wrote after the checkpoint (or all of an older run).
@@ -288,7 +286,7 @@ class SwanLabTracker:
     """A SwanLab run; `SWANLAB_MODE=local|offline|online` and its login are SwanLab's own settings."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], resumed_step: int) -> None:
-        import swanlab
+        swanlab = extras.import_optional("swanlab", "log.sinks swanlab")
 
         self._swanlab = swanlab
         swanlab.init(
@@ -314,7 +312,7 @@ class WandbTracker:
     """A W&B run; `WANDB_MODE=offline|online` and its login are W&B's own settings."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], resumed_step: int) -> None:
-        import wandb
+        wandb = extras.import_optional("wandb", "log.sinks wandb")
 
         self._html = wandb.Html
         self._run = wandb.init(
@@ -355,8 +353,8 @@ def open_trackers(
     for kind in names:
         try:
             sinks[kind] = TRACKERS[kind](folder, name, config, resumed_step)
-        except ImportError as error:
-            raise ConfigError(f"log.sinks names {kind}, which cannot be imported: {error}", INSTALL_HINT) from error
+        except ConfigError:
+            raise
         except Exception as error:  # a third party's tracker may raise anything
             warn_switched_off(kind, error)
     return sinks

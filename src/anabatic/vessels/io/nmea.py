@@ -9,7 +9,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from anabatic.core.errors import BROKEN_DATA_ERRORS, DataError, Failure
+from anabatic.core import extras
+from anabatic.core.errors import BROKEN_DATA_ERRORS, DataError
 from anabatic.vessels.io.ais_tables import ColumnBatch, unreadable_file_error
 from anabatic.vessels.io.track import BadRowPolicy
 
@@ -35,20 +36,17 @@ def read_nmea(path: Path, bad_rows: BadRowPolicy) -> Iterator[ColumnBatch]:
 
     Raises:
         DataError: a sentence is broken or has no time.
-        Failure: pyais is not installed.
+        ConfigError: pyais is not installed.
     """
-    try:
-        from pyais import NMEAMessage
-        from pyais.exceptions import AISBaseException
-    except ImportError as error:
-        raise Failure("pyais is not installed", "pip install 'anabatic[nmea]'") from error
+    message_type = extras.import_optional("pyais", f"reading {path.name}").NMEAMessage
+    decoding_error = extras.import_optional("pyais.exceptions", f"reading {path.name}").AISBaseException
     import pyarrow
 
     rows: list[tuple[Any, ...]] = []
     try:
         with open(path, "rb") as file:
             for row in _read_positions(
-                path, _read_lines(file), NMEAMessage, (AISBaseException, *BROKEN_DATA_ERRORS), bad_rows
+                path, _read_lines(file), message_type, (decoding_error, *BROKEN_DATA_ERRORS), bad_rows
             ):
                 rows.append(row)
                 if len(rows) == ROWS_PER_BATCH:

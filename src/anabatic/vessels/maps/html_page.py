@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from anabatic.core.errors import Failure
+from anabatic.core import extras
 from anabatic.vessels.maps.drawn_vessels import DrawnVessel, split_at_antimeridian
 
 TEMPLATE_FOLDER = Path(__file__).parent
@@ -76,13 +76,9 @@ def render_folium_page(vessels: Sequence[DrawnVessel], title: str, num_left_out:
     """Return a folium page with OpenStreetMap tiles: one layer per class and one for the errors.
 
     Raises:
-        Failure: folium is not installed.
+        ConfigError: folium is not installed.
     """
-    try:
-        import folium
-    except ImportError as error:
-        raise Failure("folium is not installed", "pip install 'anabatic[vessels]', or --tiles none") from error
-    shapes: Any = folium
+    folium = extras.import_optional("folium", "--tiles osm", "or use --tiles none")
     page, palette = folium.Map(tiles="OpenStreetMap", control_scale=True, prefer_canvas=True), assign_colours(vessels)
     layers: dict[str, Any] = {}
     corners = []
@@ -97,10 +93,10 @@ def render_folium_page(vessels: Sequence[DrawnVessel], title: str, num_left_out:
                 positions = [(lat, lon) for lon, lat, _ in line]
                 corners += [positions[0], positions[-1]]
                 tooltip = folium.Tooltip(str(escape(label)))
-                shapes.PolyLine(positions, color=palette[vessel.shown_class], weight=2, tooltip=tooltip).add_to(layer)
+                folium.PolyLine(positions, color=palette[vessel.shown_class], weight=2, tooltip=tooltip).add_to(layer)
         if vessel.is_wrong:
             end = (float(vessel.lines[-1].lat[-1]), float(vessel.lines[-1].lon[-1]))
-            shapes.CircleMarker(end, radius=6, color="#b3261e", weight=2, tooltip=str(escape(label))).add_to(layer)
+            folium.CircleMarker(end, radius=6, color="#b3261e", weight=2, tooltip=str(escape(label))).add_to(layer)
     for layer in layers.values():
         layer.add_to(page)
     folium.LayerControl(collapsed=False).add_to(page)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anabatic.core.errors import ConfigError, DataError, Failure
+from anabatic.core import extras
+from anabatic.core.errors import DataError, Failure
 
 FOREST_FILE, VESSEL_FOREST_FILE = "forest.safetensors", "vessel_forest.safetensors"
 """The trees on the features of a segment; those on the features of a vessel."""
@@ -166,14 +167,11 @@ def fit_forest(
         DataError: fewer than two classes occur.
         Failure: the trees of this version of scikit-learn have another layout.
     """
-    try:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-    except ImportError as error:
-        raise ConfigError("trees need scikit-learn", "pip install 'anabatic[vessels]', or head.trees 0") from error
+    ensemble = extras.import_optional("sklearn.ensemble", "head.trees", "or set head.trees 0")
     present = np.unique(labels)
     if len(present) < 2:
         raise DataError(f"{len(labels)} rows of {len(present)} class train the trees", "give rows of several classes")
-    model = HistGradientBoostingClassifier(
+    model = ensemble.HistGradientBoostingClassifier(
         max_iter=rounds,
         learning_rate=growth.learning_rate,
         max_leaf_nodes=growth.max_leaves,

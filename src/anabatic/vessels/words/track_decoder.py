@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anabatic.core.errors import DataError, Failure
+from anabatic.core import extras
+from anabatic.core.errors import DataError
 from anabatic.vessels.io.track import Track
 from anabatic.vessels.words.track_encoder import STEP_MIDDLES
 from anabatic.vessels.words.vocabulary import COURSE_WORDS, POINT_END, SPEED_EDGES, SPEED_WORDS, STEP_EDGES, WordSpec
@@ -63,23 +64,20 @@ def decode_track(text: str, spec: WordSpec, vessel: str = "") -> Track:
 
     Raises:
         DataError: the words do not match the spec, or contain no position.
-        Failure: h3 is not installed.
+        ConfigError: h3 is not installed.
     """
     if spec.format == "motion":
         raise DataError(
             "words of the format motion hold no position",
             "name the AIS files beside them, or use compact, cell or char",
         )
-    try:
-        from h3.api.basic_int import cell_to_latlng, is_valid_cell
-    except ImportError as error:
-        raise Failure("h3 is not installed", "pip install 'anabatic[vessels]'") from error
+    cells = extras.import_optional("h3.api.basic_int", "reading positions from words")
     rows: list[tuple[float, ...]] = []
     for point in _iter_points(text):
         cell = _build_cell(point, spec)
-        if not is_valid_cell(cell):
+        if not cells.is_valid_cell(cell):
             raise DataError(f"point {len(rows) + 1}: the words make no H3 cell ({cell:x})", "the words are damaged")
-        rows.append((point.second, *cell_to_latlng(cell), point.sog, point.cog, np.nan))
+        rows.append((point.second, *cells.cell_to_latlng(cell), point.sog, point.cog, np.nan))
     if not rows:
         raise DataError(f"no {POINT_END} among the words", "the words are damaged")
     columns = np.array(rows, np.float64).T

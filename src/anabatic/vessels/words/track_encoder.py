@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from anabatic.core.errors import Failure
+from anabatic.core import extras
 from anabatic.vessels.io.track import Floats, Ints, Track, measure_steps
 from anabatic.vessels.words.vocabulary import (
     COURSE_STEP,
@@ -37,7 +37,7 @@ def encode_track(track: Track, cuts: Sequence[tuple[int, int]], spec: WordSpec, 
         class_word: word before each POINT_END in the formats `char` and `cell`; the others ignore it.
 
     Raises:
-        Failure: h3 is not installed.
+        ConfigError: h3 is not installed.
     """
     if not cuts:
         return []
@@ -48,12 +48,9 @@ def find_cells(track: Track, resolution: int) -> list[int]:
     """Return the H3 cell of each point.
 
     Raises:
-        Failure: h3 is not installed.
+        ConfigError: h3 is not installed.
     """
-    try:
-        from h3.api.basic_int import latlng_to_cell
-    except ImportError as error:
-        raise Failure("h3 is not installed", "pip install 'anabatic[vessels]'") from error
+    latlng_to_cell = extras.import_optional("h3.api.basic_int", "tracks.format").latlng_to_cell
     points = zip(track.lat.tolist(), track.lon.tolist(), strict=True)
     return [latlng_to_cell(lat, lon, resolution) for lat, lon in points]
 

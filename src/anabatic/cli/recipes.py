@@ -1,0 +1,58 @@
+"""`anabatic recipes list|show|copy`: the recipes inside the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from anabatic.config.loading import shipped_recipes
+
+
+def list_(*, json_: Annotated[bool, Parameter(name="--json", negative=(), show_default=False)] = False) -> None:
+    """List the recipes of the package: name, command, hardware and purpose.
+
+    Parameters
+    ----------
+    json_
+        Print JSON.
+    """
+    rows = [dataclasses.asdict(recipe) for recipe in shipped_recipes.RECIPES.values()]
+    sys.stdout.write(json.dumps(rows, indent=2) + "\n" if json_ else shipped_recipes.format_table())
+
+
+def show(name: str, /) -> None:
+    """Print a recipe of the package, with its comments.
+
+    Parameters
+    ----------
+    name
+        Name of the recipe, as in `anabatic recipes list`.
+    """
+    sys.stdout.write(shipped_recipes.get_recipe(name).path.read_text(encoding="utf-8"))
+
+
+def copy(
+    name: str,
+    file: Path | None = None,
+    /,
+    *,
+    force: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+) -> None:
+    """Copy a recipe of the package into a file, to change it.
+
+    Parameters
+    ----------
+    name
+        Name of the recipe, as in `anabatic recipes list`.
+    file
+        File or folder to write; default: NAME.yaml in the current folder.
+    force
+        Overwrite the file if it exists.
+    """
+    written = shipped_recipes.copy_recipe(name, file or Path(), force)
+    sys.stdout.write(f"{written}\n")

@@ -1,0 +1,140 @@
+"""The recipes inside the package: what each is for, and how a name or a path given by the user becomes a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabatic.config.loading import yaml_reader
+from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import did_you_mean
+from anabatic.core.paths import write_atomic
+
+FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+"""Where the YAML files are."""
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class ShippedRecipe:
+    """One recipe of the package."""
+
+    name: str
+    """What the user types; the file is `NAME.yaml` in `FOLDER`."""
+    command: str
+    """The command that takes it."""
+    summary: str
+    """What it does, in a few words."""
+    hardware: str
+    """Devices that its settings are chosen for."""
+    base: str = ""
+    """Of an overlay: the recipe that it changes."""
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return FOLDER / f"{self.name}.yaml"
+
+    @property
+    def command_line(self) -> str:
+        """A command that uses it; the user adds the model and the data where the recipe has placeholders."""
+        if self.base:
+            return f"anabatic {self.command} {self.base} -c {self.name}"
+        return f"anabatic run {self.name}" if self.command == "run" else f"anabatic {self.command} -c {self.name}"
+
+
+_ONE_910B3 = "1 x Ascend 910B3 (64 GB)"
+_EIGHT_910B3 = "8 x Ascend 910B3 (64 GB)"
+
+_ROWS = (
+    ShippedRecipe("demo", "run", "from plain text to a model that answers, in five minutes", "2 CPU cores"),
+    ShippedRecipe("rl_demo", "run", "reinforcement learning with a small model, in a few minutes", "2 CPU cores"),
+    ShippedRecipe("speedrun", "run", "all stages of nanochat, depth 20", _EIGHT_910B3),
+    ShippedRecipe("qwen-lora", "sft", "LoRA for any Qwen2.5 or Qwen3 (settings for 7B)", _ONE_910B3),
+    ShippedRecipe("qwen-full", "sft", "full fine-tuning of any Qwen2.5 or Qwen3 (settings for 14B)", _EIGHT_910B3),
+    ShippedRecipe(
+        "qwen32b-lora-curriculum",
+        "sft",
+        "LoRA for 32B, with a curriculum from easy to hard rows",
+        f"2 x {_EIGHT_910B3}",
+    ),
+    ShippedRecipe("long-context", "sft", "LoRA on rows of up to 32,768 tokens", _EIGHT_910B3),
+    ShippedRecipe("tools", "sft", "LoRA on conversations with tool calls", _ONE_910B3),
+    ShippedRecipe("dpo", "dpo", "LoRA on pairs of a better and a worse answer", _ONE_910B3),
+    ShippedRecipe("grpo-maths", "rl", "GRPO on questions whose answer is a number (settings for 1.5B)", _EIGHT_910B3),
+    ShippedRecipe("continue-chinese", "pretrain", "continued pretraining on Chinese text", _EIGHT_910B3),
+    ShippedRecipe("vessel", "run", "classify vessels: words, pretraining, classifier, score, map", "any"),
+    ShippedRecipe("vessel-8npu", "classify train", "the vessel classifier on Qwen2.5-0.5B", _EIGHT_910B3),
+    ShippedRecipe("overlays/tiny", "run", "the stages of speedrun in two minutes", "2 CPU cores", base="speedrun"),
+    ShippedRecipe("overlays/two-devices", "run", "the demo on two devices", "2 devices", base="demo"),
+)
+
+RECIPES: dict[str, ShippedRecipe] = {row.name: row for row in _ROWS}
+"""Name -> recipe, in the order of the list."""
+
+
+def get_recipe(name: str) -> ShippedRecipe:
+    """Return the shipped recipe called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in RECIPES:
+        raise ConfigError(
+            f'there is no recipe "{name}".{did_you_mean(name, RECIPES)}', "list them: anabatic recipes list"
+        )
+    return RECIPES[name]
+
+
+def resolve_recipe(word: str | Path) -> Path:
+    """Return the file that a recipe argument means: a path, or the name of a shipped recipe.
+
+    `demo` is the shipped recipe, also where a file or folder `demo` exists; `./demo` and `demo.yaml` are files.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    text, path = str(word), Path(word)
+    if text in RECIPES and not ("/" in text and path.is_file()):
+        return RECIPES[text].path
+    if path.exists():
+        return path
+    recipe = RECIPES.get(text.removesuffix(path.suffix if path.suffix in _SUFFIXES else "").removeprefix("recipes/"))
+    if recipe is not None:
+        raise ConfigError(f"{text} does not exist", f"the recipe of this name in the package: {recipe.command_line}")
+    if "/" not in text and path.suffix not in _SUFFIXES:
+        return get_recipe(text).path
+    return path
+
+
+def format_table() -> str:
+    """Return the shipped recipes as aligned text, one line each."""
+    rows = [("NAME", "COMMAND", "FOR", "WHAT")]
+    rows += [(recipe.name, recipe.command, recipe.hardware, recipe.summary) for recipe in _ROWS]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def copy_recipe(name: str, target: Path, force: bool = False) -> Path:
+    """Write the recipe called `name` to `target`, with its comments; into it, where that is a folder. Return the file.
+
+    Raises:
+        ConfigError: there is no such recipe, or the file exists and `force` is not set.
+        Failure: it cannot be written.
+    """
+    recipe = get_recipe(name)
+    file = target / recipe.path.name if target.is_dir() else target
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists", "give another file name, or --force to overwrite it")
+    write_atomic(file, recipe.path.read_bytes())
+    return file
+
+
+def read_recipe(word: str | Path) -> yaml_reader.YamlSource:
+    """Read a recipe given as a path or as the name of a shipped one.
+
+    Raises:
+        ConfigError: as for `resolve_recipe` and `yaml_reader.read_yaml`.
+    """
+    return yaml_reader.read_yaml(resolve_recipe(word))
