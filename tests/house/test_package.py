@@ -16,7 +16,8 @@ from anabatic.core import extras
 from house import tree
 
 OWN_IMPORTS = {
-    "recipes/serve.py",  # the whole module belongs to the extra
+    "recipes/serve.py",
+    "studio/server.py",  # the whole module belongs to the extra
     "launch/schedulers/ray_cluster.py",  # the actor, which runs where ray is
     "monitor/sources/nvml.py",  # no error: the devices are shown as unreadable
 }

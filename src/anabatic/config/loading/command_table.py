@@ -266,7 +266,7 @@ _COMMAND_ROWS = (
         "anabatic.studio.server:run",
         "Train, compare and try models in the browser.",
         positional_setting="runs",
-        extra="serve",
+        optional_packages=("fastapi", "uvicorn"),
     ),
     Command(
         "chat",
