@@ -6,6 +6,7 @@ that the same commit needs no connection again once its files are there.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,9 +18,11 @@ from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import get_cache_root, make_write_error, require_space, write_atomic
 from anabatic.hub import dataset_layout, huggingface, modelscope_datasets
-from anabatic.hub.dataset_name import SCHEMES, DatasetName, Scheme
+from anabatic.hub.dataset_name import DatasetName, Scheme
 from anabatic.hub.hub_file import HubFile
 
+RECORD_FILE = "datasets.json"
+"""File of a run folder that records the commits of its data sets."""
 _CARD_FILE = "README.md"
 _MAX_CARD_BYTES = 8 * 2**20
 _CARD_KEYS = ("license", "license_name", "language", "configs")
@@ -206,12 +209,8 @@ def iter_local_files(snapshot: DatasetSnapshot, reads_all: bool = True) -> Itera
         yield path, file.path
 
 
-def list_missing_files(snapshot: DatasetSnapshot) -> list[HubFile]:
-    """Return the files that are not in the cache yet."""
+def list_cached_files(snapshot: DatasetSnapshot) -> list[Path]:
+    """Return the files that are in the cache already, up to the first that is not."""
     client = _CLIENTS[snapshot.name.scheme]
-    return [file for file in snapshot.files if client.find_cached_file(snapshot.name, file) is None]
-
-
-def describe_hub(name: DatasetName) -> str:
-    """Return the name of the hub."""
-    return SCHEMES[name.scheme]
+    paths = (client.find_cached_file(snapshot.name, file) for file in snapshot.files)
+    return [path for path in itertools.takewhile(lambda path: path is not None, paths) if path is not None]

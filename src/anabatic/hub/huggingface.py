@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
@@ -15,6 +16,10 @@ from anabatic.core.paths import make_write_error
 from anabatic.hub.dataset_name import DatasetName
 from anabatic.hub.hub_file import HubFile, require_safe_path
 
+T = TypeVar("T")
+_MAX_ATTEMPTS = 3
+RETRIED_STATUS = (429, 500, 502, 503, 504)
+"""Answers of a server that may answer otherwise a moment later."""
 _DISK_HINT = "choose another place with HF_HOME"
 RepoKind = Literal["model", "dataset"]
 _ALTERNATIVES: dict[RepoKind, str] = {
@@ -120,16 +125,32 @@ def list_dataset_files(name: DatasetName) -> tuple[str, list[HubFile]]:
     api = HfApi(endpoint=get_endpoint())
     with translate_errors(name.repo, "dataset"):
         try:
-            info = api.dataset_info(name.repo, revision=name.revision or None)
+            info = _retry_when_busy(lambda: api.dataset_info(name.repo, revision=name.revision or None))
         except errors.RevisionNotFoundError as error:
             raise _make_revision_error(api, name) from error
-        entries = list(api.list_repo_tree(name.repo, recursive=True, revision=info.sha, repo_type="dataset"))
+        entries = _retry_when_busy(
+            lambda: list(api.list_repo_tree(name.repo, recursive=True, revision=info.sha, repo_type="dataset"))
+        )
     if not info.sha:
         raise DataError(f"{name}: {get_endpoint()} names no commit", "set HF_ENDPOINT to another address")
     files = [HubFile(entry.path, entry.size, _get_checksum(entry)) for entry in entries if isinstance(entry, RepoFile)]
     for file in files:
         require_safe_path(file.path, f"{name.repo}: {get_endpoint()}")
     return info.sha, files
+
+
+def _retry_when_busy(call: Callable[[], T]) -> T:
+    """Call again where the hub is overloaded; huggingface_hub does so for downloads alone."""
+    from huggingface_hub import errors
+
+    for attempt in range(1, _MAX_ATTEMPTS):
+        try:
+            return call()
+        except errors.HfHubHTTPError as error:
+            if error.response.status_code not in RETRIED_STATUS:
+                raise
+            time.sleep(0.5 * 2 ** (attempt - 1))
+    return call()
 
 
 def _get_checksum(entry: Any) -> str:

@@ -48,6 +48,11 @@ class Hub:
     """`Authorization` of the requests that were redirected."""
     url: str = ""
 
+    @property
+    def cdn_url(self) -> str:
+        """The same server as another host."""
+        return self.url.replace("127.0.0.1", "localhost")
+
     def got(self) -> list[str]:
         """Names of the files that were sent."""
         return sorted({path.rsplit("/", 1)[-1] for method, path in map(str.split, self.asked) if method == "FILE"})
@@ -105,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
                 rows = rows[(page - 1) * size : page * size]
             self._json({"Code": 200, "Data": {"Files": rows}}, body)
         elif query["FilePath"] in self.hub.lfs:
-            self._send(302, b"", body, {"Location": f"{self.hub.url}/cdn/{query['FilePath']}"})
+            self._send(302, b"", body, {"Location": f"{self.hub.cdn_url}/cdn/{query['FilePath']}"})
         else:
             self._file(query["FilePath"], body, {})
 
@@ -118,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{_git_id(data)}"', "X-Repo-Commit": hub.commit}
         if path in hub.lfs:
             headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{_sha(data)}"'}
-            self._send(302, b"", body, {**headers, "Location": f"{hub.url}/cdn/{path}"})
+            self._send(302, b"", body, {**headers, "Location": f"{hub.cdn_url}/cdn/{path}"})
         else:
             self._file(path, body, headers)
 
@@ -190,7 +195,7 @@ def _git_id(data: bytes) -> str:
 def serving(hub: Hub) -> Iterator[Hub]:
     """Serve `hub` while the block runs."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("localhost", 0), handler)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
