@@ -192,7 +192,7 @@ def _find_splits_by_name(paths: Sequence[str], folder: str) -> dict[str, list[st
 
 
 def _has_keyword(part: str, words: Sequence[str]) -> bool:
-    """Whether a word stands in a name between its ends, dots, blanks, digits, `-` and `_`."""
+    """Whether a name contains a word between its ends, dots, blanks, digits, `-` and `_`."""
     return any(re.search(rf"(?:^|[-._ 0-9]){word}(?:$|[-._ 0-9])", part) for word in words)
 
 

@@ -77,7 +77,7 @@ def pin_training_data(job: Job, world: World) -> Job:
         pinned_valid, valid_records = pin_specs(valid, recorded)
         _write_records(folder, {**recorded, **records, **valid_records})
         text = json.dumps([pinned_train, pinned_valid])
-    train, valid = json.loads(broadcast_text(text, world))
+    train, valid = json_reader.loads(broadcast_text(text, world))
     changes: Any = {"data": replace(data, train=train, valid=valid)}
     return replace(job, **changes)
 
