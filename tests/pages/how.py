@@ -82,7 +82,7 @@ HOW = (
     How("anabatic launch --check -- sft -c qwen32b", "read", NO_MACHINES),
     How("anabatic run (demo|rl_demo|speedrun|vessel)", "dry", "minutes; tests/e2e/test_speedrun.py, CI's demo"),
     How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
-    How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/models/test_hub.py"),
+    How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/hub/test_model_download.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
     How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),

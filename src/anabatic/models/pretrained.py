@@ -33,21 +33,21 @@ from anabatic.core.paths import RunFolder, open_atomic_folder
 from anabatic.data.tokenizer.hf_folder import get_turn_end_id
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.ops import get_device_ops, list_expensive_operators
+from anabatic.hub import model_download
 from anabatic.models import fused_ops, weights_reader
-from anabatic.models.hub import download
 from anabatic.models.kv_cache import KVCache
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.parallel.process_groups import World, materialize_parameters
 from anabatic.plan.model_shape import require_supported_folder
 
 
-def resolve_model_folder(path: str | Path, hub: download.Hub | None = None, world: World | None = None) -> Path:
+def resolve_model_folder(path: str | Path, hub: model_download.Hub | None = None, world: World | None = None) -> Path:
     """Return the model folder for `path`: itself, the best or final model of a run folder, or a hub's `OWNER/NAME`.
 
     Raises:
         DataError: there is no model, or it is not supported.
     """
-    root = download.fetch_model(str(path), hub, world) if paths.is_hub_id(path, hub) else Path(path).expanduser()
+    root = model_download.fetch_model(str(path), hub, world) if paths.is_hub_id(path, hub) else Path(path).expanduser()
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
@@ -58,7 +58,7 @@ def resolve_model_folder(path: str | Path, hub: download.Hub | None = None, worl
     raise describe_wrong_model(root)
 
 
-def resolve_base_folder(folder: Path, hub: download.Hub | None = None, world: World | None = None) -> Path:
+def resolve_base_folder(folder: Path, hub: model_download.Hub | None = None, world: World | None = None) -> Path:
     """Return the folder with the weights: the base model of an adapter, else `folder`.
 
     Raises:
@@ -67,7 +67,7 @@ def resolve_base_folder(folder: Path, hub: download.Hub | None = None, world: Wo
     if (folder / "config.json").is_file():
         return folder
     name = adapter_config.read_adapter_config(folder).get("base_model_name_or_path") or ""
-    base_hub = hub or download.resolve_hub()  # a program has written the name, so it is no typo
+    base_hub = hub or model_download.resolve_hub()  # a program has written the name, so it is no typo
     if not name or not (Path(name).exists() or paths.is_hub_id(name, base_hub)):
         raise DataError(
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
@@ -85,7 +85,7 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def resolve_merged_adapters(
-    specs: Sequence[str], model_folder: Path, hub: download.Hub | None = None, world: World | None = None
+    specs: Sequence[str], model_folder: Path, hub: model_download.Hub | None = None, world: World | None = None
 ) -> list[merging.WeightedAdapter]:
     """Return the adapters to merge into the weights before `model_folder`, which may be an adapter, is used: those of
     `specs`, else those that it was trained on top of.

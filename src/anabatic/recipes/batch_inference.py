@@ -49,6 +49,7 @@ from anabatic.models.pretrained import (
 )
 from anabatic.parallel import process_groups
 from anabatic.parallel.process_groups import World, materialize_parameters
+from anabatic.recipes import hub_data
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
 from anabatic.train.checkpoint import manifest, storage
 
@@ -85,6 +86,7 @@ def run(job: InferJob) -> int:
         Failure: `out` cannot be written.
     """
     rank, ranks = log.get_rank(), process_groups.get_world_size()
+    job = replace(job, inputs=hub_data.pin_specs(job.inputs)[0])
     out = resolve_output_file(job.out, "answers.jsonl")
     part = AnswerShard(out, _resume_identity(job), rank, ranks, job.resume)
     if not part.is_finished:

@@ -92,7 +92,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path):
         list(read_prompts([path.replace("c.jsonl", "cc.jsonl")], {}))
     with pytest.raises(DataError, match="is a folder"):
         list(read_prompts([str(tmp_path)], {}))
-    other = tmp_path / "x.csv"
+    other = tmp_path / "x.pdf"
     other.write_text("a")
     with pytest.raises(DataError, match="has another format"):
         list(read_prompts([path, str(other)], {}))
@@ -100,3 +100,18 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path):
     torn.write_bytes(gzip.compress(b'{"query": "q"}\n' * 50)[:-12])
     with pytest.raises(DataError, match="cannot be read after line"):
         list(read_prompts([str(torn)], {}))
+
+
+def test_tables_and_arrays_are_read_as_lines_are(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"question": f"What is {n}+1?", "answer": str(n + 1)} for n in range(3)]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    (tmp_path / "q.csv").write_text("question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
+    for name in ("q.json", "q.csv", "q.parquet"):
+        path = str(tmp_path / name)
+        found = list(read_prompts([path], {}))
+        assert [(row.text, row.label) for row in found] == [(r["question"], r["answer"]) for r in rows]
+        assert [row.id for row in found] == [f"{path}:{n}" for n in (1, 2, 3)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,15 @@ from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.chat.conversation_formats import extract_prompt
-from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text
+from anabatic.data.chat.turn_fields import BadRowError, check_json_values, json_type_name, require_encodable_text
+from anabatic.data.readers import raw_rows, sources
 from anabatic.data.readers.document import ColumnMapping, Message, RowIssue
 from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines, reject_duplicate_keys
 from anabatic.data.readers.row_parsing import format_column_names, reject_media, rename_columns
+from anabatic.hub.dataset_name import is_dataset_spec
 
-SUPPORTED_EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
+_LINE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
+SUPPORTED_EXTENSIONS = (*_LINE_EXTENSIONS, ".json", ".csv", ".tsv", ".parquet")
 _HINT = "fix the row, or skip such rows with --on-bad-row skip"
 _PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text")
 _LABEL_COLUMNS = ("response", "output", "completion", "answer", "label")
@@ -52,21 +58,64 @@ class PromptRow:
 def read_prompts(files: list[str], columns: dict[str, str]) -> Iterator[PromptRow | RowIssue]:
     """Yield the rows of files, or what is wrong with one, in bounded memory. Blank lines ask nothing.
 
+    Args:
+        files: paths, or names of data sets of a hub, whose files are downloaded when their turn comes.
+        columns: our name of a column -> its name in the files.
+
     Raises:
         DataError: a file is not there, cannot be read to its end, or has another format.
     """
-    paths = [_check_prompt_file(file) for file in files]
+    local = {file: _check_prompt_file(file) for file in files if not is_hub_file(file)}
     names = ColumnMapping("text", tuple(sorted(columns.items())))
-    for file, path in zip(files, paths, strict=True):
-        number = 0
-        try:
-            with closing(open_lines(path)) as stream:
-                for number, _, line in iter_numbered_lines(stream):
-                    found = _parse_line(file, path, number, line, names)
-                    if found is not None:
-                        yield found
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: cannot be read after line {number}: {error}", "write the file again") from error
+    for file in files:
+        if file in local:
+            yield from _read_file(file, local[file], names)
+        else:
+            yield from _read_hub_rows(sources.parse_source(file), names)
+
+
+def is_hub_file(file: str) -> bool:
+    """Return whether a name is that of a data set on a hub, and not of a file here."""
+    return is_dataset_spec(file) and not os.path.lexists(file)
+
+
+def _read_hub_rows(source: sources.DataSource, columns: ColumnMapping) -> Iterator[PromptRow | RowIssue]:
+    repo = sources.resolve_hub_source(source).name.repo_name
+    files = sources.iter_named_files(source)
+    rows = (row for path, name in files for row in _read_file(f"{repo}/{name}", path, columns))
+    yield from islice(rows, source.rows)
+
+
+def _read_file(file: str, path: Path, columns: ColumnMapping) -> Iterator[PromptRow | RowIssue]:
+    if path.name.lower().endswith(_LINE_EXTENSIONS):
+        yield from _read_lines(file, path, columns)
+        return
+    read_rows = raw_rows.get_row_reader(path)
+    assert read_rows is not None  # both lists have the same extensions
+    try:
+        yield from read_rows(path, file, partial(_build_row_or_issue, columns))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
+
+
+def _build_row_or_issue(columns: ColumnMapping, row: Any, name: str, place: str) -> PromptRow | RowIssue:
+    try:
+        check_json_values(row, "the row")
+        return _build_prompt_row(row, name, columns)
+    except BadRowError as error:
+        return RowIssue(f"{place}: {error}", error.hint or _HINT)
+
+
+def _read_lines(file: str, path: Path, columns: ColumnMapping) -> Iterator[PromptRow | RowIssue]:
+    number = 0
+    try:
+        with closing(open_lines(path)) as stream:
+            for number, _, line in iter_numbered_lines(stream):
+                found = _parse_line(file, path, number, line, columns)
+                if found is not None:
+                    yield found
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read after line {number}: {error}", "write the file again") from error
 
 
 def _check_prompt_file(file: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from anabatic.core.errors import DataError
 from anabatic.data.chat.turn_fields import BadRowError, check_json_values, json_type_name
 from anabatic.data.readers.document import RowIssue
-from anabatic.data.readers.file_formats import iter_csv_rows, iter_json_rows, iter_jsonl_rows
+from anabatic.data.readers.file_formats import RowBuilder, T, iter_csv_rows, iter_json_rows, iter_jsonl_rows
 from anabatic.data.readers.parquet import iter_parquet_rows
 from anabatic.data.readers.row_parsing import reject_media
 
@@ -34,19 +34,17 @@ def _build_raw_row(row: Any, _: str, place: str) -> RawRow | RowIssue:
     return RawRow(row, place)
 
 
-def _iter_parquet(
-    path: Path, name: str, make: Callable[[Any, str, str], RawRow | RowIssue]
-) -> Iterator[RawRow | RowIssue]:
-    def convert_row(number: int, row: dict[str, Any] | UnicodeDecodeError) -> RawRow | RowIssue:
+def _iter_parquet(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | RowIssue]:
+    def convert_row(number: int, row: dict[str, Any] | UnicodeDecodeError) -> T | RowIssue | None:
         place = f"{path}: row {number}"
-        return (
-            RowIssue(f"{place}: invalid UTF-8", _HINT) if isinstance(row, UnicodeDecodeError) else make(row, "", place)
-        )
+        if isinstance(row, UnicodeDecodeError):
+            return RowIssue(f"{place}: invalid UTF-8", _HINT)
+        return make(row, f"{name}:{number}", place)
 
     return iter_parquet_rows(path, lambda schema: None, convert_row)
 
 
-_ROW_READERS: dict[str, Callable[..., Iterator[RawRow | RowIssue]]] = {
+_ROW_READERS: dict[str, Callable[..., Iterator[Any]]] = {
     ".jsonl": iter_jsonl_rows,
     ".jsonl.gz": iter_jsonl_rows,
     ".jsonl.zst": iter_jsonl_rows,
@@ -58,18 +56,25 @@ _ROW_READERS: dict[str, Callable[..., Iterator[RawRow | RowIssue]]] = {
 SUPPORTED_EXTENSIONS = tuple(_ROW_READERS)
 
 
+def get_row_reader(path: Path) -> Callable[..., Iterator[Any]] | None:
+    """Return what reads the rows of a file's extension as `(path, name, make)`, or `None`."""
+    name = path.name.lower()
+    ending = next((ending for ending in sorted(_ROW_READERS, key=len, reverse=True) if name.endswith(ending)), None)
+    return None if ending is None else _ROW_READERS[ending]
+
+
 def read_raw_rows(path: Path) -> Iterator[RawRow]:
     """Yield the rows of a file, in its order.
 
     Raises:
         DataError: it is not there, of another kind or damaged; it holds no row.
     """
-    ending = next((one for one in sorted(_ROW_READERS, key=len, reverse=True) if path.name.lower().endswith(one)), None)
-    if ending is None:
+    read_rows = get_row_reader(path)
+    if read_rows is None:
         raise DataError(f"{path} has another format", f"rows are read from {', '.join(SUPPORTED_EXTENSIONS)}")
     found = 0
     try:
-        for item in _ROW_READERS[ending](path, path.name, _build_raw_row):
+        for item in read_rows(path, path.name, _build_raw_row):
             if isinstance(item, RowIssue):
                 raise DataError(item.message, item.hint)
             found += 1

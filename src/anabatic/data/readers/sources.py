@@ -28,6 +28,8 @@ from anabatic.data.readers.document import (
     is_held_out,
 )
 from anabatic.data.readers.file_formats import READERS, get_reader
+from anabatic.hub import datasets
+from anabatic.hub.dataset_name import is_dataset_spec, parse_name, split_spec
 
 __all__ = [
     "Document",
@@ -49,9 +51,9 @@ _DocumentItems = Iterator["Document | RowIssue"]
 
 def _read_files(source: DataSource, data: Data, split: Split, level_field: str) -> _DocumentItems:
     columns = ColumnMapping(data.text_column, tuple(sorted(data.columns.items())), level_field)
-    for path, name in list_named_files(source):
+    for path, name in iter_named_files(source):
         reader = get_reader(path)
-        assert reader is not None  # named_files keeps only files that have one
+        assert reader is not None  # only files that have one are listed
         try:
             yield from reader(path, name, columns)
         except OSError as error:
@@ -79,6 +81,7 @@ _SOURCE_READERS: dict[str, Callable[[DataSource, Data, Split, str], _DocumentIte
     "file": _read_files,
     "folder": _read_files,
     "glob": _read_files,
+    "hub": _read_files,
     "stdlib": lambda *given: stdlib.read_source_documents(),
     "docs": lambda *given: stdlib.read_doc_documents(),
     "task": _read_task,
@@ -147,7 +150,7 @@ class DataSource:
     """One entry of `data.train` or `data.valid`.
 
     Attributes:
-        path: a file, a folder, a glob, or a built-in source such as `stdlib:`.
+        path: a file, a folder, a glob, a data set of a hub (`hf:OWNER/NAME`), or a built-in source such as `stdlib:`.
         rows: take only the first so many documents.
         weight: share of the tokens, above 0, at most 1; `None` shares what the others leave.
     """
@@ -172,6 +175,9 @@ def parse_source(spec: str) -> DataSource:
         raise ConfigError(f"the data source {spec!r} holds a NUL character, which no path has", _SPEC_USAGE)
     if os.path.exists(os.path.expanduser(spec)):
         return DataSource(spec)
+    if is_dataset_spec(spec):
+        name, rows, weight = split_spec(spec)
+        return DataSource(str(name), _parse_row_limit(spec, rows), _parse_weight(spec, weight))
     match = _SPEC_PATTERN.fullmatch(spec)
     if match is None:
         raise ConfigError(f'the data source "{spec}" names no path', _SPEC_USAGE)
@@ -220,7 +226,7 @@ def parse_sources(specs: list[str]) -> list[DataSource]:
 
 
 def source_kind(source: DataSource) -> str:
-    """Return `file`, `folder`, `glob`, `stdlib`, `docs`, `task` or `chat`.
+    """Return `file`, `folder`, `glob`, `hub`, `stdlib`, `docs`, `task` or `chat`.
 
     Raises:
         DataError: nothing is there, or the built-in source is unknown.
@@ -230,6 +236,8 @@ def source_kind(source: DataSource) -> str:
         return "folder"
     if os.path.exists(path):
         return "file"
+    if is_dataset_spec(source.path):
+        return "hub"
     built_in = _BUILT_IN_PATTERN.fullmatch(source.path)
     if built_in:
         return _built_in_kind(source, built_in["scheme"], built_in["name"])
@@ -256,10 +264,10 @@ def _built_in_kind(source: DataSource, scheme: str, name: str) -> str:
         return exact[source.path]
     if scheme == "task" and name:
         return "task"
-    known = [*exact, "task:NAME"]
+    known = [*exact, "task:NAME", "hf:OWNER/NAME", "ms:OWNER/NAME"]
     raise DataError(
         f'"{source.path}" is neither a file nor a built-in source',
-        f"built in are {', '.join(known)}.{did_you_mean(source.path, known)} Fetch remote data first",
+        f"built in are {', '.join(known)}.{did_you_mean(source.path, known)}",
     )
 
 
@@ -276,8 +284,25 @@ def list_source_files(source: DataSource) -> list[Path]:
 
 
 def list_named_files(source: DataSource) -> NamedFiles:
-    """Return `list_source_files` with their names relative to the source, which are the first half of document ids."""
-    return _FILE_FINDERS[source_kind(source)](source)
+    """Return `list_source_files` with their names relative to the source, which are the first half of document ids.
+
+    Files of a hub that are not in the cache are downloaded.
+    """
+    kind = source_kind(source)
+    return list(iter_named_files(source)) if kind == "hub" else _FILE_FINDERS[kind](source)
+
+
+def iter_named_files(source: DataSource) -> Iterator[tuple[Path, str]]:
+    """Yield what `list_named_files` returns; a file of a hub is downloaded when its turn comes."""
+    if source_kind(source) == "hub":
+        yield from datasets.iter_local_files(resolve_hub_source(source), reads_all=source.rows is None)
+    else:
+        yield from list_named_files(source)
+
+
+def resolve_hub_source(source: DataSource) -> datasets.DatasetSnapshot:
+    """Return the files of a source whose kind is `hub`."""
+    return datasets.resolve_dataset(parse_name(source.path))
 
 
 def _single_file(source: DataSource) -> NamedFiles:

@@ -14,7 +14,7 @@ from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import Message, RowIssue, hash_id
 
-_FILE_KINDS = ("file", "folder", "glob")
+_FILE_KINDS = ("file", "folder", "glob", "hub")
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class _TokenizationJob:
         names = [self.tokenizer_file.name, *(_CHAT_FILES if self.is_chat else ())]
         return {
             "format": SHARD_FORMAT_VERSION,
-            "path": self.source.path,
+            "path": _get_source_identity(self.source),
             "rows": [self.source.rows, self.task_split],
             "content": _source_fingerprint(self.source),
             "tokenizer": [_hash_file(self.tokenizer_file.with_name(name)) for name in names],
@@ -236,8 +236,18 @@ def _count_chars(document: Document) -> int:
     return sum(len(message.get("content") or "") for message in document.messages or [])
 
 
+def _get_source_identity(source: DataSource) -> str:
+    """Return the path; of a data set of a hub without the revision, whose files the fingerprint names."""
+    if sources.source_kind(source) != "hub":
+        return source.path
+    return str(sources.resolve_hub_source(source).name.pin(""))
+
+
 def _source_fingerprint(source: DataSource) -> Any:
-    """Return what identifies the documents: files by name, size and time, generators by their code."""
+    """Return what identifies the documents: files by name, size and time (of a hub by checksum), generators by their
+    code."""
+    if sources.source_kind(source) == "hub":
+        return [(file.path, file.size, file.checksum) for file in sources.resolve_hub_source(source).files]
     listed = [
         (str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
         for path in sources.list_source_files(source)

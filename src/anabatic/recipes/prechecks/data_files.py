@@ -20,6 +20,7 @@ from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import ColumnMapping, Document, RowFormat
 from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.hub import datasets
 from anabatic.recipes import sequence_length
 
 IsStageOutput = Callable[[str], bool]
@@ -64,6 +65,9 @@ def find_absent_files(job: Any) -> dict[str, str]:
     for name in list_sources(job):
         source = sources.parse_source(name)
         try:
+            if sources.source_kind(source) == "hub":
+                found[name] = f"{name} is downloaded when the job reads it"
+                continue
             is_present = sources.source_kind(source) != "glob" or bool(
                 glob.glob(os.path.expanduser(source.path), recursive=True)
             )
@@ -91,14 +95,14 @@ def list_sources(job: Any) -> list[str]:
 
 
 def _find_source_files(job: Any, name: str) -> tuple[sources.DataSource, list[Path]]:
+    """Return a source and its files; of a hub only the first one, and only if it is in the cache."""
     source = sources.parse_source(name)
-    if sources.source_kind(source) == "task":
+    kind = sources.source_kind(source)
+    if kind == "task":
         synthetic_tasks.get_tasks(source.path.removeprefix("task:"))
-    return source, sources.list_source_files(source) if sources.source_kind(source) in (
-        "file",
-        "folder",
-        "glob",
-    ) else []
+    if kind == "hub":
+        return source, datasets.list_cached_files(sources.resolve_hub_source(source))[:1]
+    return source, sources.list_source_files(source) if kind in ("file", "folder", "glob") else []
 
 
 def _read_first_documents(job: Any, name: str) -> list[Document]:
@@ -185,7 +189,10 @@ def _read_prompt_rows(
 
 
 def _check_prompt_file(job: Any, name: str) -> None:
-    found = itertools.islice(_read_prompt_rows(job, [Path(name)], job.columns, job.on_bad_row), _FIRST_ROWS)
+    paths = _find_source_files(job, name)[1] if prompts.is_hub_file(name) else [Path(name)]
+    found = itertools.islice(_read_prompt_rows(job, paths, job.columns, job.on_bad_row), _FIRST_ROWS)
+    if not paths:
+        return
     if not any(True for _ in found):
         raise DataError(f"{name}: there is no row", "give files with rows")
 

@@ -22,7 +22,7 @@ from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.plan import training_setup
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.recipes import sequence_length
+from anabatic.recipes import hub_data, sequence_length
 from anabatic.train import auto_sizing
 from anabatic.train.context import TrainContext
 from anabatic.train.run_folder import find_resume_checkpoint, open_run_folder
@@ -48,6 +48,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     training_setup.require_divisible_batch(job.batch, world.data_group.size)
     job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
     with open_run_folder(job, device, world) as folder:
+        job = hub_data.pin_training_data(job, world)
         if applied:
             log.info(applied)
         if ignored:

@@ -17,8 +17,8 @@ from anabatic.config.chat import Sampling  # noqa: E402 - after the skips
 from anabatic.config.serve import ServerLimits  # noqa: E402
 from anabatic.infer.server.app import create_app  # noqa: E402
 from anabatic.infer.server.engine_worker import EngineWorker  # noqa: E402
+from anabatic.infer.server.listening import make_protocol_class  # noqa: E402
 from anabatic.infer.server.model_registry import ModelRegistry, ServedModel  # noqa: E402
-from anabatic.recipes.serve import make_protocol_class  # noqa: E402
 
 KEY = "sk-right"
 

@@ -8,13 +8,16 @@ import socket
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.recipes import serve
+from anabatic.infer.server import listening
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux cuts off who reads nothing")
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
-    monkeypatch.setattr(serve, "UNREAD_TIMEOUT_SECONDS", 0.3)
-    with serve._open_listening_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+    monkeypatch.setattr(listening, "UNREAD_TIMEOUT_SECONDS", 0.3)
+    with (
+        listening.open_listening_socket("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
         served, _ = listening.accept()
         with served, pytest.raises(OSError, match="timed out"):
             while True:
@@ -23,21 +26,21 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
 
 def test_a_port_that_is_taken():
     with (
-        serve._open_listening_socket("127.0.0.1", 0) as first,
+        listening.open_listening_socket("127.0.0.1", 0) as first,
         pytest.raises(ConfigError, match="cannot be opened for listening"),
     ):
-        serve._open_listening_socket("127.0.0.1", first.getsockname()[1])
+        listening.open_listening_socket("127.0.0.1", first.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid.", "a..b", "a\0b", "::g", "192.0.2.1"])
 def test_a_host_that_is_none_of_this_machine(host):
     with pytest.raises(ConfigError, match="cannot be opened for listening"):
-        serve._open_listening_socket(host, 0)
+        listening.open_listening_socket(host, 0)
 
 
 def test_a_signal_that_uvicorn_raises_again_ends_nothing():
     before = signal.getsignal(signal.SIGTERM)
-    with serve._ignore_reraised_signal():
+    with listening.ignore_reraised_signal():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -10,11 +10,11 @@ import pytest
 
 from anabatic.core import paths
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.hub import model_download
 from anabatic.models import pretrained
-from anabatic.models.hub import download
 from anabatic.parallel.process_groups import World, init_world, leave_world
 from anabatic.testing.multiprocess import find_free_port, spawn_ranks
-from unit.models.hub_server import Hub, serving
+from unit.hub.hub_server import Hub, serving
 
 FILES = {
     "config.json": b'{"model_type": "qwen3"}',
@@ -29,7 +29,7 @@ FILES = {
     "original/model.safetensors": b"another format",
 }
 WANTED = sorted(["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"])
-BOTH = pytest.mark.parametrize("which", download.HUBS)
+BOTH = pytest.mark.parametrize("which", model_download.HUBS)
 
 
 @pytest.fixture(autouse=True)
@@ -51,109 +51,111 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @BOTH
-def test_only_what_is_read_is_fetched_and_only_once(which: download.Hub, served: Hub) -> None:
-    folder = download.fetch_model("acme/tiny", which)
+def test_only_what_is_read_is_fetched_and_only_once(which: model_download.Hub, served: Hub) -> None:
+    folder = model_download.fetch_model("acme/tiny", which)
     assert sorted(path.name for path in folder.iterdir() if path.name in FILES) == WANTED
     assert served.got() == WANTED
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     served.asked.clear()
-    assert download.fetch_model("acme/tiny", which) == folder
+    assert model_download.fetch_model("acme/tiny", which) == folder
     assert served.got() == []
 
 
 @BOTH
-def test_a_changed_file_is_fetched_again(which: download.Hub, served: Hub) -> None:
+def test_a_changed_file_is_fetched_again(which: model_download.Hub, served: Hub) -> None:
     """Of the same size: the checksum says so. Hugging Face gives another commit for it."""
-    download.fetch_model("acme/tiny", which)
+    model_download.fetch_model("acme/tiny", which)
     if which == "huggingface":
         return
     served.asked.clear()
     served.files["config.json"] = b'{"model_type": "qwen2"}'
-    assert (download.fetch_model("acme/tiny", which) / "config.json").read_bytes() == served.files["config.json"]
+    assert (model_download.fetch_model("acme/tiny", which) / "config.json").read_bytes() == served.files["config.json"]
     assert served.got() == ["config.json"]
 
 
 @BOTH
-def test_offline_the_cache_is_enough(which: download.Hub, served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_the_cache_is_enough(which: model_download.Hub, served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    folder = download.fetch_model("acme/tiny", which)
+    folder = model_download.fetch_model("acme/tiny", which)
     served.asked.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert download.fetch_model("acme/tiny", which) == folder
+    assert model_download.fetch_model("acme/tiny", which) == folder
     with pytest.raises(
         DataError, match=r"acme/other: no such folder, .*in the cache, and HF_HUB_OFFLINE is set"
     ) as caught:
-        download.fetch_model("acme/other", which)
+        model_download.fetch_model("acme/other", which)
     assert "unset HF_HUB_OFFLINE" in caught.value.hint and "folder" in caught.value.hint
     assert served.asked == []
 
 
 @BOTH
-def test_no_connection(which: download.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_connection(which: model_download.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{find_free_port()}"
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", url)
     with pytest.raises(DataError, match=rf"acme/tiny: no such folder.*{url} cannot be reached") as caught:
-        download.fetch_model("acme/tiny", which)
+        model_download.fetch_model("acme/tiny", which)
     assert "HF_ENDPOINT" in caught.value.hint and "mirror" in caught.value.hint
 
 
 @BOTH
-def test_a_name_that_nobody_knows(which: download.Hub, served: Hub) -> None:
+def test_a_name_that_nobody_knows(which: model_download.Hub, served: Hub) -> None:
     if which == "huggingface":
         served.headers = {"X-Error-Code": "RepoNotFound"}
     with pytest.raises(DataError, match="acme/other: neither a folder here nor a model of http://127") as caught:
-        download.fetch_model("acme/other", which)
+        model_download.fetch_model("acme/other", which)
     assert "spelling" in caught.value.hint
 
 
 @BOTH
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_model_behind_terms(which: download.Hub, status: int, served: Hub) -> None:
+def test_a_model_behind_terms(which: model_download.Hub, status: int, served: Hub) -> None:
     served.status, served.headers = status, {"X-Error-Code": "GatedRepo"}
     with pytest.raises(DataError, match="acme/tiny: http://.* gives it only to those who have") as caught:
-        download.fetch_model("acme/tiny", which)
-    assert "HF_TOKEN" in caught.value.hint or "its folder" in caught.value.hint
+        model_download.fetch_model("acme/tiny", which)
+    assert "HF_TOKEN" in caught.value.hint or "MODELSCOPE_API_TOKEN" in caught.value.hint
 
 
 @BOTH
-def test_a_hub_that_is_down(which: download.Hub, served: Hub) -> None:
+def test_a_hub_that_is_down(which: model_download.Hub, served: Hub) -> None:
     served.status = 503
     with pytest.raises(DataError, match="acme/tiny: ") as caught:
-        download.fetch_model("acme/tiny", which)
+        model_download.fetch_model("acme/tiny", which)
     assert "HF_ENDPOINT" in caught.value.hint
 
 
 @BOTH
-def test_a_download_that_breaks_off_leaves_nothing_half(which: download.Hub, served: Hub, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_leaves_nothing_half(which: model_download.Hub, served: Hub, tmp_path: Path) -> None:
     served.cut = "model.safetensors"
     with pytest.raises(DataError, match=r"acme/tiny: the download .*from http://.* broke off") as caught:
-        download.fetch_model("acme/tiny", which)
+        model_download.fetch_model("acme/tiny", which)
     assert "start again" in caught.value.hint
     assert not [path for path in tmp_path.rglob("model.safetensors") if path.exists()]
     served.cut = ""
-    assert (download.fetch_model("acme/tiny", which) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert (model_download.fetch_model("acme/tiny", which) / "model.safetensors").read_bytes() == FILES[
+        "model.safetensors"
+    ]
 
 
 def test_a_wrong_byte_is_found(served: Hub) -> None:
     served.spoilt = "model.safetensors"
     with pytest.raises(DataError, match=r"download of model.safetensors from .* broke off: its checksum is another"):
-        download.fetch_model("acme/tiny", "modelscope")
+        model_download.fetch_model("acme/tiny", "modelscope")
 
 
 @pytest.mark.parametrize("path", ["../config.json", "/etc/config.json", "a/../../config.json", "..\\config.json"])
 def test_a_path_out_of_the_folder_is_refused(path: str, served: Hub) -> None:
     served.files[path] = b"{}"
     with pytest.raises(DataError, match="lists the path"):
-        download.fetch_model("acme/tiny", "modelscope")
+        model_download.fetch_model("acme/tiny", "modelscope")
 
 
 def test_something_else_that_answers(served: Hub) -> None:
     served.page = b"<html>Welcome</html>"
     with pytest.raises(DataError, match="does not answer as ModelScope does"):
-        download.fetch_model("acme/tiny", "modelscope")
+        model_download.fetch_model("acme/tiny", "modelscope")
 
 
 @pytest.mark.parametrize("name", ["acme/tiny", "Qwen/Qwen2.5-0.5B-Instruct", "a/b_c"])
@@ -178,20 +180,20 @@ def test_what_is_here_is_no_hub_name(tmp_path: Path, served: Hub) -> None:
 
 
 @BOTH
-def test_resolve_takes_names(which: download.Hub, served: Hub) -> None:
+def test_resolve_takes_names(which: model_download.Hub, served: Hub) -> None:
     assert (pretrained.resolve_model_folder("acme/tiny", which) / "config.json").is_file()
 
 
 def test_who_chooses_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert download.resolve_hub() == "huggingface"
+    assert model_download.resolve_hub() == "huggingface"
     monkeypatch.setenv("USE_MODELSCOPE_HUB", "1")
-    assert download.resolve_hub() == "modelscope"
+    assert model_download.resolve_hub() == "modelscope"
     monkeypatch.setenv("ANABATIC_HUB", "huggingface")
-    assert download.resolve_hub() == "huggingface"
-    assert download.resolve_hub("modelscope") == "modelscope"
+    assert model_download.resolve_hub() == "huggingface"
+    assert model_download.resolve_hub("modelscope") == "modelscope"
     monkeypatch.setenv("ANABATIC_HUB", "hugingface")
     with pytest.raises(ConfigError, match="ANABATIC_HUB is 'hugingface'"):
-        download.resolve_hub()
+        model_download.resolve_hub()
 
 
 def fetch_together(cache: str) -> None:
@@ -203,8 +205,8 @@ def fetch_together(cache: str) -> None:
     constants.HF_HUB_OFFLINE, constants.HF_HUB_CACHE = False, cache
     world: World = init_world(select_device(DeviceSettings(type="cpu")))
     assert world.size == 2
-    for which in download.HUBS:
-        assert (download.fetch_model("acme/tiny", which, world) / "model.safetensors").is_file()
+    for which in model_download.HUBS:
+        assert (model_download.fetch_model("acme/tiny", which, world) / "model.safetensors").is_file()
     leave_world(world)
 
 

@@ -1,21 +1,19 @@
 """Download models from Hugging Face or ModelScope into a local cache, only the files that are read.
 
-Sources: huggingface_hub's `snapshot_download`; ModelScope's HTTP API as its own client calls it (modelscope/hub/api.py:
-`/api/v1/models/ID/repo/files` lists `Path`, `Size`, `Sha256`, `/api/v1/models/ID/repo?FilePath=` is a file).
+Sources: huggingface_hub's `snapshot_download`; ModelScope by its HTTP API (`modelscope_api`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
 from anabatic.core import log
-from anabatic.core.errors import ConfigError, DataError
-from anabatic.models.hub import modelscope_api
+from anabatic.core.errors import ConfigError
+from anabatic.hub import huggingface, modelscope_models
 from anabatic.parallel.process_groups import World, barrier
 
 Hub = Literal["huggingface", "modelscope"]
@@ -69,60 +67,20 @@ def fetch_model(name: str, hub: Hub | None = None, world: World | None = None) -
 
 def _fetch_huggingface(name: str, cached: bool) -> Path:
     import huggingface_hub
-    from huggingface_hub import constants, errors
 
-    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-    offline = constants.is_offline_mode()
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
-    alternatives = (
-        "set HF_ENDPOINT to a mirror such as https://hf-mirror.com, take ModelScope with ANABATIC_HUB=modelscope,"
-        " or copy the folder here and give its path"
-    )
+    offline = huggingface.is_offline()
     if not (cached or offline):
-        log.info(f"{name}: from {endpoint}")
-    try:
+        log.info(f"{name}: from {huggingface.get_endpoint()}")
+    with huggingface.translate_errors(name, "model"):
         return Path(
             huggingface_hub.snapshot_download(
                 name,
-                endpoint=endpoint,
+                endpoint=huggingface.get_endpoint(),
                 allow_patterns=list(ALLOW_PATTERNS),
                 ignore_patterns=list(IGNORE_PATTERNS),
                 local_files_only=cached or offline,
             )
         )
-    except errors.GatedRepoError as error:
-        raise DataError(
-            f"{name}: {endpoint} gives it only to those who have accepted its terms",
-            f"accept them at {endpoint}/{name}, and set HF_TOKEN to a token of that account",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise DataError(
-            f"{name}: neither a folder here nor a model of {endpoint} (or a private one)",
-            "check the spelling; for a private one set HF_TOKEN; ModelScope is ANABATIC_HUB=modelscope",
-        ) from error
-    except errors.HfHubHTTPError as error:
-        message = f"{name}: {endpoint} answers {error.response.status_code}"
-        raise DataError(message, f"try again later; or {alternatives}") from error
-    except errors.LocalEntryNotFoundError as error:
-        reason = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} cannot be reached"
-        offline_hint = "unset HF_HUB_OFFLINE, or give the model's folder" if offline else ""
-        raise DataError(
-            f"{name}: no such folder, not (wholly) in the cache, and {reason}", offline_hint or alternatives
-        ) from error
-    except Exception as error:  # the HTTP library depends on the version of huggingface_hub
-        if isinstance(error, errors.HFValidationError) or not _is_transfer(error):
-            raise
-        message = f"{name}: the download from {endpoint} broke off: {_first_line(error)}"
-        raise DataError(message, f"start again, what is here is kept; or {alternatives}") from error
-
-
-def _is_transfer(error: Exception) -> bool:
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "requests")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _is_wanted(path: str) -> bool:
@@ -133,7 +91,7 @@ def _is_wanted(path: str) -> bool:
 
 def _fetch_modelscope(name: str, cached: bool) -> Path:
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes")
-    return modelscope_api.download_snapshot(name, _is_wanted, cached or offline)
+    return modelscope_models.download_snapshot(name, _is_wanted, cached or offline)
 
 
 _FETCHERS: dict[Hub, Callable[[str, bool], Path]] = {"huggingface": _fetch_huggingface, "modelscope": _fetch_modelscope}

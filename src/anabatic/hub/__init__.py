@@ -1,0 +1,1 @@
+"""Hugging Face and ModelScope: models, data sets and uploads by name."""

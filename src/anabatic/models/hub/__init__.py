@@ -1,1 +1,0 @@
-"""Download of models from hubs."""

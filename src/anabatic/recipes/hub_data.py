@@ -1,0 +1,118 @@
+"""Data sets of hubs in a job: their revisions become commits, which the run folder records.
+
+A run that is started again, or continued, reads the commits of its first start, whatever the branches are by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.core import json_reader
+from anabatic.core.errors import DataError
+from anabatic.core.paths import RunFolder, make_write_error, write_atomic
+from anabatic.core.relaunch import RETRY_VARIABLE
+from anabatic.data.readers import sources
+from anabatic.hub import datasets
+from anabatic.hub.dataset_name import DatasetName, is_dataset_spec, parse_name
+from anabatic.parallel.process_groups import World, broadcast_text
+
+Job = TypeVar("Job", bound=LoopJob)
+Recorded = Mapping[str, Mapping[str, Any]]
+Records = dict[str, dict[str, Any]]
+"""Name as the recipe has it -> commit, subset, split, license, number of files and bytes."""
+
+
+def pin_specs(
+    specs: Sequence[str], recorded: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[list[str], Records]:
+    """Return the specs with commits in place of revisions, and what is known of each data set.
+
+    Args:
+        specs: data sources; files and folders are returned as they are.
+        recorded: data sets whose commit is decided already.
+
+    Raises:
+        ConfigError, DataError: a spec cannot be read, or the data set cannot be found.
+    """
+    pinned, records = [], Records()
+    for spec in specs:
+        if not is_dataset_spec(spec) or sources.source_kind(source := sources.parse_source(spec)) != "hub":
+            pinned.append(spec)
+            continue
+        name = parse_name(source.path)
+        before = (recorded or {}).get(str(name))
+        snapshot = datasets.resolve_dataset(name if before is None else _apply_record(name, before))
+        records[str(name)] = snapshot.to_record()
+        pinned.append(str(replace(source, path=str(snapshot.name))))
+    return pinned, records
+
+
+def _apply_record(name: DatasetName, record: Mapping[str, Any]) -> DatasetName:
+    return replace(name.pin(str(record["commit"])), subset=str(record["subset"]), split=str(record["split"]))
+
+
+def pin_training_data(job: Job, world: World) -> Job:
+    """Return the job with the commits of its data sets, and record them in the run folder; every rank calls this.
+
+    Raises:
+        ConfigError, DataError: a spec cannot be read, or a data set cannot be found.
+        Failure: the run folder cannot be written.
+    """
+    data: Any = getattr(job, "data", None)
+    train, valid = getattr(data, "train", []), getattr(data, "valid", [])
+    if not any(map(is_dataset_spec, (*train, *valid))):
+        return job
+    text = ""
+    if world.is_main_process:
+        folder = RunFolder(job.out).root
+        starts_over = job.save.resume == "never" and RETRY_VARIABLE not in os.environ
+        recorded = {} if starts_over else read_records(folder)
+        pinned_train, records = pin_specs(train, recorded)
+        pinned_valid, valid_records = pin_specs(valid, recorded)
+        _write_records(folder, {**recorded, **records, **valid_records})
+        text = json.dumps([pinned_train, pinned_valid])
+    train, valid = json_reader.loads(broadcast_text(text, world))
+    changes: Any = {"data": replace(data, train=train, valid=valid)}
+    return replace(job, **changes)
+
+
+def read_records(folder: Path) -> Records:
+    """Return the data sets that a run folder records; none if it has no such file.
+
+    Raises:
+        DataError: the file is damaged: another commit must not be read silently.
+    """
+    path = folder / datasets.RECORD_FILE
+    try:
+        records = json_reader.read_json_file(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _make_damage_error(path) from error
+    is_valid = isinstance(records, dict) and all(
+        isinstance(record, dict) and {"commit", "subset", "split"} <= record.keys() for record in records.values()
+    )
+    if not is_valid:
+        raise _make_damage_error(path)
+    return dict(records)
+
+
+def _make_damage_error(path: Path) -> DataError:
+    return DataError(
+        f"{path} is damaged, and tells which commits of the data this run has read",
+        "take the names of the data from config.yaml there, or start over with --save.resume never",
+    )
+
+
+def _write_records(folder: Path, records: Records) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / datasets.RECORD_FILE, json.dumps(records, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise make_write_error(folder, error) from error
