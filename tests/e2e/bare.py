@@ -88,7 +88,7 @@ HINTS = {
 }
 """Commands that do, and the extra that their hint must name."""
 
-SERVER = ("anabatic.infer.server", "anabatic.recipes.serve")
+SERVER = ("anabatic.infer.server", "anabatic.recipes.serve", "anabatic.studio")
 """What may be imported only where the extra `serve` is installed."""
 
 

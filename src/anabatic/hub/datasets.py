@@ -101,9 +101,11 @@ def resolve_dataset(name: DatasetName) -> DatasetSnapshot:
         DataError: no such data set, revision, subset or split, no access, no connection, or no data files.
         Failure: the cache cannot be written.
     """
-    key = (str(name), _CLIENTS[name.scheme].get_endpoint(), str(get_cache_root()))
+    endpoint, cache = _CLIENTS[name.scheme].get_endpoint(), str(get_cache_root())
+    key = (str(name), endpoint, cache)
     if key not in _resolved:
-        _resolved[key] = _resolve(name)
+        snapshot = _resolve(name)
+        _resolved[key] = _resolved[str(snapshot.name), endpoint, cache] = snapshot
     return _resolved[key]
 
 

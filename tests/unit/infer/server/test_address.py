@@ -15,10 +15,10 @@ from anabatic.infer.server import listening
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
     monkeypatch.setattr(listening, "UNREAD_TIMEOUT_SECONDS", 0.3)
     with (
-        listening.open_listening_socket("127.0.0.1", 0) as listening,
-        socket.create_connection(listening.getsockname()),
+        listening.open_listening_socket("127.0.0.1", 0) as server,
+        socket.create_connection(server.getsockname()),
     ):
-        served, _ = listening.accept()
+        served, _ = server.accept()
         with served, pytest.raises(OSError, match="timed out"):
             while True:
                 served.sendall(bytes(2**20))

@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.infer.engine import Engine
 from anabatic.infer.server.admission import AdmissionControl
 from anabatic.infer.server.api_errors import ApiError
-from anabatic.infer.server.listening import allowed_host_names
+from anabatic.infer.server.listening import allowed_host_names, open_listening_socket
 from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
@@ -112,7 +112,7 @@ def test_pages_that_cors_names_may_ask_a_server_of_this_machine(engine_parts):
     ],
 )
 def test_the_names_follow_the_address(address, allowed, expected):
-    with serve._open_listening_socket(address, 0) as listening:
+    with open_listening_socket(address, 0) as listening:
         names = allowed_host_names(allowed, listening)
     assert (None if names is None else set(names)) == expected
 
