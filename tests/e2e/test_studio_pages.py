@@ -223,6 +223,9 @@ def test_a_job_from_the_form_to_a_chat_with_its_model(page, server):
     find(page, "#recipe").send_keys(Keys.CONTROL, Keys.END)
     find(page, "#recipe").send_keys(settings)
     until(lambda: find(page, "#submit").is_enabled())
+    find(page, "#preview").click()
+    until(lambda: "<|im_start|>user" in " ".join(texts(page, "#rows .context")))
+    assert texts(page, "#rows pre .learned")[0] == "1<|im_end|>"
     find(page, "#job-name").send_keys("<b>tiny</b>")
     find(page, "#submit").click()
     until(lambda: "running" in " ".join(texts(page, "#jobs td")))

@@ -37,6 +37,7 @@ COMMAND_EXAMPLES = {
     "studio": "runs",
     "tokenizer train": "--data.train corpus/ --vocab-size 16384 --out runs/mine/tokenizer",
     "tokenizer eval": "--tokenizers runs/mine/tokenizer models/other --data.valid unseen.txt",
+    "data preview": "chats.jsonl -m Qwen/Qwen2.5-0.5B",
     "classify words": "ais/ -o words.jsonl",
     "classify pretrain": "--data words.jsonl --out runs/vessel-words",
     "classify train": "--data words.jsonl --out runs/vessel",
@@ -116,6 +117,7 @@ _JOB_COMMANDS = {
 _JOB_GROUPS = {
     "tokenizer": "Train or compare tokenizers.",
     "classify": "Classify vessel trajectories.",
+    "data": "Look at rows before a training reads them.",
 }
 """Command group -> help: its subcommands are the rows of `command_table` that start with it."""
 

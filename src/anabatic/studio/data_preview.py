@@ -28,9 +28,13 @@ def preview_file(command: str, text: str) -> dict[str, Any]:
     files = getattr(getattr(job, "data", None), "train", [])
     if not files:
         raise DataError("the recipe names no data", "set data.train")
-    tokenizer = getattr(job, "tokenizer", None) or getattr(job, "model", None)
-    arguments = [*files, "--rows", str(NUM_ROWS), "--json", "--command", command]
-    if isinstance(tokenizer, str) and tokenizer:
+    arguments = [*files, "--rows", str(NUM_ROWS), "--json"]
+    if template := getattr(job, "chat_template", None):
+        arguments += ["--chat-template", template]
+    for option in ("train_on_inputs", "last_turn_only"):
+        if getattr(job, option, False):
+            arguments.append(f"--{option.replace('_', '-')}")
+    if (tokenizer := getattr(job, "tokenizer", None) or getattr(job, "model", None)) and isinstance(tokenizer, str):
         arguments += ["--model", tokenizer]
     try:
         result = subprocess.run(
@@ -44,11 +48,16 @@ def preview_file(command: str, text: str) -> dict[str, Any]:
         raise DataError(f"reading took more than {TIMEOUT_SECONDS:g} s", "name fewer or smaller files") from error
     if result.returncode:
         raise _to_data_error(result.stderr.decode("utf-8", "replace"))
-    return dict(json_reader.loads(result.stdout[:MAX_OUTPUT_BYTES]))
+    if len(result.stdout) > MAX_OUTPUT_BYTES:
+        raise DataError(
+            f"the first rows have more than {MAX_OUTPUT_BYTES >> 20} MiB", "look at them with a text editor"
+        )
+    return dict(json_reader.loads(result.stdout))
 
 
 def _to_data_error(stderr: str) -> DataError:
     lines = stderr.splitlines()
-    message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[-1:] or "")
+    last = lines[-1] if lines else ""
+    message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), last)
     hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), "")
-    return DataError(str(message)[:500] or "the data cannot be read", hint)
+    return DataError(message[:500] or "the data cannot be read", hint)

@@ -209,6 +209,14 @@ _COMMAND_ROWS = (
         precheck=_VESSEL_PRECHECK,
     ),
     Command(
+        "data preview",
+        "anabatic.config.data_commands:DataPreviewJob",
+        "anabatic.recipes.data_preview:run",
+        "Show the first rows of data, as the model sees them.",
+        option_aliases={"model": "-m"},
+        positional_setting="inputs",
+    ),
+    Command(
         "merge",
         "anabatic.config.export:MergeJob",
         "anabatic.recipes.export.merge:run",

@@ -1,0 +1,168 @@
+"""`anabatic data preview`: the first rows of data, as the model sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from anabatic.config.data_commands import DataPreviewJob
+from anabatic.core import json_reader
+from anabatic.data.chat import custom_templates
+from anabatic.data.chat.loss_mask import LossTurns
+from anabatic.data.chat.loss_preview import MaskedSpan, format_preview, split_by_loss_mask
+from anabatic.data.chat.preference_pairs import split_pair_messages
+from anabatic.data.chat.rendering import render_conversations
+from anabatic.data.readers import sources
+from anabatic.data.readers.document import Document, Message
+from anabatic.data.tokenizer import hf_folder
+from anabatic.models.pretrained import find_tokenizer_folder, resolve_merged_adapters, resolve_model_folder
+
+MAX_TEXT_CHARS = 100_000
+"""Of a row without a chat template: a text file is one row."""
+
+
+@dataclass(frozen=True)
+class TextSegment:
+    """A stretch of a row that is learned from, or not."""
+
+    text: str
+    learned: bool
+
+
+@dataclass(frozen=True)
+class PreviewRow:
+    """One row; of a pair of answers each answer is one.
+
+    Attributes:
+        location: file and row.
+        kind: text, conversation, chosen or rejected.
+        segments: the text in order.
+        num_tokens: tokens of the whole row; None without a tokenizer.
+        num_learned: target tokens among them.
+    """
+
+    location: str
+    kind: str
+    segments: list[TextSegment]
+    num_tokens: int | None = None
+    num_learned: int | None = None
+
+
+@dataclass(frozen=True)
+class SourcePreview:
+    """The first rows of one source.
+
+    Attributes:
+        format: how its rows were read; empty for text files.
+        columns: columns that were read.
+    """
+
+    source: str
+    format: str = ""
+    columns: list[str] = field(default_factory=list)
+    rows: list[PreviewRow] = field(default_factory=list)
+
+
+def run(job: DataPreviewJob) -> int:
+    """Print the preview.
+
+    Raises:
+        ConfigError, DataError: a source, a row, the tokenizer or the template cannot be used.
+    """
+    previews = preview_sources(job)
+    if job.json:
+        tree = {
+            "sources": [asdict(preview) for preview in previews],
+            "rows": [asdict(row) for preview in previews for row in preview.rows],
+        }
+        sys.stdout.write(json.dumps(json_reader.replace_nonfinite(tree)) + "\n")
+        return 0
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for preview in previews:
+        form = f": read as {preview.format} ({', '.join(preview.columns)})" if preview.format else ""
+        sys.stdout.write(f"{preview.source}{form}\n")
+        for row in preview.rows:
+            sys.stdout.write(f"\n{_describe_row(row)}\n{_format_segments(row, colour)}\n")
+        sys.stdout.write("\n")
+    return 0
+
+
+def preview_sources(job: DataPreviewJob) -> list[SourcePreview]:
+    """Return the first rows of each source.
+
+    Raises:
+        ConfigError, DataError: as `run`.
+    """
+    tokenizer = _load_tokenizer(job)
+    return [_preview_source(source, job, tokenizer) for source in sources.parse_sources(job.inputs)]
+
+
+def _load_tokenizer(job: DataPreviewJob) -> Any:
+    if job.model is None:
+        return None
+    root = resolve_model_folder(job.model)
+    folder = find_tokenizer_folder(root, resolve_merged_adapters([], root))
+    return hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, job.chat_template))
+
+
+def _preview_source(source: sources.DataSource, job: DataPreviewJob, tokenizer: Any) -> SourcePreview:
+    documents = list(islice(sources.read_documents(source, replace(job.data, train=[str(source)])), job.rows))
+    form = documents[0].row_format if documents else None
+    rows = [row for document in documents for row in _preview_document(document, job, tokenizer)]
+    return SourcePreview(str(source), form.name if form else "", list(form.columns) if form else [], rows)
+
+
+def _preview_document(document: Document, job: DataPreviewJob, tokenizer: Any) -> Iterator[PreviewRow]:
+    if document.messages is None:
+        yield _preview_text(document, tokenizer)
+    elif document.rejected is not None:
+        for kind, messages in zip(("chosen", "rejected"), split_pair_messages(document), strict=True):
+            yield _preview_conversation(document, messages or [], kind, job, tokenizer)
+    else:
+        yield _preview_conversation(document, document.messages, "conversation", job, tokenizer)
+
+
+def _preview_text(document: Document, tokenizer: Any) -> PreviewRow:
+    text = (document.text or "")[:MAX_TEXT_CHARS]
+    count = None if tokenizer is None else len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return PreviewRow(document.location, "text", [TextSegment(text, True)], count, count)
+
+
+def _preview_conversation(
+    document: Document, messages: list[Message], kind: str, job: DataPreviewJob, tokenizer: Any
+) -> PreviewRow:
+    if tokenizer is None:
+        segments = [
+            TextSegment(
+                f"{turn['role']}: {_format_content(turn)}\n", job.train_on_inputs or turn["role"] == "assistant"
+            )
+            for turn in messages
+        ]
+        return PreviewRow(document.location, kind, segments)
+    turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
+    (rendered,) = render_conversations([messages], tokenizer, [document.location], [document.tools], turns)
+    mask = np.ones_like(rendered.mask) if turns == "all" else rendered.mask
+    spans = split_by_loss_mask(rendered.ids, mask, tokenizer)
+    segments = [TextSegment(span.text, span.is_target) for span in spans]
+    return PreviewRow(document.location, kind, segments, len(rendered.ids), int(mask[1:].sum()))
+
+
+def _format_content(turn: Message) -> str:
+    content = turn.get("content")
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+
+
+def _describe_row(row: PreviewRow) -> str:
+    counts = "" if row.num_tokens is None else f", {row.num_tokens:,} tokens, {row.num_learned:,} of them learned"
+    return f"--- {row.location} ({row.kind}{counts})"
+
+
+def _format_segments(row: PreviewRow, colour: bool) -> str:
+    return format_preview([MaskedSpan(segment.text, segment.learned) for segment in row.segments], colour)
