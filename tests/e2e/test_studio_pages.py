@@ -150,7 +150,7 @@ def test_a_run_is_followed_while_it_writes(page, workplace):
 
 def test_samples_logs_spikes_notes_and_the_rest_of_a_run(page, server):
     choose(page, "first")
-    until(lambda: texts(page, ".sample"))
+    until(lambda: find(page, "#about").is_displayed() and texts(page, ".sample"))
     shown = {}
     for part in ("events", "checkpoints", "logs", "config", "spikes"):
         find(page, f"[data-part={part}]").click()
@@ -225,7 +225,7 @@ def test_a_job_from_the_form_to_a_chat_with_its_model(page, server):
     until(lambda: find(page, "#submit").is_enabled())
     find(page, "#preview").click()
     until(lambda: "<|im_start|>user" in " ".join(texts(page, "#rows .context")))
-    assert texts(page, "#rows pre .learned")[0] == "1<|im_end|>"
+    assert texts(page, "#rows pre .learned")[0] == "It is 1.<|im_end|>"
     find(page, "#job-name").send_keys("<b>tiny</b>")
     find(page, "#submit").click()
     until(lambda: "running" in " ".join(texts(page, "#jobs td")))

@@ -13,7 +13,7 @@ from anabatic.monitor import output_formats, screen
 from anabatic.monitor import run_reader as monitor_runs
 from anabatic.monitor.sampler import Frame
 from anabatic.monitor.snapshot import parse_snapshot_row
-from anabatic.train.checkpoint import listing, storage
+from anabatic.train.checkpoint import listing, manifest
 from anabatic.train.report import page, run_data
 from fuzz.engine import Good
 from fuzz.reading import Reader
@@ -96,7 +96,7 @@ def checkpoint(path: Path) -> None:
     run = next(one for one in path.parents if one.name == "run")
     listing.format_table(listing.list_checkpoints(run))
     listing.verify_checkpoints(run, lambda read: None)
-    storage.find_newest_valid(run)
+    manifest.find_newest_valid(run)
 
 
 def _devices(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -66,7 +65,6 @@ class JobQueue:
         self._concurrent_jobs = concurrent_jobs
         self._select_devices, self._reserved_devices = select_devices, reserved_devices
         self._lock = threading.RLock()
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._wake = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="anabatic-queue", daemon=True)
@@ -214,12 +212,10 @@ class JobQueue:
             self._wake.clear()
 
     def _check_running(self, record: JobRecord) -> None:
-        child = self._children.get(record.id)
-        if child is not None:
-            child.poll()
+        with suppress(ChildProcessError):  # started by an earlier studio
+            os.waitpid(record.pid, os.WNOHANG)
         if _is_alive(record):
             return
-        self._children.pop(record.id, None)
         code = self._read_exit_code(record.id)
         if record.state == states.STOPPING and code in (None, 128 + signal.SIGKILL):
             state, message = states.STOPPED, "killed"
@@ -279,21 +275,22 @@ class JobQueue:
         command += [sys.executable, "-m", "anabatic", *record.command.split(), "-c", str(recipe)]
         variables = dict(selection.variables) if selection is not None else {}
         environ = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}
-        with open(log_file, "ab") as output:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**environ, "PYTHONUNBUFFERED": "1", **variables},
-            )
-        self._children[record.id] = child
+        pid = os.posix_spawn(
+            sys.executable,
+            command,
+            {**environ, "PYTHONUNBUFFERED": "1", **variables},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
         self._store.update_job(
             record,
             state=states.RUNNING,
-            pid=child.pid,
-            process_start=_read_process_start(child.pid),
+            pid=pid,
+            process_start=_read_process_start(pid),
             devices=list(selection.indices) if selection is not None else [],
             started=time.time(),
             message="",

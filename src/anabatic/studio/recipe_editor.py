@@ -91,12 +91,17 @@ def _replace_value(text: str, node: yaml.Node, key: yaml.Node, value: Any) -> st
     if isinstance(value, dict) and value:
         block = _indent(yaml_reader.dump_yaml(value), key.start_mark.column + _INDENT)
         return f"{text[: key.end_mark.index]}:\n{block.rstrip()}{_rest_after(text, end)}"
-    written = yaml_reader.dump_scalar(value)
+    written = _dump_value(value)
     if isinstance(node, yaml.CollectionNode) and not node.flow_style or _is_block_scalar(text, node):
         return f"{text[: key.end_mark.index]}: {written}{_rest_after(text, _find_entry_end(text, node))}"
     if start == end:  # `key:` without a value
         return f"{text[: key.end_mark.index]}: {written}{text[_skip_colon(text, key) :]}"
     return f"{text[:start]}{written}{text[end:]}"
+
+
+def _dump_value(value: Any) -> str:
+    """Return a value on one line, quoted so that it may stand inside braces and brackets."""
+    return yaml_reader.dump_scalar([value])[1:-1]
 
 
 def _is_block_scalar(text: str, node: yaml.Node) -> bool:
@@ -113,7 +118,7 @@ def _rest_after(text: str, end: int) -> str:
 
 
 def _append_flow(text: str, container: yaml.MappingNode, rest: list[str], value: Any) -> str:
-    entry = yaml_reader.dump_scalar(_nest(rest, value))[1:-1]
+    entry = _dump_value(_nest(rest, value))[1:-1]
     close = container.end_mark.index - 1
     separator = ", " if container.value else ""
     return f"{text[:close].rstrip()}{separator}{entry}{text[close:]}"

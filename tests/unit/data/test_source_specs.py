@@ -113,7 +113,7 @@ def test_kinds_without_files(path: str, expected: str) -> None:
         ("else.json", "no such file", "There is corpus.jsonl in ."),
         ("nowhere/corpus.txt", "no such file", "is not there either"),
         ("stdlb:", "neither a file nor a built-in source", 'Did you mean "stdlib:"?'),
-        ("hf://some/data", "neither a file nor a built-in source", "Fetch remote data"),
+        ("s3://some/data", "neither a file nor a built-in source", "hf:OWNER/NAME"),
         ("x" * 5000, "no such file", "look at the path"),
     ],
 )

@@ -79,7 +79,7 @@ def test_without_a_model_turns_are_shown_and_nothing_steers_the_terminal(tmp_pat
         ("torn.jsonl", b'{"messages": [{"role"'),
         ("empty.jsonl", b""),
         ("binary.jsonl", bytes(range(256)) * 9),
-        ("torn.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-20]),
+        ("torn.jsonl.gz", gzip.compress(b"{}\n" * 99, mtime=0)[:-20]),
         ("columns.jsonl", b'{"a": 1}\n'),
         ("turns.jsonl", b'{"messages": [{"role": "assistant"}]}\n'),
     ],
