@@ -80,8 +80,9 @@ def _edit(text: str, path: list[str], value: Any) -> str:
         return _append_flow(text, container, rest, value)
     column = container.value[0][0].start_mark.column if isinstance(container, yaml.MappingNode) else 0
     entry = _indent(yaml_reader.dump_yaml(_nest(rest, value)), column)
-    if root is None or container is None:
-        return f"{_end_line(text)}{entry}"
+    if not isinstance(container, yaml.MappingNode):  # an empty recipe, or `null`
+        rest_of_text = text if root is None else text[: root.start_mark.index] + text[root.end_mark.index :]
+        return f"{_end_line(rest_of_text)}{entry}"
     end = _find_entry_end(text, container.value[-1][1])
     return f"{_end_line(text[:end])}{entry}{text[end:]}"
 

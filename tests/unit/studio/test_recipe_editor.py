@@ -71,6 +71,7 @@ def test_a_list_is_replaced_and_a_section_is_added():
     assert "a.jsonl" not in changed and "# two files" in changed
     assert read(changed)["schedule"] == {"max_steps": 5}
     assert read(set_value(TEXT, "batch.seq_len", "0}"))["batch"] == {"seq_len": "0}"}
+    assert read(set_value("~ # nothing yet\n", "model", "a")) == {"model": "a"}
     assert set_value("", "data.train", ["a"]) == "data:\n  train:\n  - a\n"
 
 
