@@ -28,11 +28,11 @@ VESSEL = "--data rows.jsonl --depth 1"
 TRACKS = "ais.csv -o words --tracks.min-points 2 --tracks.points 4"
 
 HELP = """
-run | pretrain | sft | dpo | rl | reward | merge | export | eval | infer | chat | serve | tokenizer train
+run | pretrain | sft | dpo | rl | reward | merge | export | eval | infer | chat | serve | studio | tokenizer train
 tokenizer eval | classify words | classify pretrain | classify train | classify predict | classify eval | classify map
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
-plan | sim | monitor | config show | config check | config from-swift | config from-llamafactory
+plan | sim | monitor | data preview | config show | config check | config from-swift | config from-llamafactory
 config from-deepspeed | config from-nanochat | recipes list | recipes show | recipes copy
 """
 """Asked for their help, one each."""
@@ -52,6 +52,7 @@ WORKS = (
     "config from-swift -- swift sft --model MODEL --dataset rows.jsonl",
     "plan --npus 8 -- sft --model Qwen/Qwen2.5-7B --data rows.jsonl --tuner lora",
     "tokenizer train --data text.jsonl --vocab-size 300 --out words",
+    "data preview text.jsonl -m MODEL",
     "tokenizer eval --data text.jsonl --tokenizers TOKENIZER",
     f"pretrain --tokenizer TOKENIZER {SMALL} --out base {SHORT}",
     f"sft --model MODEL --data task:spelling#40 --tuner lora --out sft {SHORT}",
@@ -79,6 +80,7 @@ WORKS = (
 
 HINTS = {
     "serve MODEL": "serve",
+    "studio runs": "serve",
     f"pretrain --tokenizer TOKENIZER {SMALL} --out tracked --log.sinks wandb {SHORT}": "track",
     f"classify words {TRACKS} --tracks.format cell": "vessels",
     "classify words ais.nmea -o words": "nmea",

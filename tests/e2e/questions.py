@@ -30,7 +30,7 @@ ASKED: list[tuple[str, str, str]] = [
     ("guides/export guides/fine-tuning", "merge lora into the base model", "把 lora 合并进基座模型"),
     ("guides/vessels", "classify ships from AIS", "用 AIS 识别船型"),
     ("guides/tokenizer", "train a tokenizer", "训练分词器"),
-    ("guides/web", "look at the loss curve in a browser", "在浏览器里看损失曲线"),
+    ("guides/studio", "look at the loss curve in a browser", "在浏览器里看损失曲线"),
     ("concepts/packing guides/fine-tuning", "conversations longer than seq_len", "对话太长被截断"),
     # what people who train on NPUs ran into
     (

@@ -9,14 +9,14 @@ from pathlib import Path
 from anabatic.core import json_reader
 from e2e.nodes import SCRIPT, two
 from npu_sim.conftest import Sim
-from npu_sim.test_recipes import RECIPES, SMALL, small
+from npu_sim.test_recipes import SMALL, small
 
 __all__ = ["small"]
 
 
 def test_the_recipe_for_two_machines(sim: Sim, small: tuple[Path, Path]) -> None:
     model, rows = small
-    words = ["sft", "-c", RECIPES / "qwen32b-lora-curriculum.yaml", "--model", model, "--data.train", rows]
+    words = ["sft", "-c", "qwen32b-lora-curriculum", "--model", model, "--data.train", rows]
     given = {**SMALL, "schedule.max-steps": 6, "batch.micro-batch-tokens": 128, "out": "run"}
     words += [word for key, value in given.items() for word in (f"--{key}", value)]
     command = shlex.join(map(str, words))
