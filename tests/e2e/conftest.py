@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,15 @@ def base(both: tuple[Path, Path]) -> Path:
 def base2(both: tuple[Path, Path]) -> Path:
     """The same in two processes."""
     return both[1]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser for all tests of a module."""
+    from e2e.browser import started
+
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

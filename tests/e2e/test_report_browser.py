@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_pipeline_run
 from anabatic.train.report.page import write_pipeline_report
-from e2e.browser import NEEDED, started, webdriver
+from e2e.browser import NEEDED, webdriver
 
 pytestmark = NEEDED
 
@@ -41,12 +40,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = [{"role": "user", "content": HOSTILE_TEXT}, {"role": "assistant", "content": "<img src=x onerror=alert(1)>"}]
     write_jsonl(out / "eval" / "chat.jsonl", said)
     return write_pipeline_report(out, job)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with started(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
 
 
 def visit(browser: Any, report: Path, width: int = 1280, scheme: str = "light") -> None:

@@ -11,17 +11,11 @@ from selenium.webdriver.common.keys import Keys
 
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_training_run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
-from e2e.browser import NEEDED, find, started, texts, until
+from e2e.browser import NEEDED, find, texts, until
 from unit.studio.serving import TOKEN, studio
 
 pytestmark = NEEDED
 ROLES = ("user", "assistant")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with started(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +139,9 @@ def test_a_run_is_followed_while_it_writes(page, workplace):
         file.write(f'ss": 4, "kind": "train", "time": {time.time()}}}\n')
         file.write('{"step": 3, "kind": "sample", "prompt": "p", "text": "<b>t"}\n')
     until(lambda: texts(page, ".plot.large figcaption b") == ["4"])
-    until(lambda: texts(page, ".sample pre") == ["<b>t"])
+    until(lambda: texts(page, ".sample pre"))
+    assert texts(page, ".sample pre") == ["<b>t"]
+    assert find(page, "#title").text == "growing"
 
 
 def test_samples_logs_spikes_notes_and_the_rest_of_a_run(page, server):
@@ -191,7 +187,7 @@ def test_the_form_is_the_recipe(page):
     until(lambda: "nowhere.jsonl" in " ".join(texts(page, "#problems li")))
     find(page, ".field[data-key='data.train'] button").click()
     until(lambda: "chats.jsonl" in " ".join(texts(page, "#picker li")))
-    assert "base/config.json" in " ".join(texts(page, "#picker li"))
+    assert "config.json" not in " ".join(texts(page, "#picker li"))
     find(page, "#picker input[type=search]").send_keys("chats")
     find(page, "#picker li input").click()
     page.find_elements(By.CSS_SELECTOR, "#picker > .row button")[-1].click()

@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 
 from anabatic.infer.engine import Engine
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
-from e2e.browser import NEEDED, find, started, texts, until
+from e2e.browser import NEEDED, find, texts, until
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 pytestmark = NEEDED
@@ -21,12 +21,6 @@ def parts(tmp_path_factory):
         name: build_random_model(len(tokenizer), seed=seed, max_len=2048) for name, seed in (("one", 0), ("two", 1))
     }
     return {name: (Engine(model, tokenizer, max_batch=2, max_len=2048), model) for name, model in models.items()}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with started(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +104,7 @@ def test_again_edit_another_model_and_forget(page, server):
 
 def test_an_answer_can_be_stopped(page, server):
     find(page, "#settings-open").click()
-    for name, value in (("max_tokens", "1500"), ("system", "Be long."), ("temperature", "1")):
+    for name, value in (("max_tokens", "1500"), ("system", "Be long.")):
         find(page, f"#{name}").send_keys(value, Keys.TAB)
     find(page, "#say").send_keys("continue", Keys.ENTER)
     until(lambda: find(page, "#stop").is_displayed() and texts(page, "article.theirs .body")[0])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.core import process_info
 from anabatic.sim import shared_memory
 from npu_sim.conftest import CACHE, Sim
 
@@ -86,7 +87,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 def gone(pid: int) -> bool:
     """True when the process is over soon."""
-    return soon(lambda: shared_memory.process_start_time(pid) == 0)
+    return soon(lambda: process_info.read_start_time(pid) == 0)
 
 
 def test_killed_from_outside(sim: Sim) -> None:
@@ -121,7 +122,7 @@ def test_all_of_our_processes_are_killed(sim: Sim, both: bool) -> None:
         assert both or (gone(sleeper) and run.machine not in shared_memory.list_machine_names())
     finally:
         for pid in (sleeper, shell):
-            if shared_memory.process_start_time(pid):
+            if process_info.read_start_time(pid):
                 os.kill(pid, signal.SIGKILL)
         shared_memory.remove_segment(run.machine)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.core import process_info
 from anabatic.sim import machine_spec, native_build, shared_memory
 
 PAIRS = (
@@ -45,12 +46,12 @@ def test_a_machine_is_made_read_and_removed() -> None:
         with shared_memory.attach_segment(name) as found:
             assert (found.devices, found.soc, found.cube_cores) == (3, b"Ascend910B4", 20)
             assert [found.device[i].hbm_total for i in range(4)] == [2**30] * 3 + [0]
-            assert shared_memory.is_alive(os.getpid(), int(found.owner_started))
+            assert process_info.is_alive(os.getpid(), int(found.owner_started))
     finally:
         shared_memory.remove_segment(name)
     assert name not in shared_memory.list_machine_names()
 
 
 def test_a_reused_pid_is_somebody_else() -> None:
-    assert not shared_memory.is_alive(os.getpid(), shared_memory.process_start_time(os.getpid()) - 1)
-    assert not shared_memory.is_alive(2**22 - 1, 0)
+    assert not process_info.is_alive(os.getpid(), process_info.read_start_time(os.getpid()) - 1)
+    assert not process_info.is_alive(2**22 - 1, 0)

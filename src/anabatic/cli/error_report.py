@@ -22,7 +22,7 @@ from cyclopts import (
 )
 
 from anabatic.cli import usage_hints
-from anabatic.config.loading import command_table, validation
+from anabatic.config.loading import command_table, shipped_recipes, validation
 from anabatic.convert import converter, file_detection, peer_tables
 from anabatic.core import log, paths
 from anabatic.core.errors import TRACEBACK_HINT, AnabaticError, ConfigError, Failure
@@ -200,7 +200,7 @@ def _guess_option(token: str, error: UnusedCliTokensError) -> str:
         if name in command_table.COMMANDS
         else set()
     )
-    if token.endswith((".yaml", ".yml")):
+    if token.endswith((".yaml", ".yml")) or token in shipped_recipes.RECIPES:
         return "-c"
     if (Path(token) / "config.json").is_file() or RunFolder(Path(token)).final_model.is_dir():
         return "--model" if "model" in known else ""
@@ -231,7 +231,7 @@ _COMMAND_ALIASES = {
     "finetune": "sft", "fine-tune": "sft", "lora": "sft", "grpo": "rl", "ppo": "rl", "kto": "dpo", "orpo": "dpo",
     "rm": "reward", "generate": "infer", "inference": "infer", "predict": "infer", "evaluate": "eval",
     "tokenize": "tokenizer train", "convert": "export", "upload": "export", "check": "doctor", "smi": "monitor",
-    "lm_eval": "eval", "lm-eval": "eval",
+    "lm_eval": "eval", "lm-eval": "eval", "webui": "studio", "web-ui": "studio", "board": "studio", "ui": "studio",
 }  # fmt: skip
 """Common names that are not in the tables -> command."""
 _PROGRAMS = ("swift", "megatron", "llamafactory-cli", "lmf", "vllm", "axolotl")
@@ -246,6 +246,8 @@ def explain_unknown_command(error: UnknownCommandError, tokens: Sequence[str]) -
         return None
     if file_detection.is_recipe_file(word):
         return usage_hints.explain_file(word, "", list(tokens))
+    if word in shipped_recipes.RECIPES:
+        return ConfigError(f"{word} is a recipe, not a command", shipped_recipes.RECIPES[word].command_line)
     args = [token for token in tokens if token != word]
     file = next((token for token in args if file_detection.is_recipe_file(token)), None)
     if file is not None and (file_error := usage_hints.explain_file(file, "", args)) is not None:

@@ -60,6 +60,10 @@ def explain_usage_error(error: CycloptsError, tokens: Sequence[str]) -> ConfigEr
     return explain_unused_words(error, tokens) if isinstance(error, UnusedCliTokensError) else None
 
 
+_MOVED_OPTIONS = {("serve", "--runs"): "training runs are shown by another command: anabatic studio FOLDER"}
+"""(command, option that it had before) -> hint."""
+
+
 def explain_unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> ConfigError | None:
     """Return the error for an unknown option, with the corrected command line.
 
@@ -71,6 +75,8 @@ def explain_unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> 
     name = " ".join(chain)
     if name not in command_table.COMMANDS or name == "run":
         return None
+    if (name, option) in _MOVED_OPTIONS:
+        return ConfigError(f'unknown option "{option}"', _MOVED_OPTIONS[name, option])
     line = parse_line(tokens, name, known)
     return explain_foreign_options(line, option, known, f"see `{common_settings.format_help_command(name)}`")
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from anabatic.core import process_info
 from anabatic.core.errors import AnabaticError
 from anabatic.sim import chips, npu_smi_layout, shared_memory
 from anabatic.sim.machine_spec import CANN_VARIABLE, SEGMENT_VARIABLE
@@ -58,7 +59,7 @@ def _list_processes(live: shared_memory.SimSegment) -> list[tuple[int, str, list
     for row in live.process:
         if row.pid > 0:
             name = row.name.decode(errors="replace")
-            found.append((row.pid, name, list(row.hbm), shared_memory.is_alive(row.pid, int(row.started))))
+            found.append((row.pid, name, list(row.hbm), process_info.is_alive(row.pid, int(row.started))))
     return found
 
 

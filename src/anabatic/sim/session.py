@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import log
+from anabatic.core import log, process_info
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import make_write_error, write_atomic
@@ -126,9 +126,9 @@ def _is_owner_alive(name: str) -> bool:
     pid = int(name.removeprefix(shared_memory.SHM_PREFIX))
     try:
         with shared_memory.attach_segment(name) as found:
-            return shared_memory.is_alive(pid, int(found.owner_started))
+            return process_info.is_alive(pid, int(found.owner_started))
     except Failure:  # of another version, or gone meanwhile
-        return shared_memory.process_start_time(pid) != 0
+        return process_info.read_start_time(pid) != 0
 
 
 def describe_machines() -> str:

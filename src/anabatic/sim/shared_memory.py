@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from pathlib import Path
 
+from anabatic.core import process_info
 from anabatic.core.errors import Failure
 from anabatic.plan import cost_model
 from anabatic.sim.fault_injection import FAULT_KINDS, HEALTH_STATES, MAX_FAULTS
@@ -120,24 +121,6 @@ class SimSegment(ctypes.Structure):
     ]
 
 
-def process_start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat (proc(5)), 0 when there is no such process: tells a reused pid apart.
-
-    One that has ended and was not waited for has given everything back, as a driver sees it: it is none.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = text.rpartition(")")[2].split()
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def is_alive(pid: int, started: int) -> bool:
-    """True while the process that wrote the two numbers lives."""
-    return process_start_time(pid) == started != 0
-
-
 def list_machine_names() -> list[str]:
     """Names of the machines whose shared memory exists, living or left behind."""
     found = {path.name for path in _SHM.glob(f"{SHM_PREFIX}*")}
@@ -173,7 +156,7 @@ def _fill_segment(segment: SimSegment, machine: SimMachine) -> None:
     segment.size = ctypes.sizeof(SimSegment)
     segment.devices = machine.npus
     segment.owner_pid = os.getpid()
-    segment.owner_started = process_start_time(os.getpid())
+    segment.owner_started = process_info.read_start_time(os.getpid())
     segment.created_ns = time.time_ns()
     segment.soc = chip.soc.encode()
     segment.cube_cores = chip.cube_cores

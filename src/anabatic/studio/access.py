@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
-import socket
 import struct
 from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
@@ -162,8 +161,3 @@ def _pack_ipv6(address: tuple[str, int]) -> str:
 def _format_words(packed: bytes) -> str:
     """The kernel prints each 32-bit word of an address, which is in network order, as a number of this machine."""
     return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    return ipaddress.ip_address(socket.gethostbyname(address) if address == "localhost" else address).is_loopback

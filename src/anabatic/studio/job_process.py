@@ -1,6 +1,6 @@
 """Runs the command of a job and writes its exit code to a file: the job outlives the studio that started it.
 
-`python -m anabatic.studio.job_process EXIT_FILE COMMAND...`. A stop signal is passed to the command once.
+`python -m anabatic.studio.job_process EXIT_FILE FOLDER COMMAND...` runs it in FOLDER. Stop signals are passed on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def main(argv: list[str]) -> int:
     """Run the command, write its exit code, and return it."""
-    exit_file, *command = argv
+    exit_file, folder, *command = argv
     child: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
     for number in STOP_SIGNALS:
         signal.signal(number, forward)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=folder)
     for pending_number in pending:
         child.send_signal(pending_number)
     code = child.wait()

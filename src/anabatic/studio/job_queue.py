@@ -6,6 +6,7 @@ its process id and start time.
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import settings
-from anabatic.core import log
+from anabatic.core import log, process_info
 from anabatic.core.errors import AnabaticError, ConfigError, DeviceError
 from anabatic.core.paths import write_atomic
 from anabatic.launch.local import placement
@@ -79,7 +80,7 @@ class JobQueue:
         self._wake.set()
         self._thread.join(10)
 
-    def submit(self, command: str, text: str, name: str = "") -> JobRecord:
+    def submit_job(self, command: str, text: str, name: str = "") -> JobRecord:
         """Append a job.
 
         Args:
@@ -90,11 +91,11 @@ class JobQueue:
         """
         job = build_job(command, text)
         out = str(getattr(job, "out", None) or "")
-        record = self._store.add_job(command, name or Path(out).name or command, text, out)
+        record = self._store.add_job(command, name or Path(out).name or command, text, out, str(Path.cwd()))
         self._wake.set()
         return record
 
-    def stop(self, job_id: int) -> JobRecord:
+    def stop_job(self, job_id: int) -> JobRecord:
         """Stop a job: a queued one is not started; a running one saves and ends, at the second request at once.
 
         Raises:
@@ -113,7 +114,7 @@ class JobQueue:
             _kill_session(record)
             return record
 
-    def restart(self, job_id: int) -> JobRecord:
+    def restart_job(self, job_id: int) -> JobRecord:
         """Queue an ended job again with the same settings: a training continues from its last checkpoint.
 
         Raises:
@@ -131,7 +132,7 @@ class JobQueue:
         self._wake.set()
         return changed
 
-    def remove(self, job_id: int) -> None:
+    def remove_job(self, job_id: int) -> None:
         """Remove an ended or queued job from the list; what it wrote stays.
 
         Raises:
@@ -146,7 +147,7 @@ class JobQueue:
             for path in (self._get_exit_file(job_id), self._get_recipe_file(job_id), self.get_log_file(job_id)):
                 path.unlink(missing_ok=True)
 
-    def move(self, job_id: int, before: int | None) -> None:
+    def move_job(self, job_id: int, before: int | None) -> None:
         """Move a queued job before another one, or to the end.
 
         Raises:
@@ -186,13 +187,17 @@ class JobQueue:
                 data = file.read(MAX_LOG_BYTES)
         except FileNotFoundError:
             return "", 0
-        return data.decode("utf-8", "replace"), start + len(data)
+        # A character may be half written: its bytes are read with the next ones.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data)
+        pending = len(decoder.getstate()[0])
+        return text, start + len(data) - pending
 
     def list_assigned_devices(self) -> list[int]:
         """Return the devices of running jobs."""
         return [index for record in self._store.list_jobs(states.ACTIVE_STATES) for index in record.devices]
 
-    def poll(self) -> None:
+    def poll_jobs(self) -> None:
         """Record ended jobs and start those for which there are devices."""
         with self._lock:
             for record in self._store.list_jobs(states.ACTIVE_STATES):
@@ -204,7 +209,7 @@ class JobQueue:
     def _run(self) -> None:
         while not self._is_closing:
             try:
-                self.poll()
+                self.poll_jobs()
             except Exception as error:  # the queue must survive a full disk or an unreadable device
                 log.warn(f"the queue failed, it tries again: {error!r}")
                 self._wake.wait(5)
@@ -214,7 +219,7 @@ class JobQueue:
     def _check_running(self, record: JobRecord) -> None:
         with suppress(ChildProcessError):  # started by an earlier studio
             os.waitpid(record.pid, os.WNOHANG)
-        if _is_alive(record):
+        if _is_running(record):
             return
         code = self._read_exit_code(record.id)
         if record.state == states.STOPPING and code in (None, 128 + signal.SIGKILL):
@@ -271,8 +276,9 @@ class JobQueue:
         recipe, log_file = self._get_recipe_file(record.id), self.get_log_file(record.id)
         write_atomic(recipe, record.recipe)
         self._get_exit_file(record.id).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "anabatic.studio.job_process", str(self._get_exit_file(record.id))]
-        command += [sys.executable, "-m", "anabatic", *record.command.split(), "-c", str(recipe)]
+        exit_file = str(self._get_exit_file(record.id).absolute())
+        command = [sys.executable, "-m", "anabatic.studio.job_process", exit_file, record.folder]
+        command += [sys.executable, "-m", "anabatic", *record.command.split(), "-c", str(recipe.absolute())]
         variables = dict(selection.variables) if selection is not None else {}
         environ = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}
         pid = os.posix_spawn(
@@ -290,7 +296,7 @@ class JobQueue:
             record,
             state=states.RUNNING,
             pid=pid,
-            process_start=_read_process_start(pid),
+            process_start=process_info.read_start_time(pid),
             devices=list(selection.indices) if selection is not None else [],
             started=time.time(),
             message="",
@@ -312,29 +318,19 @@ def build_job(command: str, text: str) -> Any:
     return settings.parse_job(command, text, "recipe")
 
 
-def _read_process_start(pid: int) -> int:
-    """Return the start time of a process in clock ticks after boot (proc(5), /proc/PID/stat, field 22); 0: none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = text.rpartition(")")[2].split()
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def _is_alive(record: JobRecord) -> bool:
-    return record.pid > 0 and _read_process_start(record.pid) == record.process_start != 0
+def _is_running(record: JobRecord) -> bool:
+    return process_info.is_alive(record.pid, record.process_start)
 
 
 def _signal_process(record: JobRecord, number: int) -> None:
-    if _is_alive(record):
+    if _is_running(record):
         with suppress(ProcessLookupError):
             os.kill(record.pid, number)
 
 
 def _kill_session(record: JobRecord) -> None:
     """Kill a job and all its processes, also those with a session of their own (the agent of several processes)."""
-    if not _is_alive(record):
+    if not _is_running(record):
         return
     for pid in [*reversed(_list_descendants(record.pid)), record.pid]:
         with suppress(ProcessLookupError, PermissionError):

@@ -59,7 +59,7 @@ class ModelServer:
             self.port = int(match[1]) if match else 0
         return self.port
 
-    def describe(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """Return the row that the page shows: state is starting, ready or failed."""
         code = self.process.poll()
         state = "failed" if code is not None else "ready" if self.find_port() else "starting"
@@ -72,6 +72,11 @@ class ModelServer:
             "message": message,
             "started": self.started,
         }
+
+    def close(self) -> None:
+        """End the process and remove its log."""
+        _end_process(self.process)
+        self.log_file.unlink(missing_ok=True)
 
     def _read_error(self) -> str:
         try:
@@ -108,7 +113,7 @@ class ModelServers:
 
     def list_servers(self) -> list[dict[str, Any]]:
         """Return a row for each server, in the order of their starts."""
-        return [server.describe() for server in list(self._servers.values())]
+        return [server.to_row() for server in list(self._servers.values())]
 
     def list_devices(self) -> list[int]:
         """Return the devices of running servers."""
@@ -126,10 +131,12 @@ class ModelServers:
             ConfigError: there are too many, or no device is free.
         """
         with self._lock:
-            name = name or model
+            name = _make_name(name or model)
             old = self._servers.get(name)
             if old is not None and old.process.poll() is None:
-                return old.describe()
+                return old.to_row()
+            if old is not None:
+                old.close()
             running = [server for server in self._servers.values() if server.process.poll() is None]
             if len(running) >= MAX_SERVERS:
                 raise ConfigError(f"{len(running)} models are loaded, the most at a time", "unload one first")
@@ -139,7 +146,7 @@ class ModelServers:
                 raise ConfigError(str(error), "stop a job or unload a model") from error
             server = self._starter.submit(self._spawn, name, model, selection).result()
             self._servers[name] = server
-            return server.describe()
+            return server.to_row()
 
     def stop(self, name: str) -> None:
         """Stop a server.
@@ -149,9 +156,9 @@ class ModelServers:
         """
         with self._lock:
             server = self._servers.pop(name)
-        _end_process(server.process)
+        server.close()
 
-    def find(self, name: str) -> ModelServer:
+    def find_server(self, name: str) -> ModelServer:
         """Return the server that answers requests for a model.
 
         Raises:
@@ -171,7 +178,7 @@ class ModelServers:
             if server.process.poll() is None:
                 server.process.send_signal(signal.SIGTERM)
         for server in servers:
-            _end_process(server.process)
+            server.close()
         self._starter.shutdown()
 
     def _spawn(self, name: str, model: str, selection: placement.DeviceSelection | None) -> ModelServer:
@@ -200,6 +207,11 @@ class ModelServers:
         return ModelServer(
             name, model, process, log_file, key, list(selection.indices) if selection is not None else []
         )
+
+
+def _make_name(text: str) -> str:
+    """Return a name for `serve NAME=FOLDER`, where `=` ends it."""
+    return text.strip().lstrip("-").replace("=", "-") or "model"
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

@@ -15,6 +15,7 @@ MAX_DEPTH = 4
 _DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md")
 _COMPRESSED_SUFFIXES = (".gz", ".zst")
 _SKIPPED_FOLDERS = ("node_modules", "__pycache__", "site-packages")
+_MODEL_FILES = {"config.json", "adapter_config.json", "tokenizer.json"}
 _RUN_FILES = ("metrics.jsonl", "events.jsonl", "pipeline.jsonl")
 
 
@@ -28,7 +29,7 @@ def list_models(runs: Path, folders: list[Path]) -> list[dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
     for root, kind in [(runs, "run"), *((folder, "folder") for folder in folders)]:
         for folder, files in _walk(root, MAX_DEPTH, into_runs=True):
-            if not {"config.json", "adapter_config.json"} & set(files):
+            if not _MODEL_FILES - {"tokenizer.json"} & set(files):
                 continue
             model = _describe_model(folder, kind)
             if model is not None:
@@ -46,6 +47,8 @@ def list_data_files(folders: list[Path], skipped: Path) -> list[dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
     for root in folders:
         for folder, files in _walk(root, MAX_DEPTH, into_runs=False):
+            if _MODEL_FILES & set(files):
+                continue  # the JSON files of a model are not rows
             for name in files:
                 if not is_data_file(name) or folder == skipped:
                     continue

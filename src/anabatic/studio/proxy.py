@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -51,10 +52,13 @@ def _ask(
 
 
 def _iterate_chunks(connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield what arrives, as soon as it arrives; a server that ends in the middle ends the answer, too."""
+    """Yield what arrives, as soon as it arrives; when the model is unloaded meanwhile, an error in OpenAI's shape."""
     try:
         while chunk := answer.read1(_CHUNK_BYTES):
             yield chunk
+    except (OSError, http.client.HTTPException):
+        gone = ApiError(502, "the model was unloaded before its answer was complete", None, "model_gone")
+        yield f"data: {json.dumps(gone.to_body())}\n\n".encode()
     finally:
         connection.close()
 
@@ -65,7 +69,7 @@ def _list_models(servers: ModelServers) -> list[dict[str, Any]]:
         if row["state"] != "ready":
             continue
         try:
-            connection, answer = _ask(servers.find(row["name"]), "GET", "/v1/models", b"", _LIST_SECONDS)
+            connection, answer = _ask(servers.find_server(row["name"]), "GET", "/v1/models", b"", _LIST_SECONDS)
             with closing(connection):
                 models += json_reader.loads(answer.read())["data"]
         except (KeyError, ApiError, OSError, ValueError, http.client.HTTPException):
@@ -79,6 +83,6 @@ def _find_server(body: bytes, servers: ModelServers) -> ModelServer:
     except (ValueError, AttributeError, RecursionError) as error:
         raise ApiError(400, "the body is not a JSON object") from error
     try:
-        return servers.find(name if isinstance(name, str) else "")
+        return servers.find_server(name if isinstance(name, str) else "")
     except KeyError as error:
         raise ApiError(404, f"no model {str(name)[:200]!r} is loaded", "model", "model_not_found") from error

@@ -29,9 +29,9 @@ from anabatic.monitor.sources.selection import DeviceSource
 from anabatic.recipes import plan_command
 from anabatic.studio import forms, pages, pickers, planning, proxy
 from anabatic.studio.access import AccessMiddleware, is_same_text
-from anabatic.studio.data_preview import preview_file
 from anabatic.studio.job_queue import JobQueue
 from anabatic.studio.model_servers import ModelServers
+from anabatic.studio.preview_process import preview_rows
 from anabatic.studio.run_browser import RunBrowser
 from anabatic.studio.store import JobRecord, RunNote, StudioStore
 
@@ -172,7 +172,7 @@ class StudioApi:
         return self._parts.runs.get_curves(request.path_params["key"], request.query_params.get("have", ""))
 
     def _compare_runs(self, request: Request) -> dict[str, Any]:
-        return self._parts.runs.compare(request.query_params.get("ids", "").split(",")[:MAX_COMPARED])
+        return self._parts.runs.compare_runs(request.query_params.get("ids", "").split(",")[:MAX_COMPARED])
 
     def _get_details(self, request: Request) -> dict[str, Any]:
         return self._parts.runs.get_details(request.path_params["key"])
@@ -217,7 +217,7 @@ class StudioApi:
         return {"files": pickers.list_data_files(folders, self._parts.root)}
 
     def _preview_data(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        return preview_file(_get_text(body, "command"), _get_text(body, "text"))
+        return preview_rows(_get_text(body, "command"), _get_text(body, "text"))
 
     def _list_jobs(self) -> dict[str, Any]:
         return {"jobs": [self._describe_job(job) for job in self._parts.store.list_jobs()]}
@@ -227,13 +227,13 @@ class StudioApi:
         problems = planning.check_recipe(command, text)["problems"]
         if problems:
             raise ApiError(400, f"{problems[0]['message']}. {problems[0]['hint']}", problems[0]["key"], "recipe")
-        return self._describe_job(self._parts.queue.submit(command, text, _get_text(body, "name")))
+        return self._describe_job(self._parts.queue.submit_job(command, text, _get_text(body, "name")))
 
     def _describe_job(self, record: JobRecord) -> dict[str, Any]:
         row = asdict(record)
         for name in ("recipe", "pid", "process_start"):
             del row[name]
-        return {**row, "run": self._parts.runs.find_key(Path(record.out)) if record.out else None}
+        return {**row, "run": self._parts.runs.find_key(Path(record.folder) / record.out) if record.out else None}
 
     def _get_job_log(self, request: Request) -> dict[str, Any]:
         offset = request.query_params.get("offset", "0")
@@ -248,10 +248,10 @@ class StudioApi:
         job_id, queue = request.path_params["job"], self._parts.queue
         before = body.get("before")
         actions: dict[str, Callable[[], Any]] = {
-            "stop": lambda: queue.stop(job_id),
-            "restart": lambda: queue.restart(job_id),
-            "remove": lambda: queue.remove(job_id),
-            "move": lambda: queue.move(job_id, before if isinstance(before, int) else None),
+            "stop": lambda: queue.stop_job(job_id),
+            "restart": lambda: queue.restart_job(job_id),
+            "remove": lambda: queue.remove_job(job_id),
+            "move": lambda: queue.move_job(job_id, before if isinstance(before, int) else None),
         }
         name = request.path_params["action"]
         if name not in actions:

@@ -200,7 +200,7 @@ class RunBrowser:
             "spikes": spikes,
         }
 
-    def compare(self, keys: Sequence[str]) -> dict[str, Any]:
+    def compare_runs(self, keys: Sequence[str]) -> dict[str, Any]:
         """Return the settings that differ between runs, and their final figures.
 
         Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
@@ -17,6 +16,7 @@ from anabatic.core.paths import RunFolder, lock_folder
 from anabatic.infer.server.listening import (
     allowed_host_names,
     ignore_reraised_signal,
+    is_loopback,
     make_protocol_class,
     open_listening_socket,
 )
@@ -41,13 +41,9 @@ def run(job: StudioJob) -> int:
         Failure: another studio uses the folder, or it cannot be written.
     """
     root = Path(job.runs).expanduser()
-    RunFolder(root).create_folder()
-    state = root / STATE_FOLDER
-    (state / "jobs").mkdir(parents=True, exist_ok=True)
-    os.chmod(state, 0o700)  # recipes and logs may name private data
-    listening = open_listening_socket(job.host, job.port)
-    with listening, lock_folder(state, "studio"):
-        is_open = _is_loopback(listening)
+    with open_listening_socket(job.host, job.port) as listening, lock_folder(_create_state_folder(root), "studio"):
+        state = root / STATE_FOLDER
+        is_open = is_loopback(listening)
         needs_token = job.require_token if job.require_token is not None else not is_open
         token = _read_token(job) if needs_token else ""
         same_user = is_open and job.require_token is None
@@ -79,16 +75,20 @@ def run(job: StudioJob) -> int:
     return 0
 
 
+def _create_state_folder(root: Path) -> Path:
+    RunFolder(root).create_folder()
+    state = root / STATE_FOLDER
+    (state / "jobs").mkdir(parents=True, exist_ok=True)
+    os.chmod(state, 0o700)  # recipes and logs may name private data
+    return state
+
+
 def _make_parts(job: StudioJob, root: Path, state: Path) -> StudioParts:
     store = StudioStore(state / "studio.sqlite3")
     servers = ModelServers(state / "jobs")
     queue = JobQueue(store, state / "jobs", job.concurrent_jobs, reserved_devices=servers.list_devices)
     servers.reserve_devices_of(queue.list_assigned_devices)
     return StudioParts(job, root, store, queue, servers, RunBrowser(root), MachineSource())
-
-
-def _is_loopback(listening: socket.socket) -> bool:
-    return ipaddress.ip_address(str(listening.getsockname()[0]).partition("%")[0]).is_loopback
 
 
 def _read_token(job: StudioJob) -> str:

@@ -22,6 +22,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     name TEXT NOT NULL,
     recipe TEXT NOT NULL,
     out TEXT NOT NULL,
+    folder TEXT NOT NULL,
     state TEXT NOT NULL,
     position REAL NOT NULL,
     devices TEXT NOT NULL DEFAULT '[]',
@@ -54,6 +55,7 @@ class JobRecord:
     Attributes:
         recipe: YAML of its settings, as written by the user.
         out: its run folder, or the folder or file that it writes; may be empty.
+        folder: working directory, which relative paths in the recipe start from.
         state: queued, running, stopping, finished, failed, stopped, or lost (its process ended while no studio ran,
             without an exit code).
         position: order in the queue.
@@ -68,6 +70,7 @@ class JobRecord:
     name: str
     recipe: str
     out: str
+    folder: str
     state: str = QUEUED
     position: float = 0.0
     devices: list[int] = field(default_factory=list)
@@ -103,32 +106,39 @@ class StudioStore:
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
         try:
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version > _SCHEMA_VERSION:
-                raise DataError(
-                    f"{path} has version {version}, this program knows {_SCHEMA_VERSION}",
-                    "update anabatic, or move the file away to start with an empty queue",
-                )
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.executescript(_SCHEMA)
-            self._connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            self._create_tables(path)
         except sqlite3.DatabaseError as error:
+            self._connection.close()
+            hint = "move the file away to start with an empty queue"
+            raise DataError(f"{path} cannot be used: {error}", hint) from error
+        except DataError:
+            self._connection.close()
+            raise
+
+    def _create_tables(self, path: Path) -> None:
+        # No write-ahead log: it needs shared memory, which network file systems lack (sqlite.org/wal.html).
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > _SCHEMA_VERSION:
             raise DataError(
-                f"{path} cannot be used: {error}", "move the file away to start with an empty queue"
-            ) from error
+                f"{path} has version {version}, this program knows {_SCHEMA_VERSION}",
+                "update anabatic, or move the file away to start with an empty queue",
+            )
+        self._connection.executescript(_SCHEMA)
+        self._connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._connection.close()
 
-    def add_job(self, command: str, name: str, recipe: str, out: str) -> JobRecord:
+    def add_job(self, command: str, name: str, recipe: str, out: str, folder: str) -> JobRecord:
         """Append a job to the queue."""
         with self._lock:
             (last,) = self._connection.execute("SELECT coalesce(max(position), 0) FROM jobs").fetchone()
             cursor = self._connection.execute(
-                "INSERT INTO jobs (command, name, recipe, out, state, position, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (command, name, recipe, out, QUEUED, last + 1, time.time()),
+                "INSERT INTO jobs (command, name, recipe, out, folder, state, position, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (command, name, recipe, out, folder, QUEUED, last + 1, time.time()),
             )
             return self.get_job(int(cursor.lastrowid or 0))
 

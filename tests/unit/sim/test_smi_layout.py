@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from anabatic.core import process_info
 from anabatic.sim import fake_npu_smi, machine_spec, npu_smi_layout, shared_memory
 from anabatic.sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
 
@@ -79,7 +80,7 @@ def test_it_reads_the_live_segment(
     machine_of_two: shared_memory.SimSegment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = machine_of_two.process[0]
-    row.pid, row.started, row.name = os.getpid(), shared_memory.process_start_time(os.getpid()), b"python"
+    row.pid, row.started, row.name = os.getpid(), process_info.read_start_time(os.getpid()), b"python"
     row.hbm[0] = machine_of_two.device[0].hbm_used = 300 << 20
     code, text = _said(capsys, "info")
     assert code == 0

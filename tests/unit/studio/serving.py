@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,17 @@ from typing import Any
 import httpx2
 import pytest
 
-uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from anabatic.config.serve import LOCAL_HOSTS  # noqa: E402 - after the skip
-from anabatic.config.studio import StudioJob  # noqa: E402
-from anabatic.monitor.sources.selection import MachineSource  # noqa: E402
-from anabatic.studio.job_queue import JobQueue  # noqa: E402
-from anabatic.studio.model_servers import ModelServers  # noqa: E402
-from anabatic.studio.routes import StudioParts, create_app  # noqa: E402
-from anabatic.studio.run_browser import RunBrowser  # noqa: E402
-from anabatic.studio.store import StudioStore  # noqa: E402
+from anabatic.config.serve import LOCAL_HOSTS
+from anabatic.config.studio import StudioJob
+from anabatic.monitor.sources.selection import MachineSource
+from anabatic.studio.job_queue import JobQueue
+from anabatic.studio.model_servers import ModelServers
+from anabatic.studio.routes import StudioParts, create_app
+from anabatic.studio.run_browser import RunBrowser
+from anabatic.studio.store import StudioStore
+from unit.web_server import listening
 
 TOKEN = "right-token"
 
@@ -57,6 +57,13 @@ class RunningStudio:
             assert time.monotonic() < end, (row, self.get(f"/api/jobs/{job}/log")["text"][-2000:])
             time.sleep(0.1)
 
+    def wait_until(self, true: Callable[[], Any], seconds: float = 120) -> None:
+        """Wait for a condition."""
+        end = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end, "it did not come"
+            time.sleep(0.1)
+
 
 @contextmanager
 def studio(root: Path, token: str = "", **more: Any) -> Iterator[RunningStudio]:
@@ -69,19 +76,11 @@ def studio(root: Path, token: str = "", **more: Any) -> Iterator[RunningStudio]:
     servers.reserve_devices_of(queue.list_assigned_devices)
     parts = StudioParts(StudioJob(), root, store, queue, servers, RunBrowser(root), MachineSource())
     app = create_app(parts, token, not token, list(LOCAL_HOSTS), "studio-test")
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run)
-    thread.start()
     queue.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield RunningStudio(f"http://127.0.0.1:{port}", root, parts)
+        with listening(app) as url:
+            yield RunningStudio(url, root, parts)
     finally:
-        server.should_exit = True
-        thread.join(30)
         queue.close()
         servers.close()
         store.close()

@@ -13,7 +13,7 @@ from anabatic.studio.store import FINISHED, QUEUED, RunNote, StudioStore
 
 def test_jobs_keep_their_order_and_fields(tmp_path):
     store = StudioStore(tmp_path / "s.sqlite3")
-    first, second = store.add_job("sft", "a", "model: x\n", "runs/a"), store.add_job("eval", "b", "", "")
+    first, second = store.add_job("sft", "a", "model: x\n", "runs/a", "/w"), store.add_job("eval", "b", "", "", "/w")
     assert [job.name for job in store.list_jobs()] == ["a", "b"]
     store.update_job(second, position=first.position - 1, devices=[2, 3], state=FINISHED, exit_code=0)
     store.close()
@@ -37,7 +37,7 @@ def test_notes(tmp_path):
 def test_several_threads(tmp_path):
     store = StudioStore(tmp_path / "s.sqlite3")
     threads = [
-        threading.Thread(target=lambda: [store.add_job("sft", "n", "", "") for _ in range(20)]) for _ in range(4)
+        threading.Thread(target=lambda: [store.add_job("sft", "n", "", "", "") for _ in range(20)]) for _ in range(4)
     ]
     for thread in threads:
         thread.start()

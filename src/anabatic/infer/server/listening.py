@@ -54,11 +54,15 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
+def is_loopback(listening: socket.socket) -> bool:
+    """Return whether only this machine reaches a listening socket."""
+    return ipaddress.ip_address(str(listening.getsockname()[0]).partition("%")[0]).is_loopback
+
+
 def allowed_host_names(allowed: list[str], listening: socket.socket) -> list[str] | None:
     """Return the host names that are answered; None: any."""
     address = str(listening.getsockname()[0])
-    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    if "*" in allowed or not (allowed or loopback):
+    if "*" in allowed or not (allowed or is_loopback(listening)):
         return None
     return [*LOCAL_HOSTS, f"[{address}]" if ":" in address else address, *allowed]
 

@@ -72,7 +72,7 @@ const followLog = async () => {
   const pre = $("job-log-text");
   const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 20;
   if (offset < openJob.offset) pre.textContent = "";
-  if (text) pre.textContent = (pre.textContent + text).slice(-200000);
+  if (text) pre.textContent = (pre.textContent + text).slice(-200000).replace(/[^\n]*\r(?!\n)/g, ""); // progress bars overwrite their line
   openJob.offset = offset;
   if (atEnd) pre.scrollTop = pre.scrollHeight;
 };

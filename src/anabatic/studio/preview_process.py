@@ -15,7 +15,7 @@ MAX_OUTPUT_BYTES = 4 << 20
 NUM_ROWS = 3
 
 
-def preview_file(command: str, text: str) -> dict[str, Any]:
+def preview_rows(command: str, text: str) -> dict[str, Any]:
     """Return what `anabatic data preview --json` prints for the training data of a recipe.
 
     Rows are read in another process: a hostile or huge file must not take the studio with it.

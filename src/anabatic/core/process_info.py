@@ -1,0 +1,23 @@
+"""Whether a process that was noted earlier still lives: its id alone may belong to another one by now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def read_start_time(pid: int) -> int:
+    """Return when a process started, in clock ticks after boot (proc(5), field 22 of /proc/PID/stat); 0: there is none.
+
+    A process that has ended and was not waited for has given everything back: it counts as none.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(pid: int, start_time: int) -> bool:
+    """Return whether the process with this id is the one that started then."""
+    return pid > 0 and read_start_time(pid) == start_time != 0
