@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cyclopts import CycloptsError
 
-from anabatic.cli import app
+from anabatic.cli import command_tree, job_command
+from anabatic.cli.parsing.command_line import UsageError
 from anabatic.config.loading import command_table, shipped_recipes, validation
 from house import tree
 
@@ -93,25 +93,13 @@ def anabatic(words: list[str]) -> None:
     if not {"--help", "--version"}.isdisjoint(words) or not words:
         return
     try:
-        command, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
+        name, rest = command_tree.find_command(words)
+        _, line = command_tree.parse_command(name, rest)
+    except UsageError as error:
         pytest.fail(f"anabatic {' '.join(words)}: {error}")
-    fitting = [name for name in command_table.COMMANDS if words[: len(name.split())] == name.split()]
-    name = max(fitting, key=len, default="")
-    if name and name != "run":
-        from anabatic.cli import job_command
-
-        row = command_table.get_command(name)
-        given = {key: value for key, value in bound.arguments.items() if key not in ("config", job_command.DRY_RUN)}
-        if bare := given.pop(row.positional_setting.upper(), ()):
-            texts = [validation.UntypedText(word) for word in bare]
-            given[row.positional_setting] = (
-                texts
-                if "list" in str(validation.field_types(row.import_job_class())[row.positional_setting])
-                else texts[0]
-            )
-        validation.check_section(job_command.nest_options(given), row.import_job_class(), validation.OptionNamer())
-    assert callable(command)
+    if command_tree.COMMANDS[name].is_job:
+        cls = command_table.get_command(name).import_job_class()
+        validation.check_section(job_command.read_job_options(name, line).tree, cls, validation.OptionNamer())
 
 
 def test_readme_names_the_two_commands() -> None:

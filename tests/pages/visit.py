@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anabatic.cli import app
+from anabatic.cli import command_tree, job_command
 from anabatic.cli.launch import option_parsing
 from anabatic.config.loading import command_table, settings
 from anabatic.core import paths
@@ -156,32 +156,19 @@ class Visit:
     def _read(self, text: str, row: How) -> None:
         """Words, options, values, recipes: everything up to the work itself."""
         words = self._words(text)
-        border = words.index("--") if "--" in words else len(words)
-        _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
-        inner = words[border + 1 :]
+        name, rest = command_tree.find_command(words)
+        _, line = command_tree.parse_command(name, rest)
+        inner = words[words.index("--") + 1 :] if "--" in words else []
         if inner[:1] == ["anabatic"]:
             self._read(shlex.join(inner), row)
         elif inner and words[0] in ("launch", "plan", "bench") and words[:2] != ["bench", "compare"]:
             os.chdir(self.folder)
             made_up = words[0] == "bench" and "--length" in words  # rows that take the place of data
             option_parsing.resolve_training_job([*inner, *(["--data.train", "stdlib:"] if made_up else [])])
-        self._settings(words[:border], bound.arguments)
-
-    def _settings(self, words: list[str], given: dict[str, object]) -> None:
-        from anabatic.cli import job_command
-
-        names = [name for name in command_table.COMMANDS if words[: len(name.split())] == name.split()]
-        if not names:
-            return
-        row = command_table.get_command(max(names, key=len))
-        files = given.pop("config", None) or []
-        given.pop(job_command.DRY_RUN, None)
-        if bare := given.pop(row.positional_setting.upper(), ()):
-            given[row.positional_setting] = job_command._words_to_value(
-                row.import_job_class(), row.positional_setting, bare, given.get(row.positional_setting)
-            )
-        os.chdir(self.folder)
-        settings.load_job(row.name, files, job_command.nest_options(given))
+        if command_tree.COMMANDS[name].is_job:
+            options = job_command.read_job_options(name, line)
+            os.chdir(self.folder)
+            settings.load_job(name, options.files, options.tree)
 
     def _shell(self, text: str, row: How) -> None:
         """As it stands, by bash."""

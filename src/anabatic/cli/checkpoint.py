@@ -1,26 +1,16 @@
-"""`anabatic checkpoint list|verify|export`."""
+"""`anabatic checkpoint list|verify`: what a run has saved, and whether it is whole."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
-
-from anabatic import __version__
-from anabatic.cli.job_command import make_job_command
-from anabatic.config.loading import command_table
-
-app = App(name="checkpoint", help="List, verify or export the checkpoints of a run.", version=__version__)
-_JsonSwitch = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 EXIT_BROKEN = 1
 """Exit code if a file differs from what was written."""
 
 
-@app.command(name="list")
-def list_(path: Path, /, *, json_: _JsonSwitch = False) -> None:
+def list_checkpoints(path: Path, /, *, json_: bool = False) -> None:
     """List the checkpoints of a run; sizes are compared, contents are not read (that is `verify`).
 
     Parameters
@@ -37,8 +27,7 @@ def list_(path: Path, /, *, json_: _JsonSwitch = False) -> None:
     sys.stdout.write(text)
 
 
-@app.command
-def verify(path: Path, /, *, json_: _JsonSwitch = False) -> int:
+def verify(path: Path, /, *, json_: bool = False) -> int:
     """Compare every file with its size and checksum. Exit code 1: something is not as it was written.
 
     Parameters
@@ -58,8 +47,3 @@ def verify(path: Path, /, *, json_: _JsonSwitch = False) -> int:
     else:
         sys.stdout.write("".join(result.format_text() for result in results))
     return EXIT_BROKEN if any(result.faults for result in results) else 0
-
-
-app.command(
-    make_job_command("checkpoint export"), name="export", help=command_table.get_command("checkpoint export").help
-)

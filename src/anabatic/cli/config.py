@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from anabatic.config.loading import command_table, settings, shipped_recipes
 from anabatic.convert.file_detection import OWN_PROGRAM, accepts_settings, detect_tree, is_complete_job
 from anabatic.core.errors import ConfigError
 
 
-def show(*words: str, all_: Annotated[bool, Parameter(name="--all", negative=(), show_default=False)] = False) -> None:
+def show(*words: str, all_: bool = False) -> None:
     """Print a recipe of COMMAND: its common settings, their defaults and meanings.
 
     Parameters
@@ -28,7 +26,7 @@ def show(*words: str, all_: Annotated[bool, Parameter(name="--all", negative=(),
     sys.stdout.write(render(" ".join(words)))
 
 
-def check(*files: str, command: Annotated[str | None, Parameter(negative=())] = None) -> None:
+def check(*files: str, command: str | None = None) -> None:
     """Check recipes without running them.
 
     Parameters

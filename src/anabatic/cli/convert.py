@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-from cyclopts import Parameter
+from anabatic.cli.parsing.function_command import OptionNames
 
-WordsArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]
-CommandOption = Annotated[str | None, Parameter(negative=())]
+WordsArgument = Annotated[str, OptionNames(takes_hyphens=True)]
 
 
-def from_swift(*words: WordsArgument, command: CommandOption = None) -> int:
+def from_swift(*words: WordsArgument, command: str | None = None) -> int:
     """Print the recipe for a command of ms-swift; what changes meaning or has no counterpart goes to stderr.
 
     Parameters
@@ -24,7 +23,7 @@ def from_swift(*words: WordsArgument, command: CommandOption = None) -> int:
     return _print_converted_recipe("swift", words, command)
 
 
-def from_llamafactory(*words: WordsArgument, command: CommandOption = None) -> int:
+def from_llamafactory(*words: WordsArgument, command: str | None = None) -> int:
     """Print the recipe for a YAML file or command of LLaMA-Factory; what changes or is lost goes to stderr.
 
     Parameters
@@ -37,7 +36,7 @@ def from_llamafactory(*words: WordsArgument, command: CommandOption = None) -> i
     return _print_converted_recipe("llamafactory", words, command)
 
 
-def from_deepspeed(*words: WordsArgument, command: CommandOption = None) -> int:
+def from_deepspeed(*words: WordsArgument, command: str | None = None) -> int:
     """Print the recipe for a DeepSpeed file, or for a script of one's own under deepspeed, torchrun or accelerate.
 
     Parameters
@@ -50,7 +49,7 @@ def from_deepspeed(*words: WordsArgument, command: CommandOption = None) -> int:
     return _print_converted_recipe("deepspeed", words, command)
 
 
-def from_nanochat(*words: WordsArgument, command: CommandOption = None) -> int:
+def from_nanochat(*words: WordsArgument, command: str | None = None) -> int:
     """Print the recipe for a command of nanochat, or the pipeline for its speedrun.sh; the rest goes to stderr.
 
     Parameters

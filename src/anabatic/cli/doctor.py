@@ -6,24 +6,18 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from anabatic import __version__
 from anabatic.core.errors import ConfigError
 
-_SwitchOption = Annotated[bool, Parameter(negative=(), show_default=False)]
-_PathOption = Annotated[Path | None, Parameter(negative=())]
-
 
 def doctor(
     *,
-    json: _SwitchOption = False,
-    strict: _SwitchOption = False,
-    root: _PathOption = None,
-    bundle: _PathOption = None,
-    lang: Annotated[str | None, Parameter(negative=())] = None,
+    json: bool = False,
+    strict: bool = False,
+    root: Path | None = None,
+    bundle: Path | None = None,
+    lang: str | None = None,
 ) -> int:
     """Check chips, driver, CANN, torch, variables, host and network; each line says what to type.
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from anabatic.core.errors import ConfigError
 
 
 def env(
     *,
-    shell: Annotated[str, Parameter(negative=())] = "bash",
-    explain: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    root: Annotated[Path | None, Parameter(negative=())] = None,
-    lang: Annotated[str | None, Parameter(negative=())] = None,
+    shell: str = "bash",
+    explain: bool = False,
+    root: Path | None = None,
+    lang: str | None = None,
 ) -> None:
     """Print the variables for CANN, HCCL and the allocator: eval "$(anabatic env)".
 

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
+from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.core.progress import show_read_progress
 
 EXIT_NO_MATCH = 1
@@ -17,11 +16,11 @@ EXIT_NO_MATCH = 1
 
 
 def explain(
-    *logs: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    json_: Annotated[bool, Parameter(name="--json", negative=(), show_default=False)] = False,
-    all_: Annotated[bool, Parameter(name="--all", negative=(), show_default=False)] = False,
-    lang: Annotated[str | None, Parameter(negative=())] = None,
-    knowledge: Annotated[tuple[Path, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
+    *logs: Annotated[str, OptionNames(takes_hyphens=True)],
+    json_: bool = False,
+    all_: bool = False,
+    lang: str | None = None,
+    knowledge: tuple[Path, ...] = (),
 ) -> int:
     """Find the first cause in logs and say what it means, why it happens and what to do.
 

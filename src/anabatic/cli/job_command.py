@@ -1,21 +1,18 @@
 """Commands that run one job: the options come from the job's dataclass, the values go to `config.loading.settings`.
 
-The CLI library only splits the command line and prints the help. Values reach `config.loading.validation` as the
-typed text, so options are validated as strictly as recipes.
+Values reach `config.loading.validation` as the typed text, so options are validated as strictly as recipes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Group, Parameter
-
+from anabatic.cli.parsing.command_line import Argument, Command, Interface, Option, ParsedLine
 from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading import settings as settings_module
 from anabatic.config.sections.launch import LaunchSettings
@@ -23,60 +20,119 @@ from anabatic.config.sections.train_jobs import WithAuto
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.stop_signals import SIGNAL_LISTENER
-from anabatic.plan import model_shape
 
-COMMON_GROUP = Group("Recipe and help", sort_key=0)
-JOB_GROUP = Group("Job", sort_key=1)
+COMMON_GROUP = "Recipe and help"
+JOB_GROUP = "Job"
+CONFIG = "config"
 DRY_RUN = "dry_run"
 """Name of the only option of training commands that is not a setting."""
 
+_CONFIG_OPTION = Option(
+    key=CONFIG,
+    names=("--config", "-c"),
+    help="Recipe (YAML) or the name of one of the package; later ones override earlier ones, options override files.",
+    group=COMMON_GROUP,
+    metavar="FILE",
+    is_list=True,
+)
+_DRY_RUN_OPTION = Option(
+    key=DRY_RUN,
+    names=("--dry-run",),
+    help="Print the plan of this job on this machine, its memory and time, and do not train; 1: it does not fit.",
+    group=COMMON_GROUP,
+)
 
-def __getattr__(name: str) -> Callable[..., int]:
-    """Return the function of `anabatic NAME`: the CLI library gets this attribute when the command is called.
 
-    `NAME --all` returns the same function with all settings in the help.
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """What was typed for a job.
+
+    Attributes:
+        files: recipes.
+        tree: nested settings as `validation.UntypedText`.
+        is_dry_run: only the plan is asked for.
     """
-    command = name.removesuffix(" --all")
-    if command not in command_table.COMMANDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return make_job_command(command, show_all=command != name)
+
+    files: list[str]
+    tree: dict[str, Any]
+    is_dry_run: bool = False
 
 
-def make_job_command(name: str, show_all: bool = False) -> Callable[..., int]:
-    """Return the function of `anabatic NAME`, with one option per setting of the job.
+def make_job_command(name: str, show_all: bool = False) -> Command:
+    """Return `anabatic NAME`, with one option per setting of the job.
 
     Args:
         name: name in the table of commands.
         show_all: the help lists every setting; otherwise the common ones, if the command has a list of them.
     """
     row = command_table.get_command(name)
+
+    def run(line: ParsedLine) -> int:
+        options = read_job_options(name, line)
+        job = settings_module.load_job(name, options.files, options.tree)
+        return _print_plan(name, job) if options.is_dry_run else run_job(row, job)
+
+    return Command(make_job_interface(name, show_all), run)
+
+
+def make_job_interface(name: str, show_all: bool = False) -> Interface:
+    """Return the options and arguments of a job."""
+    row = command_table.get_command(name)
     cls = row.import_job_class()
+    tasks = {} if show_all else common_settings.get_common_settings(name)
+    options = _group_by_task(_make_job_options(cls, row.option_aliases), tasks)
+    own = [_CONFIG_OPTION, *([_DRY_RUN_OPTION] if row.is_training else [])]
+    return Interface(
+        settings_module.class_doc(cls),
+        (*own, *options),
+        tuple(_make_arguments(cls, row.positional_setting)),
+        {} if tasks else _describe_sections(cls),
+    )
 
-    def command(*args: str, **options: Any) -> int:
-        files = options.pop("config", None) or []
-        dry_run = options.pop(DRY_RUN, None)
-        for arg in args:
-            _require_not_recipe(name, arg)
-        if len(args) == 1 and options.get(row.positional_setting) and _needs_model_word(cls, options, files):
-            options["model"], args = validation.UntypedText(args[0]), ()  # infer MODEL --data FILE
-        if args:
-            options[row.positional_setting] = _words_to_value(
-                cls, row.positional_setting, args, options.get(row.positional_setting)
-            )
-        job = settings_module.load_job(name, files, nest_options(options))
-        return _print_plan(name, job) if dry_run else run_job(row, job)
 
-    common = [make_config_parameter(), *([_make_dry_run_parameter()] if row.is_training else [])]
-    parameters = [
-        *_make_words_parameter(cls, row.positional_setting),
-        *common,
-        *_group_by_task(
-            _make_job_parameters(cls, row.option_aliases), {} if show_all else common_settings.get_common_settings(name)
-        ),
-    ]
-    set_signature(command, parameters)
-    command.__doc__ = settings_module.class_doc(cls)
-    return command
+def read_job_options(name: str, line: ParsedLine) -> JobOptions:
+    """Return the recipes and the settings of a command line.
+
+    Raises:
+        ConfigError: an argument is a recipe, or a setting of one value is given several times.
+    """
+    row = command_table.get_command(name)
+    cls = row.import_job_class()
+    values = {key: to_untyped(value) for key, value in line.values.items()}
+    files = [str(file) for file in values.pop(CONFIG, [])]
+    is_dry_run = bool(values.pop(DRY_RUN, False))
+    words = line.words
+    for word in words:
+        _require_not_recipe(name, word)
+    if len(words) == 1 and values.get(row.positional_setting) and _needs_model_word(cls, values, files):
+        values["model"], words = validation.UntypedText(words[0]), ()  # infer MODEL --data FILE
+    if words:
+        values[row.positional_setting] = _words_to_value(
+            cls, row.positional_setting, words, values.get(row.positional_setting)
+        )
+    return JobOptions(files, nest_options(values), is_dry_run)
+
+
+def make_settings_command(
+    cls: type, aliases: dict[str, str], description: str, run: Callable[[tuple[str, ...], dict[str, Any]], int]
+) -> Command:
+    """Return a command whose options are the settings of `cls`, and that takes another command after `--`.
+
+    Args:
+        cls: dataclass without sections.
+        aliases: key -> further names of its option.
+        description: paragraphs of the help.
+        run: gets the words of the other command and the checked settings.
+    """
+    options = _make_section_options(cls, settings_module.default_tree(cls), "", "Options", aliases)
+    argument = Argument("COMMAND", "The command and its options, after `--`.", is_list=True)
+    interface = Interface(description, tuple(options), (argument,))
+
+    def call(line: ParsedLine) -> int:
+        values = nest_options({key: to_untyped(value) for key, value in line.values.items()})
+        return run(line.words, validation.check_section(values, cls, validation.OptionNamer()))
+
+    return Command(interface, call)
 
 
 def _needs_model_word(cls: type, options: dict[str, Any], files: list[str]) -> bool:
@@ -123,6 +179,7 @@ def run_job(row: command_table.Command, job: Any) -> int:
     """Run a job in this process, or start one process per device."""
     settings = settings_module.job_to_dict(job)
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds
+        from anabatic.plan import model_shape
         from anabatic.recipes.prechecks import jobs
 
         model_shape.require_supported_job(settings)
@@ -152,76 +209,18 @@ def launch_processes(row: command_table.Command, job: Any, launch: LaunchSetting
     return spawn.run(row.name, settings_module.dump_job(job), launch, Path(out) if out else None)
 
 
-def _make_words_parameter(cls: type, name: str) -> Iterator[inspect.Parameter]:
-    """Yield the parameter of positional arguments, if the command takes any."""
-    if name:
-        help_text = settings_module.field_docs(cls).get(name, "")
-        parameter = Parameter(help=help_text, group=JOB_GROUP, show_default=False)
-        hint = Annotated[str, parameter, _SkipPydanticValidation()]
-        yield inspect.Parameter(name.upper(), inspect.Parameter.VAR_POSITIONAL, annotation=hint)
+def to_untyped(value: Any) -> Any:
+    """Return typed text without conversion; `[]` alone is the empty list."""
+    if isinstance(value, list):
+        return [] if value == ["[]"] else [validation.UntypedText(each) for each in value]
+    return validation.UntypedText(value) if isinstance(value, str) else value
 
 
-def set_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Set the signature that the CLI library sees on a `*args, **kwargs` function."""
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-
-
-def make_config_parameter() -> inspect.Parameter:
-    """Return the parameter of `-c FILE`, which can be repeated."""
-    help_text = "Recipe (YAML); later files override earlier ones, options override files."
-    parameter = Parameter(
-        name=("--config", "-c"),
-        help=help_text,
-        group=COMMON_GROUP,
-        negative=(),
-        converter=tokens_to_text,
-        show_default=False,
-    )
-    return make_keyword_parameter("config", list[str], parameter)
-
-
-def _make_dry_run_parameter() -> inspect.Parameter:
-    help_text = "Print the plan of this job on this machine, its memory and time, and do not train; 1: it does not fit."
-    parameter = Parameter(name="--dry-run", help=help_text, group=COMMON_GROUP, negative=(), show_default=False)
-    return make_keyword_parameter(DRY_RUN, bool, parameter)
-
-
-def make_keyword_parameter(name: str, hint: Any, parameter: Parameter) -> inspect.Parameter:
-    """Return a keyword-only parameter with default None."""
-    annotation = Annotated[hint, parameter, _SkipPydanticValidation()]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-class _SkipPydanticValidation:
-    """Disables the validation by pydantic; values are validated by `config.loading.validation`.
-
-    cyclopts (5.4, `argument/_argument.py`) lets pydantic validate values and defaults by their annotation in every
-    process that has imported pydantic.
-    """
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.any_schema()
-
-
-def tokens_to_text(hint: Any, tokens: Any) -> Any:
-    """Return the typed text without conversion: a list of texts for a list, else one text."""
-    values = [validation.UntypedText(token.value) for token in tokens]
-    bare_hint, _ = validation.strip_optional(hint)
-    if typing.get_origin(bare_hint) is list:
-        return [] if values == ["[]"] else values
-    return values[0]
-
-
-def nest_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return `{"model": {"depth": 4}}` for `{"model__depth": 4}`, without options that are None."""
+def nest_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"model": {"depth": 4}}` for `{"model.depth": 4}`."""
     result: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None:
-            continue
-        *sections, last = name.split("__")
+        *sections, last = name.split(".")
         node = result
         for section in sections:
             node = node.setdefault(section, {})
@@ -229,81 +228,91 @@ def nest_options(options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def make_option_parameters(cls: type, short: dict[str, str]) -> list[inspect.Parameter]:
-    """Return one option per setting of a class without sections."""
-    return list(_make_section_parameters(cls, settings_module.default_tree(cls), "", JOB_GROUP, short))
+def _make_arguments(cls: type, name: str) -> Iterator[Argument]:
+    """Yield the argument for words without an option, if the command takes any."""
+    if name:
+        help_text = settings_module.field_docs(cls).get(name, "")
+        # The rest is reported by `_words_to_value`, which knows what a second word may be meant for.
+        yield Argument(name.upper(), help_text, is_list=True, group=JOB_GROUP)
 
 
-def _make_job_parameters(cls: type, short: dict[str, str]) -> Iterator[inspect.Parameter]:
-    yield from _make_section_parameters(cls, settings_module.default_tree(cls), "", JOB_GROUP, short)
-    order = 2
+def _make_job_options(cls: type, aliases: dict[str, str]) -> Iterator[Option]:
+    defaults = settings_module.default_tree(cls)
+    yield from _make_section_options(cls, defaults, "", JOB_GROUP, aliases)
+    for name, section in _list_sections(cls):
+        yield from _make_section_options(section, defaults[name], f"{name}.", name, aliases)
+
+
+def _list_sections(cls: type) -> Iterator[tuple[str, type]]:
     for name, hint in validation.field_types(cls).items():
         if dataclasses.is_dataclass(hint):
-            section = typing.cast(type, hint)
-            help_text = settings_module.class_doc(section).split("\n\n")[0]
-            values = settings_module.default_tree(cls)[name]
-            yield from _make_section_parameters(
-                section, values, f"{name}.", Group(name, help=help_text, sort_key=order), short
-            )
-            order += 1
+            yield name, typing.cast(type, hint)
 
 
-def _group_by_task(
-    parameters: Iterator[inspect.Parameter], tasks: Mapping[str, Sequence[str]]
-) -> Iterator[inspect.Parameter]:
+def _describe_sections(cls: type) -> dict[str, str]:
+    return {name: settings_module.class_doc(section).split("\n\n")[0] for name, section in _list_sections(cls)}
+
+
+def _group_by_task(options: Iterator[Option], tasks: Mapping[str, Sequence[str]]) -> Iterator[Option]:
     """Yield the common settings first, in one group per task, and hide the others; without tasks change nothing."""
     if not tasks:
-        yield from parameters
+        yield from options
         return
-    others = {parameter.name: parameter for parameter in parameters}
-    for order, (task, keys) in enumerate(tasks.items(), 2):
-        group = Group(task, sort_key=order)
+    others = {option.key: option for option in options}
+    for task, keys in tasks.items():
         for key in keys:
-            yield _replace_option(others.pop(key.replace(".", "__")), group=group)
-    for parameter in others.values():
-        yield _replace_option(parameter, show=False)
+            yield dataclasses.replace(others.pop(key), group=task)
+    for option in others.values():
+        yield dataclasses.replace(option, is_hidden=True)
 
 
-def _replace_option(parameter: inspect.Parameter, **changes: Any) -> inspect.Parameter:
-    hint, option, *_ = typing.get_args(parameter.annotation)
-    return make_keyword_parameter(parameter.name, hint, Parameter.combine(option, Parameter(**changes)))
-
-
-def _make_section_parameters(
-    cls: type, values: dict[str, Any], prefix: str, group: Group, short: dict[str, str]
-) -> Iterator[inspect.Parameter]:
+def _make_section_options(
+    cls: type, values: dict[str, Any], prefix: str, group: str, aliases: dict[str, str]
+) -> Iterator[Option]:
     docs = settings_module.field_docs(cls)
     for name, hint in validation.field_types(cls).items():
-        if dataclasses.is_dataclass(hint):
-            continue
+        if dataclasses.is_dataclass(hint) or settings_module.is_list_of_sections(hint):
+            continue  # a section has its own group; a list of them can only be set in a recipe
         key = prefix + name
         option = validation.OptionNamer().format_key(key)
-        names = (option, *short.get(key, "").split())
-        if settings_module.is_list_of_sections(hint):
-            continue  # can only be set in a recipe
-        if typing.get_origin(hint) is dict:
-            hint = list[str]
-        parameter = Parameter(
-            name=names,
+        bare, _ = validation.strip_optional(hint)
+        is_list = typing.get_origin(bare) in (list, dict)
+        yield Option(
+            key=key,
+            names=(option, *aliases.get(key, "").split()),
             help=docs.get(name, ""),
             group=group,
-            show_default=_format_default(values[name]),
-            negative=_negative_names(option, hint),
-            consume_multiple=(1, None) if typing.get_origin(hint) is list else False,
-            converter=tokens_to_text,
+            metavar=_describe_value(bare),
+            is_list=is_list,
+            off_names=_make_off_names(option) if bare is bool else (),
+            choices=_list_choices(bare),
+            default=_format_default(values[name]),
         )
-        yield make_keyword_parameter(key.replace(".", "__"), hint, parameter)
 
 
-def _format_default(value: Any) -> Any:
+def _describe_value(hint: Any) -> str:
+    """Return the metavar of a type; empty for a switch."""
+    if typing.get_origin(hint) is list:
+        (hint,) = typing.get_args(hint)
+    if typing.get_origin(hint) is dict:
+        return "NAME=VALUE"
+    if typing.get_origin(hint) is typing.Literal:
+        return "CHOICE"
+    return {bool: "", int: "INT", float: "FLOAT"}.get(hint, "STR")
+
+
+def _list_choices(hint: Any) -> tuple[str, ...]:
+    if typing.get_origin(hint) is list:
+        (hint,) = typing.get_args(hint)
+    return tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def _format_default(value: Any) -> str:
     if value is None or value in ("", [], {}):
-        return False
-    return lambda _: str(value).lower() if isinstance(value, bool) else str(value)
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _negative_names(option: str, hint: Any) -> tuple[str, ...]:
-    bare_hint, _ = validation.strip_optional(hint)
-    if bare_hint is not bool:
-        return ()
+def _make_off_names(option: str) -> tuple[str, ...]:
     section, _, last = option.removeprefix("--").rpartition(".")
     return (f"--{section}.no-{last}",) if section else (f"--no-{last}",)

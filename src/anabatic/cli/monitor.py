@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from anabatic.core.errors import ConfigError
-
-_SwitchOption = Annotated[bool, Parameter(negative=(), show_default=False)]
-_TextOption = Annotated[str | None, Parameter(negative=(), show_default=False)]
-_RepeatedOption = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)]
-_PlainTextOption = Annotated[str, Parameter(show_default=False)]
-_FileOption = Annotated[Path | None, Parameter(negative=(), show_default=False)]
 
 
 def monitor(
     run: Path | None = None,
     *,
-    once: _SwitchOption = False,
-    json: _SwitchOption = False,
-    csv: _SwitchOption = False,
-    interval: _TextOption = None,
-    log: _FileOption = None,
-    replay: _FileOption = None,
-    prom: _TextOption = None,
-    device: _RepeatedOption = (),
-    user: _PlainTextOption = "",
-    name: _PlainTextOption = "",
+    once: bool = False,
+    json: bool = False,
+    csv: bool = False,
+    interval: str | None = None,
+    log: Path | None = None,
+    replay: Path | None = None,
+    prom: str | None = None,
+    device: tuple[str, ...] = (),
+    user: str = "",
+    name: str = "",
 ) -> int:
     """Monitor NPUs, GPUs or the processor, and a training run.
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from anabatic.cli.launch.option_parsing import parse_positive_int, resolve_training_job
+from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-
-_TextOption = Annotated[str | None, Parameter(negative=(), show_default=False)]
-_SwitchOption = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def plan(
     *command: str,
-    chip: Annotated[str, Parameter(negative=())] = "910B3",
-    npus: Annotated[str | None, Parameter(name=("--npus", "--nproc"), negative=())] = None,
-    nodes: Annotated[str, Parameter(name=("--nodes", "--nnodes"), negative=())] = "1",
-    tokens: _TextOption = None,
-    sweep: _SwitchOption = False,
-    scale: _TextOption = None,
-    plot: _TextOption = None,
-    json: _SwitchOption = False,
+    chip: str = "910B3",
+    npus: Annotated[str | None, OptionNames(("--npus", "--nproc"))] = None,
+    nodes: Annotated[str, OptionNames(("--nodes", "--nnodes"))] = "1",
+    tokens: str | None = None,
+    sweep: bool = False,
+    scale: str | None = None,
+    plot: str | None = None,
+    json: bool = False,
 ) -> int:
     """Say what memory and time COMMAND, one that trains a language model, needs, before it is queued.
 

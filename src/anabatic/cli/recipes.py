@@ -6,14 +6,11 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from anabatic.config.loading import shipped_recipes
 
 
-def list_(*, json_: Annotated[bool, Parameter(name="--json", negative=(), show_default=False)] = False) -> None:
+def list_recipes(*, json_: bool = False) -> None:
     """List the recipes of the package: name, command, hardware and purpose.
 
     Parameters
@@ -41,7 +38,7 @@ def copy(
     file: Path | None = None,
     /,
     *,
-    force: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    force: bool = False,
 ) -> None:
     """Copy a recipe of the package into a file, to change it.
 

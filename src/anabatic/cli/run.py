@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from cyclopts import Parameter
-
+from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.config.loading import settings, validation
 from anabatic.core.errors import ConfigError
-
-_RepeatedOption = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
-_TextOption = Annotated[str | None, Parameter(negative=())]
 
 
 def run(
     *recipes: str,
-    config: Annotated[list[str] | None, Parameter(name=("--config", "-c"), negative=())] = None,
-    out: _TextOption = None,
-    start: Annotated[str | None, Parameter(name="--from", negative=())] = None,
-    only: _RepeatedOption = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
-    dry_run: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    config: Annotated[tuple[str, ...], OptionNames(("--config", "-c"))] = (),
+    out: str | None = None,
+    start: Annotated[str | None, OptionNames(("--from",))] = None,
+    only: tuple[str, ...] = (),
+    set_: tuple[str, ...] = (),
+    dry_run: bool = False,
 ) -> int:
     """Run the stages of a pipeline in order; a stage that is done and unchanged is skipped.
 
@@ -41,18 +38,18 @@ def run(
     dry_run
         Say what would run and why, and check every stage; nothing is written.
     """
-    files = [*recipes, *(config or [])]
+    files = [*recipes, *config]
     if not files:
         raise ConfigError("which pipeline?", "give a recipe: `anabatic run demo`; others: `anabatic recipes list`")
-    pairs = _parse_pairs(set_ or [])
+    pairs = _parse_pairs(set_)
     job = settings.load_job("run", files, {"out": validation.UntypedText(out)} if out is not None else None)
 
     from anabatic.recipes.pipeline import runner
 
-    return runner.run(job, start=start, only=only or [], dry_run=dry_run, vars=pairs)
+    return runner.run(job, start=start, only=list(only), dry_run=dry_run, vars=pairs)
 
 
-def _parse_pairs(options: list[str]) -> dict[str, str]:
+def _parse_pairs(options: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in options:
         name, equals, value = text.partition("=")

@@ -6,32 +6,19 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
-
-from anabatic import __version__
+from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.config.loading import validation
 from anabatic.core.errors import ConfigError
 
-_USAGE = "Usage: anabatic sim [OPTIONS] -- COMMAND [ARGS...]\n       anabatic sim status|clean"
-app = App(
-    name="sim",
-    help="Run any command on simulated NPUs, or look at them.",
-    usage=_USAGE,
-    version=__version__,
-    default_parameter=None,
-)
-_TextOption = Annotated[str | None, Parameter(negative=())]
 
-
-@app.default
 def run(
     *command: str,
-    npus: Annotated[str, Parameter(name=("--npus", "-n"), negative=())] = "1",
-    chip: Annotated[str, Parameter(negative=())] = "910B3",
-    hbm: _TextOption = None,
-    fault: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
-    report: Annotated[Path | None, Parameter(negative=())] = None,
-    trace: Annotated[Path | None, Parameter(negative=())] = None,
+    npus: Annotated[str, OptionNames(("--npus", "-n"))] = "1",
+    chip: str = "910B3",
+    hbm: str | None = None,
+    fault: tuple[str, ...] = (),
+    report: Path | None = None,
+    trace: Path | None = None,
 ) -> int:
     """Run COMMAND on simulated NPUs: the real torch_npu, devices in host memory.
 
@@ -64,7 +51,6 @@ def run(
     )
 
 
-@app.command
 def status() -> None:
     """List the simulated machines that live, their devices and processes."""
     from anabatic.sim import session
@@ -72,8 +58,7 @@ def status() -> None:
     sys.stdout.write(session.describe_machines())
 
 
-@app.command
-def clean(*, builds: Annotated[bool, Parameter(negative=(), show_default=False)] = False) -> None:
+def clean(*, builds: bool = False) -> None:
     """Remove what simulations left behind.
 
     Parameters

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
-
+from anabatic.cli.parsing.command_line import UnknownOptionError, UnusedWordsError, UsageError
 from anabatic.config.loading import command_table, common_settings, shipped_recipes, validation, yaml_reader
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN
 from anabatic.convert import file_detection
@@ -53,11 +52,11 @@ class CommandLine:
         return shlex.join(["anabatic", *self.head, *self.known_words, *extra_args])
 
 
-def explain_usage_error(error: CycloptsError, tokens: Sequence[str]) -> ConfigError | None:
-    """Return the error for options or arguments that the CLI library rejects; None without an explanation."""
+def explain_usage_error(error: UsageError, tokens: Sequence[str]) -> ConfigError | None:
+    """Return the error for options or arguments that a command rejects; None without an explanation."""
     if isinstance(error, UnknownOptionError):
         return explain_unknown_option(error, tokens)
-    return explain_unused_words(error, tokens) if isinstance(error, UnusedCliTokensError) else None
+    return explain_unused_words(error, tokens) if isinstance(error, UnusedWordsError) else None
 
 
 _MOVED_OPTIONS = {("serve", "--runs"): "training runs are shown by another command: anabatic studio FOLDER"}
@@ -69,10 +68,7 @@ def explain_unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> 
 
     None for commands that run no job: their options are not settings.
     """
-    known = [name for argument in error.argument_collection for name in (*argument.names, *argument.negatives)]
-    option = (error.token.keyword or error.token.value).split("=", 1)[0]
-    chain = list(error.command_chain or ())
-    name = " ".join(chain)
+    known, option, name = error.known_options, error.option, error.command
     if name not in command_table.COMMANDS or name == "run":
         return None
     if (name, option) in _MOVED_OPTIONS:
@@ -81,11 +77,10 @@ def explain_unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> 
     return explain_foreign_options(line, option, known, f"see `{common_settings.format_help_command(name)}`")
 
 
-def explain_unused_words(error: UnusedCliTokensError, tokens: Sequence[str]) -> ConfigError | None:
+def explain_unused_words(error: UnusedWordsError, tokens: Sequence[str]) -> ConfigError | None:
     """Return the error for unused arguments: KEY=VALUE settings or a file; None without an explanation."""
-    name = " ".join(error.command_chain or ())
-    unused = list(error.unused_tokens or ())
-    if name not in command_table.COMMANDS or not unused:
+    name, unused = error.command, error.words
+    if name not in command_table.COMMANDS:
         return None
     for token in unused:
         if file_detection.is_recipe_file(token) and (file_error := explain_file(token, name, list(tokens))) is not None:

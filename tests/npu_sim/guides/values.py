@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabatic.cli import app
-from anabatic.cli import job_command as jobs
+from anabatic.cli import command_tree, job_command
 from anabatic.config.loading import command_table, settings, validation
 from anabatic.core.errors import ConfigError
 from npu_sim.guides.page import Chapter, words_of
@@ -89,13 +88,9 @@ def _given(name: str, words: list[str], key: str, value: str, hint: Any) -> list
 
 def parse(name: str, words: list[str]) -> Any:
     """Return the job that a command line asks for."""
-    _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
-    given = dict(bound.arguments)
-    files = given.pop("config", None) or []
-    row = command_table.get_command(name)
-    if bare := given.pop(row.positional_setting.upper(), None):
-        given[row.positional_setting] = [validation.UntypedText(word) for word in bare]
-    return settings.load_job(name, files, jobs.nest_options(given))
+    _, line = command_tree.parse_command(name, words[len(name.split()) :])
+    options = job_command.read_job_options(name, line)
+    return settings.load_job(name, options.files, options.tree)
 
 
 def leaf(job: Any, key: str) -> Any:

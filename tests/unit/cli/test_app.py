@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anabatic import __version__
-from anabatic.cli import app, error_report, job_command
+from anabatic.cli import app, command_tree, error_report, job_command
 from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading.validation import UntypedText
 from anabatic.core.errors import DataError
@@ -114,16 +114,13 @@ def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("name", app.COMMAND_EXAMPLES)
+@pytest.mark.parametrize("name", [name for name in command_tree.COMMANDS if command_tree.is_callable(name)])
 def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(f"{name} {app.COMMAND_EXAMPLES[name]}")
-    _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
-    if name in command_table.COMMANDS and name != "run":
-        validation.check_section(
-            job_command.nest_options(dict(bound.kwargs)),
-            command_table.get_command(name).import_job_class(),
-            validation.OptionNamer(),
-        )
+    entry = command_tree.COMMANDS[name]
+    _, line = command_tree.parse_command(name, shlex.split(entry.example))
+    if entry.is_job:
+        cls = command_table.get_command(name).import_job_class()
+        validation.check_section(job_command.read_job_options(name, line).tree, cls, validation.OptionNamer())
     assert call(*name.split(), "--help") == 0
     assert f"For example: anabatic {name}" in capsys.readouterr().out
 
@@ -140,7 +137,7 @@ def test_full_help_of_a_job_has_its_sections(name: str, asked: str, capsys: pyte
     assert call(*name.split(), *asked.split()) == 0
     out = capsys.readouterr().out
     for section in ["Job", *{"pretrain": ["model", "optim"], "chat": ["sampling"]}.get(name, ["data"])]:
-        assert f" {section} ─" in out
+        assert f"\n{section}:\n" in out
     assert "--config" in out and "-c" in out
     assert "more settings" not in out
 
@@ -152,7 +149,7 @@ def test_help_lists_the_common_settings_by_task(name: str, capsys: pytest.Captur
     tasks = common_settings.get_common_settings(name)
     shown = {validation.OptionNamer().format_key(key) for keys in tasks.values() for key in keys}
     for task in tasks:
-        assert f" {task} ─" in out
+        assert f"\n{task}:\n" in out
     assert shown <= set(re.findall(r"--[a-z][\w.-]*", out))
     number = common_settings.count_further_settings(name)
     assert out.splitlines()[-1] == f"{number} more settings: anabatic {name} --help --all"
@@ -234,17 +231,16 @@ GIVEN: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("words", "tree"), GIVEN)
 def test_options_become_a_tree_of_texts(words: str, tree: dict[str, object]) -> None:
-    command, bound, _ = app.build_app().parse_args(["sft", *words.split()], exit_on_error=False, print_error=False)
-    given = job_command.nest_options(bound.kwargs)
+    _, line = command_tree.parse_command("sft", words.split())
+    given = job_command.read_job_options("sft", line).tree
     assert given == tree
     texts = [value for value in given.values() if isinstance(value, str)]
     assert all(isinstance(value, UntypedText) for value in texts)
 
 
 def test_chat_takes_several_prompts() -> None:
-    words = ["chat", "-p", "hello there", "-p", "and you?", "-m", "runs/x"]
-    _, bound, _ = app.build_app().parse_args(words, exit_on_error=False, print_error=False)
-    assert job_command.nest_options(bound.kwargs) == {"prompt": ["hello there", "and you?"], "model": "runs/x"}
+    _, line = command_tree.parse_command("chat", ["-p", "hello there", "-p", "and you?", "-m", "runs/x"])
+    assert job_command.read_job_options("chat", line).tree == {"prompt": ["hello there", "and you?"], "model": "runs/x"}
 
 
 class _Broken:
@@ -273,16 +269,6 @@ def test_what_is_raised_becomes_a_line_and_a_code(
     assert error_report.run_with_error_report(_Broken(error), debug=False) == code
     err = capsys.readouterr().err
     assert err.startswith(text) and "Traceback" not in err
-
-
-def test_an_interruption_reaches_the_guard() -> None:
-    def waits() -> None:
-        raise KeyboardInterrupt
-
-    program = app.build_app()
-    program.command(waits, name="waits")
-    with pytest.raises(KeyboardInterrupt):
-        program(["waits"], exit_on_error=False, print_error=False)
 
 
 def test_a_failure_that_is_known_ends_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:

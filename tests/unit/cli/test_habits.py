@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclopts import App
 
-from anabatic.cli import app, job_command
+from anabatic.cli import app, command_tree, job_command
 from anabatic.config.loading import settings as settings_module
 from anabatic.convert import foreign_options
 from anabatic.core.errors import ConfigError
@@ -158,17 +157,12 @@ def ends(capsys: pytest.CaptureFixture[str], line: str) -> tuple[str, str]:
     return error, hint.removeprefix("hint: ")
 
 
-@pytest.fixture(scope="module")
-def program() -> App:
-    return app.build_app()
-
-
-def settings(program: App, hint: str) -> dict[str, Any]:
+def settings(hint: str) -> dict[str, Any]:
     """Return what the line of a hint sets, as the command itself reads it."""
     words = shlex.split(hint)
     assert words[0] == "anabatic", hint
-    _, bound, _ = program.parse_args(words[1:], exit_on_error=False, print_error=False)
-    tree = job_command.nest_options({key: value for key, value in bound.arguments.items() if key != "config"})
+    _, line = command_tree.parse_command("sft", words[2:])
+    tree = job_command.read_job_options("sft", line).tree
     whole = {"model": "m", "data": {"train": ["a.jsonl"]}}
     made = settings_module.build_job("sft", settings_module.merge_trees(whole, checked(tree)), "")
     return flat(settings_module.job_to_dict(made))
@@ -188,14 +182,14 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("typed", BECOMES)
-def test_options_of_other_programs_become_ours(typed: str, program: App, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_other_programs_become_ours(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     if typed == "optim.lr=2e-5":  # ours, and no option
         hint = ends(capsys, f"sft {typed}")[1]
         assert hint == "anabatic sft --optim.lr 2e-5"
         return
     error, hint = ends(capsys, f"sft {typed}")
     assert error.startswith("error: unknown ")
-    made = settings(program, hint)
+    made = settings(hint)
     assert {key: made[key] for key in BECOMES[typed]} == BECOMES[typed]
 
 
@@ -215,7 +209,7 @@ def test_other_commands_answer_too(typed: str, capsys: pytest.CaptureFixture[str
     assert ("no counterpart" in error) or OTHERS[typed]
 
 
-def test_every_word_of_a_line_is_put_right(program: App, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_word_of_a_line_is_put_right(capsys: pytest.CaptureFixture[str]) -> None:
     typed = (
         "sft --model_name_or_path Qwen/Qwen3-8B --dataset a.jsonl --template qwen --finetuning_type lora "
         "--output_dir saves/x --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --cutoff_len 1024 "
@@ -223,7 +217,7 @@ def test_every_word_of_a_line_is_put_right(program: App, capsys: pytest.CaptureF
     )
     error, hint = ends(capsys, typed)
     assert '"--model_name_or_path" (of LLaMA-Factory): --model here' in error and "more" in error
-    made = settings(program, hint)
+    made = settings(hint)
     assert (made["model"], made["out"], made["seed"], made["tuner"]) == ("Qwen/Qwen3-8B", "saves/x", 7, "lora")
     assert (made["batch.micro_batch_tokens"], made["batch.global_batch_tokens"]) == (1024, 8192)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cyclopts import App
 
-from anabatic.cli import app
+from anabatic.cli import command_tree
 from anabatic.config.loading import command_table, shipped_recipes, validation, yaml_reader
 from anabatic.convert import converter, peer_tables
 from anabatic.core.errors import ConfigError
@@ -61,18 +59,8 @@ def exists(span: str) -> bool:
     return some or span in RUN_FOLDER or FORMS.fullmatch(span) is not None
 
 
-@functools.cache
-def program() -> App:
-    return app.build_app()
-
-
 def known(words: list[str]) -> bool:
-    at = program()
-    for word in words:
-        if word not in at:
-            return False
-        at = at[word]
-    return bool(words)
+    return " ".join(words) in command_tree.COMMANDS
 
 
 def text_of(name: str) -> str:

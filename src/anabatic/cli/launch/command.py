@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
-
-from anabatic import __version__
 from anabatic.cli.launch import hosts as hosts_module
 from anabatic.cli.launch.option_parsing import (
     parse_float,
@@ -19,44 +16,31 @@ from anabatic.cli.launch.option_parsing import (
     parse_positive_int,
     resolve_training_job,
 )
+from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.config.loading import settings as settings_module
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import ConfigError
 from anabatic.launch.schedulers import env_variables
 
-_USAGE = """Usage: anabatic launch [OPTIONS] -- COMMAND [ARGS...]
-       anabatic launch slurm|k8s|ray [OPTIONS] -- COMMAND [ARGS...]"""
-app = App(
-    name="launch",
-    help="Run a training command in several processes, on one machine or many, and keep it alive.",
-    usage=_USAGE,
-    version=__version__,
-    default_parameter=None,
-)
-app.command("anabatic.cli.launch.k8s:k8s", name="k8s", help="Write a Volcano Job or PyTorchJob, or submit it.")
-app.command("anabatic.cli.launch.ray:ray", name="ray", help="Run COMMAND on the nodes of a Ray cluster.")
-_TextOption = Annotated[str | None, Parameter(negative=())]
 
-
-@app.default
 def run(
     *command: str,
-    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
-    nnodes: _TextOption = None,
-    node_rank: _TextOption = None,
-    master_addr: _TextOption = None,
-    master_port: _TextOption = None,
-    job_id: Annotated[str, Parameter(negative=())] = "anabatic",
-    max_restarts: Annotated[str, Parameter(negative=())] = "0",
-    max_requeues: Annotated[str, Parameter(negative=())] = "3",
-    hang_seconds: Annotated[str, Parameter(negative=())] = "1800",
-    join_seconds: Annotated[str, Parameter(negative=())] = "600",
-    rdzv: _TextOption = None,
-    hosts: Annotated[Path | None, Parameter(negative=())] = None,
-    hosts_python: _TextOption = None,
-    hosts_cwd: _TextOption = None,
-    hosts_env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
-    preflight: Annotated[bool, Parameter(name="--check", negative=(), show_default=False)] = False,
+    nproc: Annotated[str | None, OptionNames(("--nproc", "--nproc-per-node", "--npus"))] = None,
+    nnodes: str | None = None,
+    node_rank: str | None = None,
+    master_addr: str | None = None,
+    master_port: str | None = None,
+    job_id: str = "anabatic",
+    max_restarts: str = "0",
+    max_requeues: str = "3",
+    hang_seconds: str = "1800",
+    join_seconds: str = "600",
+    rdzv: str | None = None,
+    hosts: Path | None = None,
+    hosts_python: str | None = None,
+    hosts_cwd: str | None = None,
+    hosts_env: tuple[str, ...] = (),
+    preflight: Annotated[bool, OptionNames(("--check",))] = False,
 ) -> int:
     """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
 
@@ -140,21 +124,18 @@ def run(
     return jobs.launch_processes(row, job, launch)
 
 
-@app.command
 def slurm(
     *command: str,
-    nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
-    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
-    name: Annotated[str, Parameter(negative=())] = "anabatic",
-    gres: _TextOption = None,
-    grace: Annotated[str, Parameter(negative=())] = "120",
-    max_restarts: Annotated[str, Parameter(negative=())] = "3",
-    max_requeues: Annotated[str, Parameter(negative=())] = "3",
-    option: Annotated[
-        tuple[str, ...], Parameter(negative=(), consume_multiple=False, allow_leading_hyphen=True, show_default=False)
-    ] = (),
-    setup: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
-    submit: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    nnodes: Annotated[str, OptionNames(("--nnodes", "--nodes"))] = "1",
+    nproc: Annotated[str | None, OptionNames(("--nproc", "--nproc-per-node", "--npus"))] = None,
+    name: str = "anabatic",
+    gres: str | None = None,
+    grace: str = "120",
+    max_restarts: str = "3",
+    max_requeues: str = "3",
+    option: Annotated[tuple[str, ...], OptionNames(takes_hyphens=True)] = (),
+    setup: tuple[str, ...] = (),
+    submit: bool = False,
 ) -> int:
     """Print a batch script for Slurm that runs COMMAND on the machines of an allocation, or submit it.
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 from typing import Any
 
-from anabatic.cli import job_command as jobs
+from anabatic.cli import job_command
 from anabatic.cli.launch.option_parsing import resolve_training_job
-from anabatic.config.loading import settings, validation
+from anabatic.config.loading import settings
 from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.core.errors import ConfigError
 from anabatic.launch.k8s import kubectl, manifests
 
 
-def k8s(*command: str, **options: Any) -> int:
-    """Print the manifests of a job on Kubernetes that runs COMMAND, or submit them.
-
-    The recipe is resolved here and travels along; its paths are those in the container. COMMAND stands after `--`.
-    """
+def _run(command: tuple[str, ...], values: dict[str, Any]) -> int:
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch k8s --image IMAGE -- sft -c recipe.yaml")
-    kubernetes_job = settings.make_settings(
-        Kubernetes, validation.check_section(jobs.nest_options(options), Kubernetes, validation.OptionNamer())
-    )
+    kubernetes_job = settings.make_settings(Kubernetes, values)
     row, job = resolve_training_job(list(command))
     if kubernetes_job.nproc is None:
         kubernetes_job = dataclasses.replace(kubernetes_job, nproc=settings.job_to_dict(job)["device"]["nproc"])
@@ -33,11 +26,10 @@ def k8s(*command: str, **options: Any) -> int:
     return 0
 
 
-_COMMAND_PARAMETER = inspect.Parameter("command", inspect.Parameter.VAR_POSITIONAL, annotation=str)
-jobs.set_signature(
-    k8s,
-    [
-        _COMMAND_PARAMETER,
-        *jobs.make_option_parameters(Kubernetes, {"nproc": "--npus --nproc-per-node", "nnodes": "--nodes"}),
-    ],
+K8S = job_command.make_settings_command(
+    Kubernetes,
+    {"nproc": "--npus --nproc-per-node", "nnodes": "--nodes"},
+    "Print the manifests of a job on Kubernetes that runs COMMAND, or submit them.\n\n"
+    "The recipe is resolved here and travels along; its paths are those in the container.",
+    _run,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anabatic.cli import command_tree, job_command
 from anabatic.config.loading import command_table, settings, validation
 from anabatic.core.errors import ConfigError
 
@@ -22,20 +23,17 @@ def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
     Raises:
         ConfigError: it is not a training command of this program, or its settings are wrong.
     """
-    from anabatic.cli import app as program
-    from anabatic.cli import job_command as jobs
-
     training_commands = [name for name, row in command_table.COMMANDS.items() if row.is_training]
     matches = [name for name in training_commands if args[: len(name.split())] == name.split()]
     if not matches:
         raise ConfigError(f"{args[0]} is not a command that trains", _suggest_command(args, training_commands))
     row = command_table.get_command(matches[0])
-    _, bound, _ = program.build_app().parse_args(args, exit_on_error=False, print_error=False)
-    files = bound.arguments.pop("config", None) or []
-    if bound.arguments.pop(jobs.DRY_RUN, None):
+    _, line = command_tree.parse_command(row.name, args[len(row.name.split()) :])
+    options = job_command.read_job_options(row.name, line)
+    if options.is_dry_run:
         hint = "for several machines: `anabatic plan --chip 910B3 --npus 8 --nodes 2 -- COMMAND`"
         raise ConfigError("--dry-run is an option of the command alone, and plans for this machine", hint)
-    return row, settings.load_job(row.name, files, jobs.nest_options(dict(bound.arguments)))
+    return row, settings.load_job(row.name, options.files, options.tree)
 
 
 def _suggest_command(args: list[str], training_commands: list[str]) -> str:

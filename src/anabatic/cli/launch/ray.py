@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from anabatic.cli.launch.option_parsing import (
     parse_float,
     parse_int_or_default,
     parse_positive_int,
     resolve_training_job,
 )
+from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.config.loading import settings
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import ConfigError
 from anabatic.launch.schedulers import ray_cluster
 
-_TextOption = Annotated[str, Parameter(negative=())]
-
 
 def ray(
     *command: str,
-    address: _TextOption = "auto",
-    nnodes: Annotated[str, Parameter(name=("--nnodes", "--nodes"), negative=())] = "1",
-    nproc: Annotated[str | None, Parameter(name=("--nproc", "--nproc-per-node", "--npus"), negative=())] = None,
-    resource: _TextOption = "NPU",
-    cpus: _TextOption = "1",
-    pack: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    env: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=False, show_default=False)] = (),
-    max_restarts: _TextOption = "3",
-    hang_seconds: _TextOption = "1800",
-    join_seconds: _TextOption = "600",
+    address: str = "auto",
+    nnodes: Annotated[str, OptionNames(("--nnodes", "--nodes"))] = "1",
+    nproc: Annotated[str | None, OptionNames(("--nproc", "--nproc-per-node", "--npus"))] = None,
+    resource: str = "NPU",
+    cpus: str = "1",
+    pack: bool = False,
+    env: tuple[str, ...] = (),
+    max_restarts: str = "3",
+    hang_seconds: str = "1800",
+    join_seconds: str = "600",
 ) -> int:
     """Run COMMAND on the machines of a Ray cluster, in a placement group of one bundle for each.
 

@@ -1,0 +1,322 @@
+"""The commands of the program: name -> help, group, example and where it is implemented. Modules are named, not
+imported: only that of the command that is called is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from anabatic.cli.parsing.command_line import (
+    Command,
+    ParsedLine,
+    UnknownCommandError,
+    UnknownOptionError,
+    UsageError,
+    is_option,
+    parse_tokens,
+    split_at_separator,
+)
+from anabatic.config.loading import command_table
+
+TRAIN, USE, MACHINE, RECIPES = "Train", "Use", "Machine", "Recipes"
+GROUPS = (TRAIN, USE, MACHINE, RECIPES)
+"""Headings of the general help, in order."""
+
+
+@dataclass(frozen=True)
+class CommandEntry:
+    """A command, or a group of commands.
+
+    Attributes:
+        name: words as typed.
+        help: one line.
+        group: heading of the general help; empty below a group.
+        example: what an example gives behind the name.
+        target: `module:name` of its function or `Command`; empty: a job of `command_table`, or only a group.
+    """
+
+    name: str
+    help: str
+    group: str = ""
+    example: str = ""
+    target: str = ""
+
+    @property
+    def is_job(self) -> bool:
+        """It runs a job of `command_table`, and its options are the job's settings."""
+        return not self.target and self.name in command_table.COMMANDS
+
+
+def _job(name: str, group: str = "", example: str = "") -> CommandEntry:
+    return CommandEntry(name, command_table.COMMANDS[name].help, group, example)
+
+
+_ENTRIES = (
+    CommandEntry("run", command_table.COMMANDS["run"].help, TRAIN, "demo", "anabatic.cli.run:run"),
+    _job("pretrain", TRAIN, "--tokenizer runs/mine/tokenizer --data corpus/ --model.depth 6"),
+    _job("sft", TRAIN, "--model Qwen/Qwen2.5-0.5B --data chats.jsonl --tuner lora --out runs/mine"),
+    _job("dpo", TRAIN, "--model runs/mine --data pairs.jsonl --out runs/dpo"),
+    _job("rl", TRAIN, "--model runs/mine --data task:arithmetic --out runs/rl"),
+    _job("reward", TRAIN, "--model runs/mine --data pairs.jsonl --out runs/reward"),
+    CommandEntry("tokenizer", "Train or compare tokenizers.", TRAIN),
+    _job("tokenizer train", example="--data.train corpus/ --vocab-size 16384 --out runs/mine/tokenizer"),
+    _job("tokenizer eval", example="--tokenizers runs/mine/tokenizer models/other --data.valid unseen.txt"),
+    CommandEntry("data", "Look at rows before a training reads them.", TRAIN),
+    _job("data preview", example="chats.jsonl -m Qwen/Qwen2.5-0.5B"),
+    CommandEntry("classify", "Classify vessel trajectories.", TRAIN),
+    _job("classify words", example="ais/ -o words.jsonl"),
+    _job("classify pretrain", example="--data words.jsonl --out runs/vessel-words"),
+    _job("classify train", example="--data words.jsonl --out runs/vessel"),
+    _job("classify predict", example="others.csv -m runs/vessel -o predictions.jsonl"),
+    _job("classify eval", example="-m runs/vessel --data others.csv"),
+    _job("classify map", example="predictions.jsonl ais.csv -o map.html"),
+    CommandEntry(
+        "plan",
+        "Estimate the memory and time of a training job.",
+        TRAIN,
+        "--chip 910B3 --npus 8 --nodes 2 -- sft -c recipe.yaml",
+        "anabatic.cli.plan:plan",
+    ),
+    CommandEntry(
+        "launch",
+        "Run a training command in several processes or machines.",
+        TRAIN,
+        "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc 8 -- sft -c recipe.yaml",
+        "anabatic.cli.launch.command:run",
+    ),
+    CommandEntry(
+        "launch slurm",
+        "Print a batch script for Slurm that runs COMMAND, or submit it.",
+        example="--nnodes 2 --nproc 8 --submit -- sft -c recipe.yaml",
+        target="anabatic.cli.launch.command:slurm",
+    ),
+    CommandEntry(
+        "launch k8s",
+        "Write a Volcano Job or PyTorchJob, or submit it.",
+        example="--image my/anabatic --nnodes 2 --nproc 8 -- sft -c recipe.yaml",
+        target="anabatic.cli.launch.k8s:K8S",
+    ),
+    CommandEntry(
+        "launch ray",
+        "Run COMMAND on the nodes of a Ray cluster.",
+        example="--nnodes 2 --nproc 8 -- sft -c recipe.yaml",
+        target="anabatic.cli.launch.ray:ray",
+    ),
+    _job("chat", USE, '-m runs/mine -p "What did you read?"'),
+    _job("infer", USE, "-m runs/mine rows.jsonl -o answers.jsonl"),
+    _job("eval", USE, "runs/mine --data.valid unseen.txt"),
+    _job("serve", USE, "runs/mine --port 8000"),
+    _job("studio", USE, "runs"),
+    _job("merge", USE, "--model runs/mine --out runs/merged"),
+    _job("export", USE, "runs/mine --out exported"),
+    CommandEntry("checkpoint", "List, verify or export the checkpoints of a run.", USE),
+    CommandEntry(
+        "checkpoint list", "List the checkpoints of a run.", "", "runs/mine", "anabatic.cli.checkpoint:list_checkpoints"
+    ),
+    CommandEntry(
+        "checkpoint verify",
+        "Compare every file with its size and checksum.",
+        example="runs/mine",
+        target="anabatic.cli.checkpoint:verify",
+    ),
+    _job("checkpoint export", example="runs/mine --out model"),
+    CommandEntry(
+        "doctor",
+        "Check this machine: chips, driver, CANN, torch, variables, network.",
+        MACHINE,
+        "--bundle doctor.tar.gz",
+        "anabatic.cli.doctor:doctor",
+    ),
+    CommandEntry(
+        "env", "Print the variables that this machine needs, for eval.", MACHINE, "--explain", "anabatic.cli.env:env"
+    ),
+    CommandEntry("explain", "Explain the errors in logs.", MACHINE, "runs/mine", "anabatic.cli.explain:explain"),
+    CommandEntry(
+        "monitor",
+        "Monitor devices and a training run.",
+        MACHINE,
+        "--run runs/mine",
+        "anabatic.cli.monitor:monitor",
+    ),
+    CommandEntry(
+        "sim",
+        "Run any command on simulated NPUs.",
+        MACHINE,
+        "--npus 8 --chip 910B3 -- torchrun --nproc_per_node 8 train.py",
+        "anabatic.cli.sim:run",
+    ),
+    CommandEntry(
+        "sim status",
+        "List the simulated machines that live, their devices and processes.",
+        target="anabatic.cli.sim:status",
+    ),
+    CommandEntry("sim clean", "Remove what simulations left behind.", target="anabatic.cli.sim:clean"),
+    CommandEntry(
+        "bench",
+        "Benchmark training, inference, tokenization, collectives, file access, or another program.",
+        MACHINE,
+    ),
+    CommandEntry(
+        "bench train",
+        "Measure steps of COMMAND, one that trains.",
+        example="-- sft -c recipe.yaml",
+        target="anabatic.cli.bench:TRAIN",
+    ),
+    _job("bench infer", example="--model runs/mine --requests 32"),
+    _job("bench tokenize", example="--tokenizer runs/mine/tokenizer --data corpus/"),
+    _job("bench collective", example="--nproc 8 --mib 1 16 256"),
+    CommandEntry(
+        "bench scaling",
+        "Measure COMMAND on more and more devices of this machine.",
+        example="--npus 1,2,4,8 -- sft -c recipe.yaml",
+        target="anabatic.cli.bench:SCALING",
+    ),
+    _job("bench io", example="--model runs/mine --out /mnt/disk/bench"),
+    CommandEntry(
+        "bench compare",
+        "Measure a command of ours and COMMAND, any program, in turn.",
+        example='--ours "sft -c recipe.yaml --out {out}" -- python peer.py',
+        target="anabatic.cli.bench:COMPARE",
+    ),
+    CommandEntry("recipes", "List, show or copy the recipes of the package.", RECIPES),
+    CommandEntry("recipes list", "List the recipes of the package.", target="anabatic.cli.recipes:list_recipes"),
+    CommandEntry(
+        "recipes show",
+        "Print a recipe of the package, with its comments.",
+        example="qwen-lora",
+        target="anabatic.cli.recipes:show",
+    ),
+    CommandEntry(
+        "recipes copy",
+        "Copy a recipe of the package, to change it.",
+        example="demo mine.yaml",
+        target="anabatic.cli.recipes:copy",
+    ),
+    CommandEntry("config", "Show, check or convert recipes.", RECIPES),
+    CommandEntry(
+        "config show",
+        "Print a recipe with its settings explained.",
+        example="sft",
+        target="anabatic.cli.config:show",
+    ),
+    CommandEntry(
+        "config check",
+        "Check recipes without running them.",
+        example="recipe.yaml",
+        target="anabatic.cli.config:check",
+    ),
+    CommandEntry(
+        "config from-swift",
+        "Print the recipe for a command of ms-swift.",
+        example="'swift sft --model Qwen/Qwen2.5-7B --dataset rows.jsonl'",
+        target="anabatic.cli.convert:from_swift",
+    ),
+    CommandEntry(
+        "config from-llamafactory",
+        "Print the recipe for a file or command of LLaMA-Factory.",
+        example="examples/train_lora/llama3_lora_sft.yaml",
+        target="anabatic.cli.convert:from_llamafactory",
+    ),
+    CommandEntry(
+        "config from-deepspeed",
+        "Print the recipe for a DeepSpeed file, or a script under a launcher.",
+        example="ds_z3_config.json",
+        target="anabatic.cli.convert:from_deepspeed",
+    ),
+    CommandEntry(
+        "config from-nanochat",
+        "Print the recipe or pipeline for commands of nanochat.",
+        example="speedrun.sh",
+        target="anabatic.cli.convert:from_nanochat",
+    ),
+)
+COMMANDS = {entry.name: entry for entry in _ENTRIES}
+
+
+def list_subcommands(name: str) -> list[CommandEntry]:
+    """Return the commands one word below `name`; below the empty name those of the program."""
+    prefix = f"{name} " if name else ""
+    return [
+        entry
+        for entry in COMMANDS.values()
+        if entry.name.startswith(prefix) and " " not in entry.name[len(prefix) :] and entry.name != name
+    ]
+
+
+def find_command(tokens: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the command that a command line begins with, and the tokens behind it.
+
+    The name may be that of a group, or empty: then nothing but options is left.
+
+    Raises:
+        UnknownCommandError: the first word is not a command, or not one of its group.
+    """
+    name, rest = "", list(tokens)
+    while rest and f"{name} {rest[0]}".strip() in COMMANDS:
+        name = f"{name} {rest.pop(0)}".strip()
+    if is_callable(name):
+        return name, rest
+    if rest and not is_option(rest[0]):
+        error = UnknownCommandError(rest[0], [entry.name.rpartition(" ")[2] for entry in list_subcommands(name)])
+        error.command = name
+        raise error
+    return name, rest
+
+
+_INFORMATION_OPTIONS = {"--help": "help", "-h": "help", "--version": "version", "-V": "version"}
+
+
+def find_information_option(tokens: Sequence[str]) -> str:
+    """Return `help` or `version` if an option before `--` asks for it, as it can with every command; else nothing."""
+    own, _ = split_at_separator(tokens)
+    return next((_INFORMATION_OPTIONS[token] for token in own if token in _INFORMATION_OPTIONS), "")
+
+
+def is_callable(name: str) -> bool:
+    """Return whether a command does something itself, and is not only a group."""
+    entry = COMMANDS.get(name)
+    return entry is not None and (bool(entry.target) or entry.is_job)
+
+
+def reject_option(name: str, token: str) -> NoReturn:
+    """Raise the error for an option behind a group of commands, which has none."""
+    error = UnknownOptionError(token.partition("=")[0])
+    error.command = name
+    raise error
+
+
+def load_command(name: str, show_all: bool = False) -> Command:
+    """Import and return a command.
+
+    Args:
+        name: one of `COMMANDS` that is callable.
+        show_all: its help lists the rarely used settings, too.
+    """
+    entry = COMMANDS[name]
+    if entry.is_job:
+        from anabatic.cli import job_command
+
+        return job_command.make_job_command(name, show_all)
+    module, _, attribute = entry.target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, Command):
+        return target
+    from anabatic.cli.parsing.function_command import make_function_command
+
+    return make_function_command(target)
+
+
+def parse_command(name: str, tokens: Sequence[str]) -> tuple[Command, ParsedLine]:
+    """Return a command and what the tokens behind its name say.
+
+    Raises:
+        UsageError: the command does not accept them.
+    """
+    command = load_command(name)
+    try:
+        return command, parse_tokens(tokens, command.interface)
+    except UsageError as error:
+        error.command = name
+        raise
