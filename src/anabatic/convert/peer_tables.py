@@ -93,7 +93,7 @@ class PeerTables:
 @cache
 def load_tables(peer: str) -> PeerTables:
     """Return a file of `peers/`."""
-    content = yaml_reader.read_yaml(TABLES_FOLDER / f"{peer}.yaml").tree
+    content = yaml_reader.read_own_yaml(TABLES_FOLDER / f"{peer}.yaml")
     return PeerTables(
         id=peer,
         title=content["title"],
