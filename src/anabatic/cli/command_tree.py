@@ -194,6 +194,19 @@ _ENTRIES = (
         example="demo mine.yaml",
         target="anabatic.cli.recipes:copy",
     ),
+    CommandEntry(
+        "completion",
+        "Print a script that makes a shell complete commands and options.",
+        MACHINE,
+        "bash",
+        "anabatic.cli.completion:completion",
+    ),
+    CommandEntry(
+        "completion words",
+        "Print what may stand in place of the last word: what the scripts ask for.",
+        example="-- sft --optim.",
+        target="anabatic.cli.completion:print_words",
+    ),
     CommandEntry("config", "Show, check or convert recipes.", RECIPES),
     CommandEntry(
         "config show",
@@ -245,6 +258,14 @@ def list_subcommands(name: str) -> list[CommandEntry]:
     ]
 
 
+def split_name(tokens: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the longest name of a command that the tokens begin with, and the tokens behind it."""
+    name, rest = "", list(tokens)
+    while rest and (longer := f"{name} {rest[0]}" if name else rest[0]) in COMMANDS:
+        name, rest = longer, rest[1:]
+    return name, rest
+
+
 def find_command(tokens: Sequence[str]) -> tuple[str, list[str]]:
     """Return the name of the command that a command line begins with, and the tokens behind it.
 
@@ -253,12 +274,8 @@ def find_command(tokens: Sequence[str]) -> tuple[str, list[str]]:
     Raises:
         UnknownCommandError: the first word is not a command, or not one of its group.
     """
-    name, rest = "", list(tokens)
-    while rest and f"{name} {rest[0]}".strip() in COMMANDS:
-        name = f"{name} {rest.pop(0)}".strip()
-    if is_callable(name):
-        return name, rest
-    if rest and not is_option(rest[0]):
+    name, rest = split_name(tokens)
+    if not is_callable(name) and rest and not is_option(rest[0]):
         error = UnknownCommandError(rest[0], [entry.name.rpartition(" ")[2] for entry in list_subcommands(name)])
         error.command = name
         raise error

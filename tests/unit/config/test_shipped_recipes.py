@@ -94,10 +94,10 @@ def test_show_prints_the_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
-    command.list_()
+    command.list_recipes()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(shipped_recipes.RECIPES)
-    command.list_(json_=True)
+    command.list_recipes(json_=True)
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(shipped_recipes.RECIPES)
     assert rows[0]["command"] == "run" and rows[0]["hardware"] == "2 CPU cores"

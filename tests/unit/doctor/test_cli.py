@@ -60,7 +60,7 @@ def test_this_machine_and_its_bundle(tmp_path: Path) -> None:
     run = typed("doctor", "--json", "--bundle", tmp_path / "out.tar.gz", HF_TOKEN="hf_abcdefghijklmnopqrstuvwxyz")
     assert run.returncode in (0, 1), run.stderr
     ids = {row["id"] for row in json.loads(run.stdout)["lines"]}
-    assert ids & {"import.ok", "import.npu", "import.gpu", "import.hung"}
+    assert ids & {"import.ok", "import.loads", "import.npu", "import.gpu", "import.hung"}
     with tarfile.open(tmp_path / "out.tar.gz") as tar:
         file = tar.extractfile("anabatic-bundle/anabatic-doctor/environ")
         assert file is not None

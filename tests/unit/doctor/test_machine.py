@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -229,6 +231,19 @@ def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     assert machine_facts.run_import_probe([], 2.0, env)["hung"] == 2
     assert machine_facts.parse_probe_output('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
+
+
+def test_libraries_are_loaded_without_the_import(tmp_path: Path) -> None:
+    told = machine_facts.run_import_probe([], 120, dict(os.environ))
+    assert told["loaded"] is True and told["stage"] == "done"
+    assert told["torch"] == importlib.metadata.version("torch")
+    torn = tmp_path / "torch"
+    (torn / "lib").mkdir(parents=True)
+    for name in ("lib/libtorch_global_deps.so", f"_C.{sysconfig.get_config_var('SOABI')}.so"):
+        (torn / name).write_bytes(b"not a library")
+    (torn / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: file too short')\n")
+    told = machine_facts.run_import_probe([], 120, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert told["error"] == "ImportError: libtorch_cpu.so: file too short" and "loaded" not in told
 
 
 def test_language() -> None:

@@ -219,7 +219,7 @@ def _check_import_result(machine: TargetMachine, import_facts: dict[str, Any]) -
         else:
             yield make_result("import.no_gpu", torch=version, cuda=import_facts["cuda"])
     else:
-        yield make_result("import.ok", torch=version)
+        yield make_result("import.loads" if import_facts.get("loaded") else "import.ok", torch=version)
 
 
 def check_triton(machine: TargetMachine) -> Iterator[CheckResult]:

@@ -258,6 +258,7 @@ SOFTWARE_FINDINGS = make_finding_types(
         "对照 CANN 版本说明（驱动 {wanted}）",
     ),
     ("import.ok", "OK", "torch {torch} imports", "torch {torch} 可导入"),
+    ("import.loads", "OK", "the libraries of torch {torch} load", "torch {torch} 的动态库可加载"),
     (
         "import.npu",
         "OK",
