@@ -50,6 +50,7 @@ format: setup ## fix format and lint where ruff can
 reference: setup ## write docs/*/reference/*.md, the tables of recipes and the pictures anew from the code
 	$(BIN)/python scripts/gen_reference.py
 	$(BIN)/python scripts/gen_recipes.py
+	$(BIN)/python scripts/gen_schemas.py
 	$(BIN)/python scripts/gen_errors.py
 	$(BIN)/python scripts/gen_diagrams.py
 

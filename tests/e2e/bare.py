@@ -33,7 +33,8 @@ tokenizer eval | classify words | classify pretrain | classify train | classify 
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
 plan | sim | monitor | data preview | config show | config check | config from-swift | config from-llamafactory
-config from-deepspeed | config from-nanochat | recipes list | recipes show | recipes copy
+config from-deepspeed | config from-nanochat | config schema | recipes list | recipes show | recipes copy | completion
+completion words | help
 """
 """Asked for their help, one each."""
 
@@ -44,6 +45,11 @@ WORKS = (
     "explain EI0006",
     "monitor --once",
     "config show sft",
+    "config schema run",
+    "completion zsh",
+    "completion words -- sft --tun",
+    "help packing",
+    "help --search packing",
     "recipes list",
     "recipes show overlays/tiny",
     "recipes copy qwen-lora mine.yaml",

@@ -195,6 +195,13 @@ _ENTRIES = (
         target="anabatic.cli.recipes:copy",
     ),
     CommandEntry(
+        "help",
+        "Print a page of the documentation, or search it.",
+        MACHINE,
+        "fine-tuning",
+        "anabatic.cli.help_topics:help_",
+    ),
+    CommandEntry(
         "completion",
         "Print a script that makes a shell complete commands and options.",
         MACHINE,
@@ -219,6 +226,12 @@ _ENTRIES = (
         "Check recipes without running them.",
         example="recipe.yaml",
         target="anabatic.cli.config:check",
+    ),
+    CommandEntry(
+        "config schema",
+        "Print the JSON schema of a command's recipes, for editors.",
+        example="sft",
+        target="anabatic.cli.config:schema",
     ),
     CommandEntry(
         "config from-swift",

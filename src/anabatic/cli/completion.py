@@ -151,8 +151,12 @@ def _list_recipes() -> Iterator[tuple[str, str]]:
 def _list_arguments(name: str, arguments: Sequence[Argument]) -> Iterator[tuple[str, str]]:
     if name in _RECIPE_ARGUMENTS:
         yield from _list_recipes()
-    elif name == "config show":
+    elif name in ("config show", "config schema"):
         yield from ((row.name, row.help) for row in command_table.COMMANDS.values())
+    elif name == "help":
+        from anabatic.cli import help_topics
+
+        yield from ((topic, "") for topic in help_topics.find_pages("en"))
     elif name == "completion":
         yield from ((shell, "") for shell in SCRIPTS)
     elif arguments and arguments[0].name == "COMMAND":

@@ -50,6 +50,23 @@ def check(*files: str, command: str | None = None) -> None:
         sys.stdout.write(f"{file}: a good recipe for {', '.join(commands)}\n")
 
 
+def schema(*words: str) -> None:
+    """Print the JSON schema of the recipes of COMMAND: editors check and complete with it.
+
+    The recipes of the package name theirs in a line that editors with YAML support read: # yaml-language-server
+
+    Parameters
+    ----------
+    words
+        The command, for example `sft` or `tokenizer train`.
+    """
+    from anabatic.config.loading import json_schema
+
+    if not words:
+        raise ConfigError("which command?", f"one of: {', '.join(command_table.COMMANDS)}")
+    sys.stdout.write(json_schema.render_schema(" ".join(words)))
+
+
 def _check_recipe(file: str, name: str) -> str:
     """Check one recipe; return the options that the user must still set."""
     job = settings.load_job(name, [file])

@@ -76,14 +76,16 @@ def test_settings_load_by_name() -> None:
 def test_copy_is_the_file_and_overwrites_only_when_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.copy("demo")
     assert capsys.readouterr().out == "demo.yaml\n"
-    source = (shipped_recipes.FOLDER / "demo.yaml").read_bytes()
-    assert (folder / "demo.yaml").read_bytes() == source
+    first, _, rest = (shipped_recipes.FOLDER / "demo.yaml").read_text(encoding="utf-8").partition("\n")
+    copied, _, unchanged = (folder / "demo.yaml").read_text(encoding="utf-8").partition("\n")
+    assert first == "# yaml-language-server: $schema=../schemas/run.json" and unchanged == rest
+    assert copied == f"# yaml-language-server: $schema={(shipped_recipes.FOLDER.parent / 'schemas/run.json').as_uri()}"
     (folder / "demo.yaml").write_text("mine")
     with pytest.raises(ConfigError, match=r"demo\.yaml exists"):
         command.copy("demo")
     assert (folder / "demo.yaml").read_text() == "mine"
     command.copy("demo", Path("demo.yaml"), force=True)
-    assert (folder / "demo.yaml").read_bytes() == source
+    assert (folder / "demo.yaml").read_text(encoding="utf-8") == f"{copied}\n{rest}"
     (folder / "sub").mkdir()
     assert shipped_recipes.copy_recipe("overlays/tiny", Path("sub")) == Path("sub/tiny.yaml")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +128,25 @@ def copy_recipe(name: str, target: Path, force: bool = False) -> Path:
     file = target / recipe.path.name if target.is_dir() else target
     if file.exists() and not force:
         raise ConfigError(f"{file} exists", "give another file name, or --force to overwrite it")
-    write_atomic(file, recipe.path.read_bytes())
+    text = recipe.path.read_text(encoding="utf-8")
+    text = text.replace(format_schema_line(recipe), format_schema_line(recipe, absolute=True), 1)
+    write_atomic(file, text.encode())
     return file
+
+
+def get_schema_file(command: str) -> Path:
+    """Return the file of the JSON schema of a command's recipes."""
+    return FOLDER.parent / "schemas" / f"{command.replace(' ', '-')}.json"
+
+
+def format_schema_line(recipe: ShippedRecipe, absolute: bool = False) -> str:
+    """Return the comment that makes editors check a recipe and explain its settings.
+
+    A copy outside of the package needs the absolute path. https://github.com/redhat-developer/yaml-language-server
+    """
+    file = get_schema_file(recipe.command)
+    path = file.as_uri() if absolute else os.path.relpath(file, recipe.path.parent)
+    return f"# yaml-language-server: $schema={path}\n"
 
 
 def read_recipe(word: str | Path) -> yaml_reader.YamlSource:
