@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +13,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+import anabatic
 from anabatic.core import extras
 from house import tree
 
@@ -71,6 +75,83 @@ def test_wheel_names_its_licence_and_command(wheel: Path) -> None:
     assert "anabatic = anabatic.cli.app:main" in commands
 
 
+def test_wheel_holds_the_documentation(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+    sections = ("guides", "concepts", "reference")
+    pages = [
+        page for code in ("en", "zh") for name in sections for page in (tree.ROOT / "docs" / code / name).glob("*.md")
+    ]
+    assert len(pages) > 90
+    assert {f"anabatic/{page.relative_to(tree.ROOT).as_posix()}" for page in pages} <= names
+
+
+def test_wheel_of_the_checkout_is_that_of_the_archive(wheel: Path, tmp_path: Path) -> None:
+    code = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=tree.ROOT, check=True, capture_output=True)
+    (direct,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(direct) as other:
+        assert {name: one.getinfo(name).CRC for name in one.namelist()} == {
+            name: other.getinfo(name).CRC for name in other.namelist()
+        }
+
+
+@pytest.mark.parametrize("repository", ["", "https://example.org/owner/anabatic"])
+def test_description_and_addresses(repository: str, tmp_path: Path) -> None:
+    """No relative link is left; pictures and links lead to the repository that makes the release."""
+    code = "import sys, hatchling.build as b; print(b.prepare_metadata_for_build_wheel(sys.argv[1]))"
+    environment = {**os.environ, "ANABATIC_REPOSITORY": repository, "GITHUB_REPOSITORY": ""}
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path], cwd=tree.ROOT, check=True, capture_output=True, env=environment
+    )
+    (file,) = tmp_path.glob("*.dist-info/METADATA")
+    head, _, text = file.read_text(encoding="utf-8").partition("\n\n")
+    assert "Author: anabatic contributors" in head and "Description-Content-Type: text/markdown" in head
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert ("## Quick start" in text) and all(link.startswith(("https://", "http://", "#")) for link in links)
+    assert bool(re.search(r"^Project-URL: Issues, https://example.org/owner/anabatic/issues$", head, re.M)) is bool(
+        repository
+    )
+    assert bool([link for link in links if link.startswith(f"{repository}/raw/main/docs/en/assets/")]) is bool(
+        repository
+    )
+
+
+def test_workflows_are_pinned() -> None:
+    """Actions by commit, programs by version: a tag can be moved."""
+    for file in sorted((tree.ROOT / ".github" / "workflows").glob("*.yml")):
+        text = file.read_text(encoding="utf-8")
+        for used in re.findall(r"uses: (.*)", text):
+            assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v[\d.]+", used), f"{file.name}: {used}"
+        for line in re.findall(r"pip install (?!--)(.*)", text):
+            assert all("==" in word for word in line.split()), f"{file.name}: {line}"
+
+
+def test_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((tree.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (anabatic.__version__, "Apache-2.0")
+
+
+def test_release_notes_are_the_part_of_the_version(tmp_path: Path) -> None:
+    script = tree.ROOT / "scripts" / "release_notes.py"
+    spec = importlib.util.spec_from_file_location("release_notes", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = "# Changelog\n\n## [Unreleased]\n\nx\n\n## [0.2.0] - 2026-12-01\n\n### Added\n\n- a\n\n## [0.1.0]\n\n- b\n"
+    assert module.find_notes(text, "0.2.0") == "### Added\n\n- a"
+    assert module.find_notes(text, "0.1.0") == "- b" and module.find_notes(text, "0.3.0") == ""
+
+
+@pytest.mark.parametrize("name", ["bug", "request"])
+def test_issue_forms(name: str) -> None:
+    form = yaml.safe_load((tree.ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text(encoding="utf-8"))
+    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert len(set(ids)) == len(ids) and form["name"] and form["description"]
+    if name == "bug":
+        assert "anabatic doctor --bundle" in str(form)
+
+
 def test_sdist_holds_what_tests_need(archive: Path) -> None:
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
@@ -80,6 +161,8 @@ def test_sdist_holds_what_tests_need(archive: Path) -> None:
         "constraints.txt",
         "README.md",
         "LICENSE",
+        "CITATION.cff",
+        "hatch_build.py",
         "tests/conftest.py",
         "scripts/setup.sh",
     }
