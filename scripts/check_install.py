@@ -45,10 +45,11 @@ def resolve(wheel: Path) -> None:
                 platforms = [word for tag in tags for word in ("--platform", tag)]
                 with tempfile.TemporaryDirectory() as target:
                     report = run(
-                        sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
-                        "--report", "-", "--only-binary", ":all:", "--python-version", python, "--implementation", "cp", *platforms,
-                        "--target", target, f"{wheel}[{extras}]" if extras else wheel,
-                    )  # fmt: skip
+                        *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
+                        *("--report", "-", "--only-binary", ":all:", "--target", target, *platforms),
+                        *("--python-version", python, "--implementation", "cp"),
+                        f"{wheel}[{extras}]" if extras else wheel,
+                    )
                 names = {row["metadata"]["name"]: row["metadata"]["version"] for row in json.loads(report)["install"]}
                 print(f"{python} {machine:8} [{extras}]: {len(names)} wheels, torch {names['torch']}", flush=True)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docstring_parser import parse
 
 import migration_tables
 from anabatic.cli import run
+from anabatic.cli.parsing.function_command import make_function_command
 from anabatic.config.loading import command_table, common_settings, settings, validation, yaml_reader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,15 +177,14 @@ def cli_page(language: English) -> str:
 
 def run_chapter(language: English) -> list[str]:
     """Return the chapter on `anabatic run`, which has options of its own."""
-    about = parse(run.run.__doc__ or "")
+    interface = make_function_command(run.run).interface
     lines = ["### anabatic run", "", language.meaning("help.run", command_table.get_command("run").help), ""]
     lines += ["```text", "anabatic run FILE.yaml [FILE.yaml ...] [OPTION ...]", "```", ""]
     lines += ["| " + " | ".join(language.texts["cli"]["columns"]) + " |", "|---|---|"]
-    names = {"recipes": "FILE.yaml", "start": "--from", "set_": "--set"}
-    for item in about.params:
-        option = names.get(item.arg_name, "--" + item.arg_name.replace("_", "-"))
-        meaning = language.meaning(f"run.{item.arg_name}", " ".join((item.description or "").split()))
-        lines += [f"| `{option}` | {meaning} |"]
+    rows = [("FILE.yaml", "recipes", interface.arguments[0].help)]
+    rows += [(option.names[0], option.key, option.help) for option in interface.options]
+    for option, key, meaning in rows:
+        lines += [f"| `{option}` | {language.meaning(f'run.{key}', meaning)} |"]
     return [*lines, ""]
 
 

@@ -117,11 +117,11 @@ def _run_command(tokens: list[str], is_worker: bool) -> int:
     try:
         result = run_tokens(tokens)
     except UsageError as error:
-        from anabatic.cli import usage_errors
+        from anabatic.cli.usage import usage_errors
 
         raise usage_errors.translate_usage_error(error, tokens) from error
     except ConfigError as error:
-        from anabatic.cli import usage_hints
+        from anabatic.cli.usage import usage_hints
 
         raise usage_hints.explain_misread_settings(error, tokens) from error
     sys.stdout.flush()

@@ -42,7 +42,7 @@ def check(*files: str, command: str | None = None) -> None:
         tree = shipped_recipes.read_recipe(file).tree
         detected = None if command else detect_tree(tree)
         if detected is not None and detected.program != OWN_PROGRAM:
-            from anabatic.cli import usage_hints  # reads the tables of other programs
+            from anabatic.cli.usage import usage_hints  # reads the tables of other programs
 
             raise usage_hints.explain_misplaced_file(file, "")
         names = [command] if command else _find_matching_commands(tree)

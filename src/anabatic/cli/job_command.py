@@ -145,7 +145,7 @@ def _needs_model_word(cls: type, options: dict[str, Any], files: list[str]) -> b
 def _require_not_recipe(name: str, arg: str) -> None:
     """Reject a recipe as positional argument."""
     if arg.endswith((".yaml", ".yml")) and Path(arg).is_file():
-        from anabatic.cli import usage_hints
+        from anabatic.cli.usage import usage_hints
 
         raise usage_hints.explain_misplaced_file(arg, name)
 

@@ -129,10 +129,10 @@ class StudioApi:
 
     async def _log_in(self, request: Request) -> Response:
         try:
-            given = (await _read_json(request)).get("token")
+            given = _get_text(await _read_json(request), "token")
         except ApiError as error:
             return error.to_response()
-        if not isinstance(given, str) or not is_same_text(given.strip(), self._token):
+        if not is_same_text(given.strip(), self._token):
             return ApiError(
                 401, "the token is wrong: the studio printed it at its start", None, "no_token"
             ).to_response()
@@ -226,7 +226,8 @@ class StudioApi:
         command, text = _get_text(body, "command"), _get_text(body, "text")
         problems = planning.check_recipe(command, text)["problems"]
         if problems:
-            raise ApiError(400, f"{problems[0]['message']}. {problems[0]['hint']}", problems[0]["key"], "recipe")
+            message, hint = problems[0]["message"].removesuffix("."), problems[0]["hint"]
+            raise ApiError(400, f"{message}. {hint}", problems[0]["key"], "recipe")
         return self._describe_job(self._parts.queue.submit_job(command, text, _get_text(body, "name")))
 
     def _describe_job(self, record: JobRecord) -> dict[str, Any]:
@@ -267,7 +268,10 @@ class StudioApi:
         return {**row, "jobs": self._parts.queue.list_assigned_devices(), "servers": self._parts.servers.list_devices()}
 
     def _start_server(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        return self._parts.servers.start(_get_text(body, "model"), _get_text(body, "name"))
+        model = _get_text(body, "model").strip()
+        if not model:
+            raise ApiError(400, "which model? Give its folder or name", "model")
+        return self._parts.servers.start(model, _get_text(body, "name"))
 
     def _stop_server(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         self._parts.servers.stop(_get_text(body, "name"))
@@ -303,6 +307,8 @@ def _get_text(body: dict[str, Any], name: str, max_chars: int = 1 << 18) -> str:
         raise ApiError(400, f"{name} is not text", name)
     if len(value) > max_chars:
         raise ApiError(400, f"{name} has {len(value):,} characters, at most {max_chars:,} are allowed", name)
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise ApiError(400, f"{name} holds a NUL or half of a character", name)
     return value
 
 

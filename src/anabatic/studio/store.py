@@ -15,6 +15,8 @@ from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
 _SCHEMA_VERSION = 1
+_MAX_INTEGER = 2**63 - 1
+"""Largest integer of SQLite."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -148,6 +150,8 @@ class StudioStore:
         Raises:
             KeyError: there is none with this id.
         """
+        if job_id > _MAX_INTEGER:
+            raise KeyError(job_id)
         with self._lock:
             row = self._connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:

@@ -54,7 +54,8 @@ class ApiError(Exception):
 
 def from_anabatic_error(error: AnabaticError, status: int = 400, param: str | None = None) -> ApiError:
     """Return one of our errors, its hint included."""
-    return ApiError(status, f"{error}. {error.hint}" if error.hint else str(error), param)
+    message = str(error).removesuffix(".")
+    return ApiError(status, f"{message}. {error.hint}" if error.hint else message, param)
 
 
 def template_error(error: ChatTemplateError, name: str, param: str) -> ApiError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from anabatic.cli import usage_hints
 from anabatic.cli.parsing.command_line import (
     SWITCH_VALUES,
     MissingValueError,
@@ -16,6 +15,7 @@ from anabatic.cli.parsing.command_line import (
     UnusedWordsError,
     UsageError,
 )
+from anabatic.cli.usage import usage_hints
 from anabatic.config.loading import command_table, common_settings, shipped_recipes, validation
 from anabatic.convert import converter, file_detection, peer_tables
 from anabatic.core.errors import ConfigError

@@ -1,0 +1,1 @@
+"""What was meant by a command line that is not understood."""
