@@ -35,7 +35,6 @@ OTHER_PROGRAMS = set(
         "export",
         "echo",
         "eval",
-        "sed",
         "uv",
         "uvx",
         "tar",

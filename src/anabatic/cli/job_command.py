@@ -6,20 +6,17 @@ Values reach `config.loading.validation` as the typed text, so options are valid
 from __future__ import annotations
 
 import dataclasses
-import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from anabatic.api import job_runner
 from anabatic.cli.parsing.command_line import Argument, Command, Interface, Option, ParsedLine
 from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading import settings as settings_module
-from anabatic.config.sections.launch import LaunchSettings
-from anabatic.config.sections.train_jobs import WithAuto
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-from anabatic.core.stop_signals import SIGNAL_LISTENER
 
 COMMON_GROUP = "Recipe and help"
 JOB_GROUP = "Job"
@@ -70,7 +67,7 @@ def make_job_command(name: str, show_all: bool = False) -> Command:
     def run(line: ParsedLine) -> int:
         options = read_job_options(name, line)
         job = settings_module.load_job(name, options.files, options.tree)
-        return _print_plan(name, job) if options.is_dry_run else run_job(row, job)
+        return _print_plan(name, job) if options.is_dry_run else job_runner.run_job(row, job)
 
     return Command(make_job_interface(name, show_all), run)
 
@@ -173,40 +170,6 @@ def _words_to_value(cls: type, name: str, args: tuple[str, ...], option_value: A
             f"{name} is given {len(values) + (option_value is not None)} times: {', '.join(values)}", hint
         )
     return values[0]
-
-
-def run_job(row: command_table.Command, job: Any) -> int:
-    """Run a job in this process, or start one process per device."""
-    settings = settings_module.job_to_dict(job)
-    if "RANK" not in os.environ:  # before torch is imported, which takes seconds
-        from anabatic.plan import model_shape
-        from anabatic.recipes.prechecks import jobs
-
-        model_shape.require_supported_job(settings)
-        jobs.require_valid_job(row.name, job)
-    device = settings.get("device", {})
-    nproc = device.get("nproc", 1)
-    if (
-        nproc > 1 or isinstance(job, WithAuto) and job.auto
-    ) and "RANK" not in os.environ:  # the job cannot restart itself
-        return launch_processes(row, job, LaunchSettings(nproc=nproc))
-    if row.is_training:
-        SIGNAL_LISTENER.start_listening()
-    if row.is_training and "RANK" not in os.environ:
-        from anabatic.launch.local import placement
-
-        os.environ.update(placement.place_single_process(device, os.environ))
-    code = row.import_recipe_function()(job)
-    return int(code or 0)
-
-
-def launch_processes(row: command_table.Command, job: Any, launch: LaunchSettings) -> int:
-    """Run a job in the processes of `launch`."""
-    SIGNAL_LISTENER.start_listening(watch=False)  # the workers are not started yet
-    from anabatic.launch.local import spawn
-
-    out = settings_module.job_to_dict(job).get("out")
-    return spawn.run(row.name, settings_module.dump_job(job), launch, Path(out) if out else None)
 
 
 def to_untyped(value: Any) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 LOGGER = logging.getLogger("anabatic")
@@ -61,6 +62,18 @@ def add_log_file(path: Path) -> None:
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOGGER.addHandler(handler)
+
+
+@contextlib.contextmanager
+def keep_handlers() -> Iterator[None]:
+    """Close the log files that are added inside: for jobs in a process that goes on afterwards."""
+    before = list(LOGGER.handlers)
+    try:
+        yield
+    finally:
+        for handler in [handler for handler in LOGGER.handlers if handler not in before]:
+            LOGGER.removeHandler(handler)
+            handler.close()
 
 
 def info(message: str, coloured: str = "") -> None:

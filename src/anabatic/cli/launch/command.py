@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from anabatic.api import job_runner
 from anabatic.cli.launch import hosts as hosts_module
 from anabatic.cli.launch.option_parsing import (
     parse_float,
@@ -119,9 +120,7 @@ def run(
         check_machines.run(launch, tree)
     if row is None:
         return 0
-    from anabatic.cli import job_command as jobs
-
-    return jobs.launch_processes(row, job, launch)
+    return job_runner.launch_processes(row, job, launch)
 
 
 def slurm(

@@ -16,14 +16,20 @@ from anabatic.config.loading import command_table, common_settings, shipped_reci
 from anabatic.core.errors import ConfigError
 
 
-def load_job(command: str, files: Sequence[str | Path] = (), flags: dict[str, Any] | None = None) -> Any:
+def load_job(
+    command: str,
+    files: Sequence[str | Path] = (),
+    flags: dict[str, Any] | None = None,
+    namer: validation.SettingNamer | None = None,
+) -> Any:
     """Return the settings of `command`.
 
     Args:
         command: a name of the commands table, for example `tokenizer train`.
         files: recipes, as paths or names of shipped ones; a later one overrides an earlier one key by key, lists are
             replaced whole.
-        flags: nested values from the command line, as `validation.UntypedText`; they override the files.
+        flags: nested values that override the files; those of the command line are `validation.UntypedText`.
+        namer: names a value of `flags` in messages; default: by its option.
 
     Raises:
         ConfigError: a file cannot be read, or a value is unknown, of the wrong type or out of range.
@@ -31,7 +37,7 @@ def load_job(command: str, files: Sequence[str | Path] = (), flags: dict[str, An
     sources = [shipped_recipes.read_recipe(file) for file in files]
     origins = [(source.tree, validation.SettingNamer(source.format_location)) for source in sources]
     if flags:
-        origins.append((flags, validation.OptionNamer()))
+        origins.append((flags, namer or validation.OptionNamer()))
     return _merge_job(command, origins)
 
 

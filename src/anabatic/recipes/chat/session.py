@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,28 @@ def run(job: ChatJob) -> None:
         DataError: the model or its tokenizer cannot be used; a line of `job.prompt` is too long.
         Failure: the conversation cannot be written to `job.out`.
     """
+    replace_undecodable_text()
+    with open_dialogue(job) as dialogue:
+        if not dialogue.has_chat_template:
+            log.warn("the model has no chat template: each line is continued as plain text, nothing is remembered")
+        chat = ChatSession(dialogue, _open_transcript(job.out, dialogue.system))
+        try:
+            _run_conversation(chat, job)
+        finally:
+            chat.close()
+
+
+@contextmanager
+def open_dialogue(job: ChatJob) -> Iterator[Dialogue]:
+    """Load the model of a job and open a conversation with it.
+
+    Raises:
+        ConfigError: several processes.
+        DataError: the model or its tokenizer cannot be used.
+    """
     require_setting(
         job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "chat runs in one process: leave it out"
     )
-    replace_undecodable_text()
     device = select_device(job.device)
     folder = resolve_model_folder(job.model)
     classifier.require_text_model(folder)
@@ -67,14 +86,7 @@ def run(job: ChatJob) -> None:
         f"{folder}: {format_count(count_parameters(model)[0])} parameters on {device.name}, context {max_len} tokens"
     )
     with open_python_tool(job.python, job.sandbox, tokenizer) as tool:
-        dialogue = Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len, tool=tool), job.sampling, system)
-        if not dialogue.has_chat_template:
-            log.warn("the model has no chat template: each line is continued as plain text, nothing is remembered")
-        chat = ChatSession(dialogue, _open_transcript(job.out, system))
-        try:
-            _run_conversation(chat, job)
-        finally:
-            chat.close()
+        yield Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len, tool=tool), job.sampling, system)
 
 
 def _run_conversation(chat: ChatSession, job: ChatJob) -> None:

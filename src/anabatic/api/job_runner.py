@@ -1,0 +1,61 @@
+"""Run a checked job in this process, or in one process per device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from anabatic.config.loading import command_table
+from anabatic.config.loading import settings as settings_module
+from anabatic.config.sections.launch import LaunchSettings
+from anabatic.config.sections.train_jobs import WithAuto
+from anabatic.core.stop_signals import SIGNAL_LISTENER
+
+
+def run_job(row: command_table.Command, job: Any, owns_process: bool = True) -> int:
+    """Run a job and return its exit code.
+
+    Args:
+        row: its command.
+        job: its settings.
+        owns_process: stop signals belong to the job until the process ends; otherwise only while it trains.
+
+    Raises:
+        UserError: the job cannot run with these settings or files.
+        Failure: it failed.
+    """
+    settings = settings_module.job_to_dict(job)
+    is_worker = "RANK" in os.environ
+    if not is_worker:  # before torch is imported, which takes seconds
+        from anabatic.plan import model_shape
+        from anabatic.recipes.prechecks import jobs
+
+        model_shape.require_supported_job(settings)
+        jobs.require_valid_job(row.name, job)
+    device = settings.get("device", {})
+    nproc = device.get("nproc", 1)
+    if not is_worker and (nproc > 1 or isinstance(job, WithAuto) and job.auto):  # the job cannot restart itself
+        return launch_processes(row, job, LaunchSettings(nproc=nproc), owns_process)
+    if row.is_training and owns_process:
+        SIGNAL_LISTENER.start_listening()
+    if row.is_training and not is_worker:
+        from anabatic.launch.local import placement
+
+        os.environ.update(placement.place_single_process(device, os.environ))
+    code = row.import_recipe_function()(job)
+    return int(code or 0)
+
+
+def launch_processes(row: command_table.Command, job: Any, launch: LaunchSettings, owns_process: bool = True) -> int:
+    """Run a job in the processes of `launch` and return its exit code.
+
+    Raises:
+        Failure: a process failed more often than it may be started again.
+    """
+    if owns_process:
+        SIGNAL_LISTENER.start_listening(watch=False)  # the workers are not started yet
+    from anabatic.launch.local import spawn
+
+    out = settings_module.job_to_dict(job).get("out")
+    return spawn.run(row.name, settings_module.dump_job(job), launch, Path(out) if out else None)
