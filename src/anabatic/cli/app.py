@@ -134,6 +134,8 @@ def run_tokens(tokens: Sequence[str]) -> object:
     Raises:
         UsageError: there is no such command, or it does not accept these options or arguments.
     """
+    if list(tokens[:1]) in (["--help"], ["-h"]):  # anabatic --help sft
+        tokens = [*tokens[1:], tokens[0]]
     name, rest = command_tree.find_command(tokens)
     asked = command_tree.find_information_option(rest)
     if asked == "version":

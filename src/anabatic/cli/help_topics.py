@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pydoc
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,10 +39,10 @@ def help_(*words: str, lang: str | None = None, search: bool = False) -> None:
     chosen = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)
     pages = find_pages(chosen)
-    if not words:
+    topic = " ".join(words).strip()
+    if not topic:
         sys.stdout.write(format_topics(pages))
         return
-    topic = " ".join(words)
     if search:
         found = list(search_pages(pages, words))
         if not found:
@@ -57,7 +58,10 @@ def help_(*words: str, lang: str | None = None, search: bool = False) -> None:
         sys.stdout.write(app.render_help(topic, width=help_page.get_width()))
     else:
         guess = did_you_mean(topic, [*pages, *command_tree.COMMANDS])
-        raise ConfigError(f'there is no topic "{topic}".{guess}', f"search the pages: anabatic help --search {topic}")
+        is_found = next(search_pages(pages, words), None) is not None
+        line = shlex.join(["anabatic", "help", "--search", *words])
+        hint = f"search the pages: {line}" if is_found else "list the topics: anabatic help"
+        raise ConfigError(f'there is no topic "{topic}".{guess}', hint)
 
 
 def find_pages(chosen: str) -> dict[str, Path]:

@@ -64,6 +64,8 @@ def recipe(tmp_path: Path) -> str:
         ("sftt", 'unknown command "sftt". Did you mean "sft"?'),
         ("tokenizer trian", 'unknown command "trian". Did you mean "train"?'),
         ("--foo", 'unknown option "--foo"'),
+        ("--help sftt", 'unknown command "sftt"'),
+        ("help nonsense", 'there is no topic "nonsense"'),
         ("chat -p", "-p needs a value"),
         ("chat -p hello", "model is not given"),
         ("config show nope", 'unknown command "nope"'),
@@ -100,6 +102,26 @@ def test_mistakes_are_one_error_and_one_hint(
 def test_hints_say_where_a_word_belongs(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words.split()) == 2
     assert hint in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([""], "error: the command is an empty word"),
+        ([" ", "sft"], "error: the command is an empty word"),
+        (["sft", ""], "error: '' does not belong to an option."),
+    ],
+)
+def test_empty_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == 2
+    assert capsys.readouterr().err.splitlines()[0] == message
+
+
+@pytest.mark.parametrize("words", [["--help", "sft"], ["-h", "checkpoint", "verify"], ["sft", "-h"], ["help", "sft"]])
+def test_help_of_a_command_is_found_from_both_sides(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == 0
+    name = " ".join(word for word in words if word not in ("--help", "-h", "help"))
+    assert capsys.readouterr().out.startswith(f"Usage: anabatic {name} [OPTIONS]")
 
 
 def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,14 +57,18 @@ def _describe_unknown_option(error: UnknownOptionError) -> str:
 
 
 def _describe_unknown_command(error: UnknownCommandError) -> str:
+    if not error.word.strip():
+        return "the command is an empty word"
     guess = did_you_mean(error.word, error.known) or f" Commands: {', '.join(error.known)}"
     return f'unknown command "{error.word}".{guess}'
 
 
 def _describe_unused_words(error: UnusedWordsError) -> str:
-    option = next((f"{name} {word}" for word in error.words if (name := _guess_option(word, error))), None)
+    guesses = ((word, _guess_option(word, error)) for word in error.words if word.strip())
+    option = next((f"{name} {word}" for word, name in guesses if name), None)
     guess = f" Did you mean {option}?" if option else ""
-    return f"{' '.join(error.words)} does not belong to an option.{guess}"
+    words = " ".join(word if word.strip() else shlex.quote(word) for word in error.words)
+    return f"{words} does not belong to an option.{guess}"
 
 
 def _guess_option(token: str, error: UsageError) -> str:
@@ -106,7 +111,7 @@ _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun", "msrun")
 def explain_unknown_command(error: UnknownCommandError, tokens: Sequence[str]) -> ConfigError | None:
     """Return the error with the equivalent of a command of another program, or the command for a lone file."""
     word = error.word
-    if error.command:
+    if error.command or not word.strip():
         return None
     if file_detection.is_recipe_file(word):
         return usage_hints.explain_file(word, "", list(tokens))
