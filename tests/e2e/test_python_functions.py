@@ -21,9 +21,7 @@ from anabatic.config.loading import command_table
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, MultipleErrors, UserError
-from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+from anabatic.testing.tiny_models import save_tiny_chat_model
 
 SETTINGS: dict[str, Any] = {
     "tuner": "lora",
@@ -31,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "batch": {"seq_len": 64, "micro_batch_tokens": 128, "global_batch_tokens": 256},
     "device": {"type": "cpu", "threads": 1},
 }
+LONG = {"schedule": {"max_steps": 60}}
 OPTIONS = (
     "--tuner lora --schedule.max-steps 4 --batch.seq-len 64 --batch.micro-batch-tokens 128 "
     "--batch.global-batch-tokens 256 --device.type cpu --device.threads 1"
@@ -41,11 +40,7 @@ OPTIONS = (
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small model and rows."""
     folder = tmp_path_factory.mktemp("python")
-    save_model(
-        build_tiny_qwen2(max_position_embeddings=1024),
-        folder / "model",
-        tokenizers.load_tokenizer(train_tiny_tokenizer(folder, write_tiny_text(folder))),
-    )
+    save_tiny_chat_model(folder)
     rows = [{"query": f"the wind {number}", "response": "moves upward"} for number in range(200)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -85,6 +80,20 @@ def test_two_processes(place: Path) -> None:
     assert run.is_finished and (run.folder / "rank-1.log").is_file()
 
 
+def test_a_pretraining_shows_its_samples(place: Path) -> None:
+    run = anabatic.pretrain(
+        tokenizer=place / "tokenizer",
+        data=place / "text.jsonl",
+        out=place / "base",
+        model={"depth": 1, "width": 64},
+        eval={"every": 2, "sample_prompts": ["the wind"]},
+        **{name: value for name, value in SETTINGS.items() if name != "tuner"},
+    )
+    assert isinstance(run, anabatic.Run) and run.samples
+    assert all(row["prompt"] == "the wind" and isinstance(row["text"], str) for row in run.samples)
+    assert {row["kind"] for row in run.metrics} == {"train", "eval", "sample"}
+
+
 def test_a_run_answers_and_is_opened_again(place: Path) -> None:
     train(place, "answers")
     greedy = {"temperature": 0, "max_new_tokens": 4}
@@ -100,23 +109,33 @@ def test_a_run_answers_and_is_opened_again(place: Path) -> None:
         anabatic.open_run(place)
 
 
-def test_an_interruption_saves_and_the_run_goes_on(place: Path) -> None:
-    out = place / "stopped"
-    program = (
+@pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
+def test_a_signal_saves_and_the_next_call_continues(place: Path, nproc: int, number: signal.Signals) -> None:
+    out = place / f"stopped-{nproc}-{number.name}"
+    settings = {**SETTINGS, "schedule": {"max_steps": 60}, "log": {"every": 1}, "nproc": nproc}
+    program = place / "stopped.py"
+    program.write_text(
         "import anabatic, sys\n"
-        f"run = anabatic.sft(model={str(place / 'model')!r}, data={str(place / 'rows.jsonl')!r}, out={str(out)!r}, "
-        f"**{ {**SETTINGS, 'schedule': {'max_steps': 4000}, 'log': {'every': 1}}!r})\n"
+        "try:\n"
+        f"    run = anabatic.sft(model={str(place / 'model')!r}, data={str(place / 'rows.jsonl')!r},\n"
+        f"        out={str(out)!r}, **{settings!r})\n"
+        "except anabatic.core.errors.Failure as error:\n"
+        "    sys.exit(f'goes on: {error}')\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, program], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if re.match(r"step +3/", line):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 break
         rest = process.stderr.read()
-    assert list(out.glob("checkpoint-*")), rest
-    assert not anabatic.open_run(out).is_finished and process.returncode == 1
-    assert "stopped after step" in rest, rest
+    assert process.returncode == 1 and "goes on: anabatic sft ended with exit code" in rest, rest
+    assert f"{number.name}: saving at the end of this step" in rest and "Logging error" not in rest
+    stopped = anabatic.open_run(out)
+    assert not stopped.is_finished and stopped.checkpoints[-1]["step"] < 60
+    again = train(place, out.name, **{name: value for name, value in settings.items() if name not in SETTINGS}, **LONG)
+    whole = train(place, f"whole-{nproc}-{number.name}", nproc=nproc, **LONG)
+    assert again.is_finished and weights(again.folder) == weights(whole.folder)
 
 
 @pytest.mark.parametrize(

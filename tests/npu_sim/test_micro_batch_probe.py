@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 
-from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+from anabatic.testing.tiny_models import save_tiny_chat_model
 from npu_sim.conftest import Sim
 
 
 def test_ranks_start_again_with_half_the_micro_batch(sim: Sim) -> None:
-    tokens = train_tiny_tokenizer(sim.folder, write_tiny_text(sim.folder))
-    save_model(build_tiny_qwen2(max_position_embeddings=512), sim.folder / "model", tokenizers.load_tokenizer(tokens))
+    save_tiny_chat_model(sim.folder)
     said = "the wind moves upward along the slope " * 12
     turns = [{"role": "user", "content": "go"}, {"role": "assistant", "content": said}]
     (sim.folder / "rows.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 100), encoding="utf-8")

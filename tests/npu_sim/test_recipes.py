@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+from anabatic.testing.tiny_models import save_tiny_chat_model
 from npu_sim.conftest import Sim
 
 SMALL = {
@@ -57,8 +55,7 @@ ROWS: dict[str, Any] = {
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A Qwen2 with grouped queries, biases and its own chat template, and rows of three levels."""
     root = tmp_path_factory.mktemp("small")
-    tokenizer = train_tiny_tokenizer(root, write_tiny_text(root))
-    save_model(build_tiny_qwen2(max_position_embeddings=256), root / "model", tokenizers.load_tokenizer(tokenizer))
+    save_tiny_chat_model(root, max_position_embeddings=256)
     draw, levels = random.Random(0), ("explain", "reasoning", "topology")
     rows = [
         {"instruction": f"{n} and", "input": "", "output": "the wind moves upward", "difficulty": draw.choice(levels)}

@@ -47,27 +47,29 @@ def find_function(name: str) -> Any:
 def make_job_function(command: str) -> Callable[..., Run | None]:
     """Return the function of a command. Its signature and docstring are for `help()` and editors.
 
+    The recipes are `files` there: `export` has a setting `recipes`.
+
     Raises:
         ConfigError: there is no such command.
     """
     row = command_table.get_command(command)
     cls = row.import_job_class()
 
-    def function(*recipes: str | Path, **options: Any) -> Run | None:
+    def call_command(*recipes: str | Path, **options: Any) -> Run | None:
         return run_command(command, *recipes, **options)
 
-    function.__name__ = function.__qualname__ = command.replace(" ", "_")
-    function.__module__ = "anabatic"
-    function.__doc__ = _describe_job(row, cls)
+    call_command.__name__ = call_command.__qualname__ = command.replace(" ", "_")
+    call_command.__module__ = "anabatic"
+    call_command.__doc__ = _describe_job(row, cls)
     parameters = [inspect.Parameter("files", inspect.Parameter.VAR_POSITIONAL, annotation="str | Path")]
     for field in dataclasses.fields(cls):
         default = settings.field_default(field)
-        shown = "{}" if dataclasses.is_dataclass(default) else default
+        shown: Any = {} if dataclasses.is_dataclass(default) else default
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(field.name, kind, default=shown, annotation=field.type))
     result = "Run" if row.is_training else "None"
-    function.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
-    return function
+    call_command.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+    return call_command
 
 
 def _describe_job(row: command_table.Command, cls: type) -> str:
@@ -128,20 +130,14 @@ def make_tree(row: command_table.Command, options: Mapping[str, Any]) -> dict[st
     aliases = {
         alias.lstrip("-").replace("-", "_"): key for key, names in row.option_aliases.items() for alias in names.split()
     }
-    tree: dict[str, Any] = {}
+    keyed: dict[str, Any] = {}
     for name, value in options.items():
         plain = _to_plain(value)
         key = aliases[name] if name in aliases and not isinstance(plain, dict) else name
-        *sections, last = key.split(".")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"{section} is given as a value and as a section", f"give {key} inside of {section}")
-        if last in node and not (isinstance(node[last], dict) and isinstance(plain, dict)):
+        if key in keyed:
             raise ConfigError(f"{key} is given twice", "give it once")
-        node[last] = settings.merge_trees(node[last], plain) if last in node else plain
-    return tree
+        keyed[key] = plain
+    return settings.nest_settings(keyed)
 
 
 def _to_plain(value: Any) -> Any:

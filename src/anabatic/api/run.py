@@ -46,7 +46,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Rows of `metrics.jsonl`, oldest first; `kind` is train or valid. `pandas.DataFrame` reads them."""
+        """Rows of `metrics.jsonl`, oldest first; `kind` is train, eval or sample. `pandas.DataFrame` reads them."""
         return list(self.read_metrics())
 
     def read_metrics(self, kind: str = "") -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ def render_help(name: str, show_all: bool = False, *, width: int = 80, use_bold:
     interface = Interface()
     if subcommands := command_tree.list_subcommands(name):
         usage.append(f"anabatic {name} {'|'.join(each.name.rpartition(' ')[2] for each in subcommands)} [OPTIONS]")
-        rows = [(each.name.rpartition(" ")[2], each.help) for each in subcommands]
+        rows = [(each.last_word, each.help) for each in subcommands]
         blocks.append(("Commands", "", rows))
     if command_tree.is_callable(name):
         interface = command_tree.load_command(name, show_all).interface
@@ -149,8 +149,8 @@ def run_tokens(tokens: Sequence[str]) -> object:
     if not command_tree.is_callable(name):
         command_tree.reject_option(name, rest[0])
     command, line = command_tree.parse_command(name, rest)
-    if name == "sim" and SEPARATOR not in rest:
-        _require_command_separator(line, tokens)
+    if command_tree.COMMANDS[name].needs_separator and SEPARATOR not in rest:
+        _reject_words(name, line, tokens)
     try:
         return command.run(line)
     except UsageError as error:
@@ -158,11 +158,12 @@ def run_tokens(tokens: Sequence[str]) -> object:
         raise
 
 
-def _require_command_separator(line: ParsedLine, tokens: Sequence[str]) -> None:
-    """Reject `sim stat`: a mistyped subcommand must not start a program of that name."""
+def _reject_words(name: str, line: ParsedLine, tokens: Sequence[str]) -> None:
+    """Reject `sim stat`."""
     if line.words:
         command = list(tokens[tokens.index(line.words[0]) :])
+        subcommands = " nor ".join(f"`{each.last_word}`" for each in command_tree.list_subcommands(name))
         raise ConfigError(
-            f'"{command[0]}" is neither `status` nor `clean`, and a command to run stands after --',
+            f'"{command[0]}" is neither {subcommands}, and a command to run stands after --',
             shlex.join(["anabatic", *tokens[: -len(command)], "--", *command]),
         )

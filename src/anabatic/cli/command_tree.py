@@ -34,6 +34,7 @@ class CommandEntry:
         help: one line.
         group: heading of the general help; empty below a group.
         example: what an example gives behind the name.
+        needs_separator: a word in front of `--` is a mistyped subcommand, and must not start a program of that name.
         target: `module:name` of its function or `Command`; empty: a job of `command_table`, or only a group.
     """
 
@@ -42,6 +43,12 @@ class CommandEntry:
     group: str = ""
     example: str = ""
     target: str = ""
+    needs_separator: bool = False
+
+    @property
+    def last_word(self) -> str:
+        """Its name below its group."""
+        return self.name.rpartition(" ")[2]
 
     @property
     def is_job(self) -> bool:
@@ -146,6 +153,7 @@ _ENTRIES = (
         MACHINE,
         "--npus 8 --chip 910B3 -- torchrun --nproc_per_node 8 train.py",
         "anabatic.cli.sim:run",
+        needs_separator=True,
     ),
     CommandEntry(
         "sim status",
@@ -289,7 +297,7 @@ def find_command(tokens: Sequence[str]) -> tuple[str, list[str]]:
     """
     name, rest = split_name(tokens)
     if not is_callable(name) and rest and not is_option(rest[0]):
-        error = UnknownCommandError(rest[0], [entry.name.rpartition(" ")[2] for entry in list_subcommands(name)])
+        error = UnknownCommandError(rest[0], [entry.last_word for entry in list_subcommands(name)])
         error.command = name
         raise error
     return name, rest

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from anabatic.cli import command_tree
-from anabatic.cli.parsing.command_line import SEPARATOR, Argument, Interface, Option, split_at_separator
+from anabatic.cli.parsing.command_line import SEPARATOR, Interface, Option, split_at_separator
 from anabatic.config.loading import command_table, shipped_recipes
 from anabatic.core.errors import ConfigError
 
@@ -21,8 +21,6 @@ _anabatic() {
     while read -r word; do
         COMPREPLY+=("${word%%$'\t'*}")
     done < <("$1" completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
-    return 0
 }
 complete -o default -F _anabatic anabatic
 """
@@ -104,7 +102,7 @@ def complete_words(words: Sequence[str]) -> list[tuple[str, str]]:
 def _list_words(before: list[str], prefix: str) -> Iterator[tuple[str, str]]:
     name, rest = command_tree.split_name(before)
     if not rest and not prefix.startswith("-"):
-        yield from ((entry.name.rpartition(" ")[2], entry.help) for entry in command_tree.list_subcommands(name))
+        yield from ((entry.last_word, entry.help) for entry in command_tree.list_subcommands(name))
     if not command_tree.is_callable(name):
         if rest:
             return  # no such command
@@ -123,7 +121,7 @@ def _list_words(before: list[str], prefix: str) -> Iterator[tuple[str, str]]:
         yield from _list_options(interface, prefix)
         yield "--help", "Print the help."
     elif not rest:
-        yield from _list_arguments(name, interface.arguments)
+        yield from _list_arguments(name, interface)
 
 
 def _find_option(interface: Interface, name: str) -> Option | None:
@@ -148,7 +146,7 @@ def _list_recipes() -> Iterator[tuple[str, str]]:
     yield from ((recipe.name, recipe.summary) for recipe in shipped_recipes.RECIPES.values())
 
 
-def _list_arguments(name: str, arguments: Sequence[Argument]) -> Iterator[tuple[str, str]]:
+def _list_arguments(name: str, interface: Interface) -> Iterator[tuple[str, str]]:
     if name in _RECIPE_ARGUMENTS:
         yield from _list_recipes()
     elif name in ("config show", "config schema"):
@@ -159,5 +157,5 @@ def _list_arguments(name: str, arguments: Sequence[Argument]) -> Iterator[tuple[
         yield from ((topic, "") for topic in help_topics.find_pages("en"))
     elif name == "completion":
         yield from ((shell, "") for shell in SCRIPTS)
-    elif arguments and arguments[0].name == "COMMAND":
-        yield SEPARATOR, arguments[0].help
+    elif interface.takes_command:
+        yield SEPARATOR, interface.arguments[0].help

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.api import job_runner
-from anabatic.cli.parsing.command_line import Argument, Command, Interface, Option, ParsedLine
+from anabatic.cli.parsing.command_line import OTHER_COMMAND, Argument, Command, Interface, Option, ParsedLine
 from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading import settings as settings_module
 from anabatic.core import log
@@ -107,7 +107,7 @@ def read_job_options(name: str, line: ParsedLine) -> JobOptions:
         values[row.positional_setting] = _words_to_value(
             cls, row.positional_setting, words, values.get(row.positional_setting)
         )
-    return JobOptions(files, nest_options(values), is_dry_run)
+    return JobOptions(files, settings_module.nest_settings(values), is_dry_run)
 
 
 def make_settings_command(
@@ -122,11 +122,11 @@ def make_settings_command(
         run: gets the words of the other command and the checked settings.
     """
     options = _make_section_options(cls, settings_module.default_tree(cls), "", "Options", aliases)
-    argument = Argument("COMMAND", "The command and its options, after `--`.", is_list=True)
+    argument = Argument(OTHER_COMMAND, "The command and its options, after `--`.", is_list=True)
     interface = Interface(description, tuple(options), (argument,))
 
     def call(line: ParsedLine) -> int:
-        values = nest_options({key: to_untyped(value) for key, value in line.values.items()})
+        values = settings_module.nest_settings({key: to_untyped(value) for key, value in line.values.items()})
         return run(line.words, validation.check_section(values, cls, validation.OptionNamer()))
 
     return Command(interface, call)
@@ -177,18 +177,6 @@ def to_untyped(value: Any) -> Any:
     if isinstance(value, list):
         return [] if value == ["[]"] else [validation.UntypedText(each) for each in value]
     return validation.UntypedText(value) if isinstance(value, str) else value
-
-
-def nest_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `{"model": {"depth": 4}}` for `{"model.depth": 4}`."""
-    result: dict[str, Any] = {}
-    for name, value in options.items():
-        *sections, last = name.split(".")
-        node = result
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[last] = value
-    return result
 
 
 def _make_arguments(cls: type, name: str) -> Iterator[Argument]:

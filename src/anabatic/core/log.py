@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,11 @@ def keep_handlers() -> Iterator[None]:
 def info(message: str, coloured: str = "") -> None:
     """Log one line for the user; `coloured` replaces it on a terminal with colours."""
     LOGGER.info(message, extra={"coloured": coloured})
+
+
+def info_in_signal_handler(message: str) -> None:
+    """Log one line from a signal handler: the code that it interrupts may be in the middle of writing a line itself."""
+    threading.Thread(target=info, args=(message,), name="signal-message").start()
 
 
 def warn(message: str) -> None:

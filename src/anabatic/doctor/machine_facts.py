@@ -265,7 +265,7 @@ def open_local_machine(budget: float = TIME_BUDGET_SECONDS) -> TargetMachine:
 
 _LINE_MARK = "anabatic-probe:"
 _PROBE_SCRIPT = """
-import ctypes, glob, importlib.util, json, os, runpy, sys
+import ctypes, glob, importlib.metadata, importlib.util, json, os, sys
 def say(**told):
     sys.__stdout__.write("\\n" + sys.argv[1] + json.dumps(told) + "\\n")
     sys.__stdout__.flush()
@@ -283,13 +283,13 @@ def load_libraries():
     try:
         for file in files:
             ctypes.CDLL(file, os.RTLD_NOW | os.RTLD_GLOBAL)
-        return runpy.run_path(os.path.join(folder, "version.py"))
-    except Exception:
-        return None  # the import itself says what is wrong
+        return importlib.metadata.version("torch")
+    except (OSError, ImportError):  # a library or the metadata is missing or torn: the import says what is wrong
+        return None
 stage = "torch"
 try:
     if not sys.argv[2:] and (version := load_libraries()):
-        say(stage="done", loaded=True, torch=version["__version__"], cuda=version.get("cuda"))
+        say(stage="done", loaded=True, torch=version)
         sys.stdout.flush()
         os._exit(0)
     import torch
@@ -324,8 +324,8 @@ def run_import_probe(
     the time of the import, and imports torch only where that fails.
     Without autoload: torch's own import and torch_npu's then fail apart. Before it uses a device the child waits for
     the end of `gate`: it must not be among the processes that npu-smi lists. Keys: `stage` reached, `torch`, `cuda`,
-    `loaded` (the libraries only),
-    `torch_npu`, `npus` or `gpus`, `name`, `error`; `hung` or `signal` when it did not come to its end.
+    `loaded` (the libraries alone), `torch_npu`, `npus` or `gpus`, `name`, `error`; `hung` or `signal` when it did not
+    come to its end.
     """
     inner = {**variables, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     output = subprocess_runner.run_program(

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from anabatic.config.pretrain import PretrainModel
 from anabatic.config.sections.common import Data
 from anabatic.config.tokenizer import TokenizerTrainJob
-from anabatic.data.tokenizer import bpe_training
+from anabatic.data.tokenizer import bpe_training, hf_folder
 from anabatic.models.model_init import build_model
+from anabatic.models.pretrained import save_model
 from anabatic.plan.depth_dial import derive_model_sizes
 
 CORPUS_TEXT = "the wind moves upward along the warm slope of the hill and carries the bird with it"
@@ -64,6 +65,13 @@ def build_tiny_qwen2(**settings: Any) -> PreTrainedModel:
         pad_token_id=None,
     )
     return Qwen2ForCausalLM(Qwen2Config(**{**sizes, **settings}))
+
+
+def save_tiny_chat_model(folder: Path, max_position_embeddings: int = 512) -> Path:
+    """Save a small Qwen2 with a tokenizer and its own chat template to `folder/model`, and return that folder."""
+    tokenizer = hf_folder.load_tokenizer(train_tiny_tokenizer(folder, write_tiny_text(folder)))
+    save_model(build_tiny_qwen2(max_position_embeddings=max_position_embeddings), folder / "model", tokenizer)
+    return folder / "model"
 
 
 COMMON_CONFIG: dict[str, Any] = dict(

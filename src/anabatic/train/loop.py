@@ -265,6 +265,6 @@ def _make_stop_handler(step: TrainStep) -> Callable[[int], None]:
     def handle_signal(number: int) -> None:
         step.stop_signal = number
         when = "at the end of this step" if step.can_stop_at_once else "at the next logged step"
-        log.info(f"{signal.Signals(number).name}: saving {when}")
+        log.info_in_signal_handler(f"{signal.Signals(number).name}: saving {when}")
 
     return handle_signal

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+from anabatic.testing.tiny_models import save_tiny_chat_model, write_tiny_text
 from e2e.vessels import write_demo
 from npu_sim.test_vessel import write_rows
 
@@ -52,9 +50,7 @@ PLOG = "[ERROR] HCCL(17,python):2026-11-01-10:00:00.000.000 [hccl.cc:1] EI0006: 
 
 def model(folder: Path) -> Path:
     """Make a Qwen2 with its own chat template, and the tokenizer it was made with."""
-    tokenizer = train_tiny_tokenizer(folder, write_tiny_text(folder))
-    save_model(build_tiny_qwen2(max_position_embeddings=512), folder / "model", tokenizers.load_tokenizer(tokenizer))
-    return folder / "model"
+    return save_tiny_chat_model(folder)
 
 
 def home(folder: Path, made: Path, chapter: str) -> Path:

@@ -64,6 +64,8 @@ def recipe(tmp_path: Path) -> str:
         ("sftt", 'unknown command "sftt". Did you mean "sft"?'),
         ("tokenizer trian", 'unknown command "trian". Did you mean "train"?'),
         ("--foo", 'unknown option "--foo"'),
+        ("sft -config GOOD", 'unknown option "-config". Did you mean --config?'),
+        ("launch -x -- sft", 'unknown option "-x"'),
         ("--help sftt", 'unknown command "sftt"'),
         ("help nonsense", 'there is no topic "nonsense"'),
         ("chat -p", "-p needs a value"),
@@ -247,6 +249,9 @@ GIVEN: list[tuple[str, dict[str, object]]] = [
     ("--train-on-inputs=true", {"train_on_inputs": True}),
     ("--optim.lr -1", {"optim": {"lr": "-1"}}),
     ("--optim.lr null", {"optim": {"lr": "null"}}),
+    ("--optim.lr -1e-4", {"optim": {"lr": "-1e-4"}}),
+    ("--optim.lr -.5", {"optim": {"lr": "-.5"}}),
+    ("--no-train-on-inputs=false", {"train_on_inputs": True}),
     ("--schedule.max_steps 4", {"schedule": {"max_steps": "4"}}),
 ]
 

@@ -109,17 +109,18 @@ def test_zsh() -> None:
         os.write(terminal, setup.encode())
         read_until(terminal, "\nset-up\r\n")
         os.write(terminal, b"anabatic launc\t")
-        read_until(terminal, "anabatic launch ")
+        assert "anabatic launch " in read_until(terminal, "anabatic launch ")
         os.write(terminal, b"\x15anabatic sft --tuner l\t")
-        read_until(terminal, "--tuner lora ")
+        assert "--tuner lora " in read_until(terminal, "--tuner lora ")
     finally:
         os.close(terminal)
         os.waitpid(pid, 0)
 
 
-def read_until(terminal: int, wanted: str) -> None:
-    """Read what the shell prints until `wanted` is there."""
+def read_until(terminal: int, wanted: str) -> str:
+    """Return what the shell prints until `wanted` is there."""
     said, end = "", time.monotonic() + 120
     while wanted not in said:
         assert time.monotonic() < end and select.select([terminal], [], [], 120)[0], repr(said)
         said += os.read(terminal, 4096).decode(errors="replace")
+    return said

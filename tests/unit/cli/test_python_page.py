@@ -9,20 +9,14 @@ from typing import Any
 
 import pytest
 
-from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+from anabatic.testing.tiny_models import save_tiny_chat_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "en" / "reference" / "python.md"
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    save_model(
-        build_tiny_qwen2(max_position_embeddings=1024),
-        tmp_path / "model",
-        tokenizers.load_tokenizer(train_tiny_tokenizer(tmp_path, write_tiny_text(tmp_path))),
-    )
+    save_tiny_chat_model(tmp_path, max_position_embeddings=1024)
     rows = [{"query": f"the wind {number}", "response": "moves upward"} for number in range(200)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found: dict[str, Any] = {}

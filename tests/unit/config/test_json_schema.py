@@ -19,15 +19,17 @@ def validator(command: str) -> jsonschema_rs.Draft7Validator:
 @pytest.mark.parametrize("name", shipped_recipes.RECIPES)
 def test_recipes_of_the_package(name: str) -> None:
     recipe = shipped_recipes.RECIPES[name]
-    validator(recipe.command).validate(shipped_recipes.read_recipe(name).tree)
+    tree = shipped_recipes.read_recipe(name).tree
+    assert list(validator(recipe.command).iter_errors(tree)) == []
+    assert not validator(recipe.command).is_valid({**tree, "no_such_setting": 1})
 
 
 @pytest.mark.parametrize("command", command_table.COMMANDS)
 def test_defaults_are_valid(command: str) -> None:
     schema = json_schema.make_schema(command)
-    jsonschema_rs.meta.validate(schema)
+    assert jsonschema_rs.meta.is_valid(schema)
     cls = command_table.get_command(command).import_job_class()
-    jsonschema_rs.Draft7Validator(schema).validate(settings.default_tree(cls))
+    assert list(jsonschema_rs.Draft7Validator(schema).iter_errors(settings.default_tree(cls))) == []
 
 
 MISTAKES: list[tuple[str, Any]] = [

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SEPARATOR = "--"
+OTHER_COMMAND = "COMMAND"
+"""Name of the argument that is another command, which stands after `--`."""
 _NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?|-(inf|nan)")
 """A negative number is a value, not an option."""
 SWITCH_VALUES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
@@ -88,6 +90,11 @@ class Interface:
     takes_hyphens: bool = False
 
     @property
+    def takes_command(self) -> bool:
+        """Another command and its options stand after `--`."""
+        return any(argument.name == OTHER_COMMAND for argument in self.arguments)
+
+    @property
     def option_names(self) -> list[str]:
         """All names of options."""
         return [name for option in self.options for name in (*option.names, *option.off_names)]
@@ -119,11 +126,11 @@ class UsageError(Exception):
 
     Attributes:
         command: name of the command, set by the caller of `parse_tokens`; empty: the program itself.
-        known_options: names of its options.
+        interface: what the command accepts.
     """
 
     command = ""
-    known_options: Sequence[str] = ()
+    interface = Interface()
 
 
 class UnknownCommandError(UsageError):
@@ -197,7 +204,7 @@ def parse_tokens(tokens: Sequence[str], interface: Interface) -> ParsedLine:
     try:
         return parser.parse()
     except UsageError as error:
-        error.known_options = interface.option_names
+        error.interface = interface
         raise
 
 
@@ -232,7 +239,7 @@ class _Parser:
         """Return the name, the option and the value behind `=` of a token; `_` in a name is the same as `-`."""
         name, equals, value = token.partition("=")
         if not name.startswith("--"):
-            if name[:2] in self.options and len(name) > 2:  # -n8
+            if name[:2] in self.options and len(name) > 2 and not token[2].isalpha():  # -n8, but not -config
                 return name[:2], self.options[name[:2]], token[2:]
         elif name not in self.options:
             name = name.replace("_", "-")

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from anabatic.cli.parsing.command_line import Argument, Interface, Option
+from anabatic.cli.parsing.command_line import OTHER_COMMAND, Argument, Interface, Option
 
 MAX_WIDTH = 100
 _MAX_LEFT = 30
@@ -88,10 +88,6 @@ def _format_help(option: Option) -> str:
     choices = f" [choices: {', '.join(option.choices)}]" if option.choices else ""
     default = f" [default: {option.default}]" if option.default else ""
     return f"{option.help}{choices}{default}".strip()
-
-
-OTHER_COMMAND = "COMMAND"
-"""Argument that is another command, which stands after `--`."""
 
 
 def format_usage(name: str, interface: Interface) -> str:

@@ -23,11 +23,6 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import RunFolder
 
-_COMMANDS_WITH_SEPARATOR = ("anabatic sim", "anabatic launch", "anabatic plan") + tuple(
-    f"anabatic bench {kind}" for kind in ("train", "scaling", "compare")
-)
-"""Commands that take another command after --."""
-
 
 def translate_usage_error(error: UsageError, tokens: Sequence[str]) -> ConfigError:
     """Return the message and hint for a usage error; `tokens` are all arguments of the command line."""
@@ -43,7 +38,7 @@ def translate_usage_error(error: UsageError, tokens: Sequence[str]) -> ConfigErr
     hint = f"see `{help_command}`"
     if isinstance(error, UnusedWordsError) and error.words[0].lower() in SWITCH_VALUES:
         hint = "a switch is typed alone, --x or --no-x (in a section --a.no-x), or with its value, --x=false"
-    if command in _COMMANDS_WITH_SEPARATOR:
+    if error.interface.takes_command:
         hint = f"the command to run and its options stand after --; {hint}"
     for error_type, describe in _USAGE_DESCRIBERS:
         if isinstance(error, error_type):
@@ -52,7 +47,7 @@ def translate_usage_error(error: UsageError, tokens: Sequence[str]) -> ConfigErr
 
 
 def _describe_unknown_option(error: UnknownOptionError) -> str:
-    guess = usage_hints.suggest_option(error.option, error.known_options) if error.known_options else ""
+    guess = usage_hints.suggest_option(error.option, error.interface.option_names)
     return f'unknown option "{error.option}"{f".{guess}" if guess else ""}'
 
 

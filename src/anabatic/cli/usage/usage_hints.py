@@ -68,7 +68,7 @@ def explain_unknown_option(error: UnknownOptionError, tokens: Sequence[str]) -> 
 
     None for commands that run no job: their options are not settings.
     """
-    known, option, name = error.known_options, error.option, error.command
+    known, option, name = error.interface.option_names, error.option, error.command
     if name not in command_table.COMMANDS or name == "run":
         return None
     if (name, option) in _MOVED_OPTIONS:

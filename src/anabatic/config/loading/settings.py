@@ -107,6 +107,26 @@ def merge_trees(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def nest_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"model": {"depth": 4}}` for `{"model.depth": 4}`; dictionaries of one section are joined.
+
+    Raises:
+        ConfigError: a setting is given twice, or once as a value and once as a section.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in options.items():
+        *sections, last = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{section} is given as a value and as a section", f"give {key} inside of {section}")
+        if last in node and not (isinstance(node[last], dict) and isinstance(value, dict)):
+            raise ConfigError(f"{key} is given twice", "give it once")
+        node[last] = merge_trees(node[last], value) if last in node else value
+    return tree
+
+
 def make_settings(cls: type, values: dict[str, Any]) -> Any:
     """Build dataclass `cls` from checked values; a section starts from the defaults of this command.
 
