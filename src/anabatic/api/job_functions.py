@@ -18,7 +18,7 @@ from anabatic.config.loading import command_table, settings, validation
 from anabatic.core import log
 from anabatic.core.errors import AnabaticError, ConfigError, Failure, MultipleErrors
 
-_TERMINAL_COMMANDS = ("chat", "studio", "data preview")
+_TERMINAL_COMMANDS = ("chat", "studio", "data preview", "data stats", "data check")
 """Commands whose work is what they print, or a conversation in the terminal."""
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 

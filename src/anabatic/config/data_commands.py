@@ -1,4 +1,4 @@
-"""`anabatic data`: look at rows before a training reads them."""
+"""`anabatic data`: look at rows before a training reads them, measure and check them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,59 @@ class DataPreviewJob:
         both = self.train_on_inputs and self.last_turn_only
         require_setting(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
         require_setting(1 <= self.rows <= 1000, f"rows is {self.rows}", "use 1 to 1000")
+
+
+@dataclass(kw_only=True)
+class DataStatsJob:
+    """Measure data: rows, lengths, languages and duplicates of each source."""
+
+    inputs: list[str] = field(default_factory=list)
+    """Sources, as in data.train: files, folders, globs, built-in sources, data sets of a hub."""
+    model: str | None = None
+    """Model or tokenizer folder: lengths are counted in its tokens as well, as its chat template renders them."""
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's own: a file of Jinja, or a name, as in `sft`."""
+    seq_len: int | None = None
+    """With a model: count the rows that are longer than this many tokens."""
+    near: bool = True
+    """Look for rows that are nearly the same, too: about 0.6 KiB of memory a row."""
+    json: bool = False
+    """Print one JSON object instead of text."""
+    data: Data = field(default_factory=Data)
+
+    def __post_init__(self) -> None:
+        require_setting(bool(self.inputs), "no data is given", "anabatic data stats FILE")
+        require_setting(
+            self.seq_len is None or self.model is not None,
+            "seq_len is given without a model to count tokens",
+            "name its tokenizer as well: --model FOLDER",
+        )
+        require_setting(self.seq_len is None or self.seq_len >= 2, f"seq_len is {self.seq_len}", "use at least 2")
+
+
+@dataclass(kw_only=True)
+class DataCheckJob:
+    """Check data before training: bad rows, duplicates, and held-out rows that the training data gives away.
+
+    Exit status 1 if there are bad rows or leaks.
+    """
+
+    inputs: list[str] = field(default_factory=list)
+    """Training sources, as in data.train: files, folders, globs, built-in sources, data sets of a hub."""
+    near: bool = True
+    """Look for training rows that are nearly the same, too: about 0.6 KiB of memory a row."""
+    similarity: float = 0.8
+    """Two rows are nearly the same from this Jaccard similarity of their 16-byte n-grams, 0.7 to 1."""
+    findings: str | None = None
+    """Write every finding to this file, one JSON object a line."""
+    strict: bool = False
+    """Exit status 1 for duplicates and contradictory answers, too."""
+    json: bool = False
+    """Print one JSON object instead of text."""
+    data: Data = field(default_factory=Data)
+
+    def __post_init__(self) -> None:
+        require_setting(bool(self.inputs), "no data is given", "anabatic data check FILE")
+        require_setting(
+            0.7 <= self.similarity <= 1.0, f"similarity is {self.similarity}", "use a similarity from 0.7 to 1"
+        )

@@ -23,6 +23,7 @@ OPTIONAL_PACKAGES = {
     "pynvml": ("nvidia-ml-py", "monitor"),
     "llguidance": ("llguidance", "constrain"),
     "ray": ("ray", "ray"),
+    "py3langid": ("py3langid", "data"),
     "langdetect": ("langdetect", ""),
 }
 """Module as imported -> (distribution as installed, extra of this package that has it; empty: none)."""

@@ -14,15 +14,13 @@ import numpy as np
 
 from anabatic.config.data_commands import DataPreviewJob
 from anabatic.core import json_reader
-from anabatic.data.chat import custom_templates
 from anabatic.data.chat.loss_mask import LossTurns
 from anabatic.data.chat.loss_preview import MaskedSpan, format_preview, split_by_loss_mask
 from anabatic.data.chat.preference_pairs import split_pair_messages
 from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
-from anabatic.data.tokenizer import hf_folder
-from anabatic.models.pretrained import find_tokenizer_folder, resolve_merged_adapters, resolve_model_folder
+from anabatic.recipes.row_tokens import load_tokenizer
 
 MAX_TEXT_CHARS = 100_000
 """Of a row without a chat template: a text file is one row."""
@@ -100,16 +98,8 @@ def preview_sources(job: DataPreviewJob) -> list[SourcePreview]:
     Raises:
         ConfigError, DataError: as `run`.
     """
-    tokenizer = _load_tokenizer(job)
+    tokenizer = None if job.model is None else load_tokenizer(job.model, job.chat_template)
     return [_preview_source(source, job, tokenizer) for source in sources.parse_sources(job.inputs)]
-
-
-def _load_tokenizer(job: DataPreviewJob) -> Any:
-    if job.model is None:
-        return None
-    root = resolve_model_folder(job.model)
-    folder = find_tokenizer_folder(root, resolve_merged_adapters([], root))
-    return hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, job.chat_template))
 
 
 def _preview_source(source: sources.DataSource, job: DataPreviewJob, tokenizer: Any) -> SourcePreview:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from anabatic.config.sections.common import Data
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.loss_mask import LossPolicy
+from anabatic.data.readers import holdout
 from anabatic.data.readers.document import Document, is_held_out
+from anabatic.data.readers.holdout import select_split
 from anabatic.data.shards import dataset_cache
-from anabatic.data.shards.dataset_cache import select_split
 from anabatic.data.shards.encoders import TextEncoder
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.shards.writer import (
@@ -257,9 +258,7 @@ def test_train_and_valid_part_the_documents(number, kind):
         Document(f"text {n}\n" * 100, None, f"a:{n}") if kind == "text" else Document(None, [{}], f"a:{n}")
         for n in range(number)
     ]
-    train, valid = (
-        list(select_split(lambda: documents, 0.05, split, DocumentCounts())) for split in ("train", "valid")
-    )
+    train, valid = (list(select_split(lambda: documents, 0.05, split)) for split in ("train", "valid"))
     assert train and valid
     if kind == "text" and number * 0.05 < 1:
         assert ["".join(pair) for pair in zip([d.text for d in train], [d.text for d in valid], strict=True)] == [
@@ -276,9 +275,7 @@ def test_train_and_valid_part_the_documents(number, kind):
 @pytest.mark.parametrize("number", [1, 2, 3, 49])
 def test_a_few_short_rows_leave_something_held_out(number):
     documents = [Document(f"row {n} is short", None, f"a:{n}") for n in range(number)]
-    train, valid = (
-        list(select_split(lambda: documents, 0.02, split, DocumentCounts())) for split in ("train", "valid")
-    )
+    train, valid = (list(select_split(lambda: documents, 0.02, split)) for split in ("train", "valid"))
     assert len(train) == max(1, number - 1)
     assert number == 1 or len(valid) == 1  # one short row alone cannot be split
 
@@ -286,11 +283,9 @@ def test_a_few_short_rows_leave_something_held_out(number):
 @pytest.mark.parametrize("number", [3, 30, 250])
 def test_documents_too_large_to_keep_are_parted_likewise(number, monkeypatch):
     documents = [Document(f"text {n}\n" * 100, None, f"a:{n}") for n in range(number)]
-    kept = [list(select_split(lambda: documents, 0.05, split, DocumentCounts())) for split in ("train", "valid")]
-    monkeypatch.setattr(dataset_cache, "_HEAD_CHARS", 1000)
-    assert [
-        list(select_split(lambda: documents, 0.05, split, DocumentCounts())) for split in ("train", "valid")
-    ] == kept
+    kept = [list(select_split(lambda: documents, 0.05, split)) for split in ("train", "valid")]
+    monkeypatch.setattr(holdout, "_HEAD_CHARS", 1000)
+    assert [list(select_split(lambda: documents, 0.05, split)) for split in ("train", "valid")] == kept
 
 
 def test_one_long_text_holds_out_its_end(tmp_path, tok, data):

@@ -217,6 +217,22 @@ _COMMAND_ROWS = (
         positional_setting="inputs",
     ),
     Command(
+        "data stats",
+        "anabatic.config.data_commands:DataStatsJob",
+        "anabatic.recipes.data_stats:run",
+        "Measure data: rows, lengths, languages, duplicates.",
+        option_aliases={"model": "-m"},
+        positional_setting="inputs",
+    ),
+    Command(
+        "data check",
+        "anabatic.config.data_commands:DataCheckJob",
+        "anabatic.recipes.data_check:run",
+        "Check data for bad rows, duplicates and leaks into the held-out rows.",
+        option_aliases={"data.valid": "--held-out"},
+        positional_setting="inputs",
+    ),
+    Command(
         "merge",
         "anabatic.config.export:MergeJob",
         "anabatic.recipes.export.merge:run",

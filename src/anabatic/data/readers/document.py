@@ -117,10 +117,12 @@ class SkippedRows:
     Attributes:
         count: how many.
         examples: messages of the first few.
+        quiet: no warning is logged for them.
     """
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
+    quiet: bool = False
 
     def record_issue(self, problem: RowIssue) -> None:
         """Count one; the first three messages are kept."""

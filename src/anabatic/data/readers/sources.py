@@ -129,7 +129,7 @@ def _report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped:
     if not found:
         reason = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"
         raise DataError(f"{source.path}: no document: {reason}", "give text, or rows with a text column or messages")
-    if skipped:
+    if skipped and not skips.quiet:
         log.warn(f"{source.path}: skipped {skipped:,} bad rows of {found + skipped:,}{first}")
     if source.rows is not None and found < source.rows:
         log.warn(f"{source.path}: {source.rows:,} rows were asked for, it holds {found:,}")

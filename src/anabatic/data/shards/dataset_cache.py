@@ -12,9 +12,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,8 @@ from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy, TruncationStrategy
 from anabatic.data.chat.preference_pairs import PreferencePairEncoder
 from anabatic.data.readers import sources
-from anabatic.data.readers.document import Document, hash_id, is_held_out
+from anabatic.data.readers.document import Document
+from anabatic.data.readers.holdout import Split, select_split
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.sources import DataSource, SkippedRows
 from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
@@ -310,73 +310,6 @@ def _remove_stale_builds(path: Path) -> None:
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         if time.time() - left.stat().st_mtime > _STALE_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
-
-
-EXACT_SPLIT_BELOW = 200
-"""Below this number of documents a hash threshold may hold out none at all, so the share is met exactly."""
-
-MIN_TAIL_CHARS = 20
-"""Ends of texts are held out in place of a whole text where together they have at least so many characters."""
-
-_HEAD_CHARS = 2**25
-
-Split = Literal["train", "valid"]
-
-
-def select_split(
-    read: Callable[[], Iterable[Document]], fraction: float, split: Split, counts: DocumentCounts
-) -> Iterator[Document]:
-    """Yield the documents of a split: `valid` gets `fraction` of them, `train` the others.
-
-    From 200 documents on, a document is held out by the hash of its id alone (`is_held_out`). A smaller source holds
-    out `fraction` of its documents, at least one, those with the smallest hashes. Long texts too few for that (fewer
-    than `1 / fraction`; one file, say) each give their last `fraction` of characters.
-
-    Args:
-        read: starts reading the source from its beginning; called again when the first documents are too large to keep.
-        fraction: share held out.
-        split: which side to yield.
-        counts: `held_out` counts the documents of the other side.
-    """
-    source = iter(read())
-    head: list[Document] = []
-    chars = 0
-    while len(head) < EXACT_SPLIT_BELOW and chars <= _HEAD_CHARS and (document := next(source, None)) is not None:
-        head.append(document)
-        chars += len(document.text or "")
-    ids = [(document.id, document.text is not None) for document in head]
-    documents: Iterable[Document] = chain(head, source)
-    if len(head) < EXACT_SPLIT_BELOW and chars > _HEAD_CHARS:
-        head.clear()
-        ids = [(document.id, document.text is not None) for document in islice(read(), EXACT_SPLIT_BELOW)]
-        documents = read()
-    too_few = 0 < len(ids) < EXACT_SPLIT_BELOW and len(ids) * fraction < 1 and all(is_text for _, is_text in ids)
-    if too_few and (len(ids) < 2 or chars * fraction >= MIN_TAIL_CHARS):
-        for document in documents:
-            yield _split_long_text(document, fraction, split)
-        return
-    chosen = (
-        _ids_with_smallest_hashes([doc_id for doc_id, _ in ids], fraction) if len(ids) < EXACT_SPLIT_BELOW else None
-    )
-    for document in documents:
-        is_heldout = is_held_out(document.id, fraction) if chosen is None else document.id in chosen
-        if is_heldout == (split == "valid"):
-            yield document
-        else:
-            counts.held_out += 1
-
-
-def _ids_with_smallest_hashes(ids: list[str], fraction: float) -> set[str]:
-    """Return the ids with the smallest hashes; none when there is just one."""
-    num_heldout = 0 if len(ids) < 2 else max(1, round(len(ids) * fraction))
-    return set(sorted(ids, key=hash_id)[:num_heldout])
-
-
-def _split_long_text(document: Document, fraction: float, split: Split) -> Document:
-    text = document.text or ""
-    at = len(text) - int(len(text) * fraction)
-    at = text.rfind("\n", 0, at) + 1 or at
-    return replace(document, text=text[at:] if split == "valid" else text[:at])
 
 
 class FormatCounter:

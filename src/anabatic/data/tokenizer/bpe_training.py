@@ -19,9 +19,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.progress import ProgressMeter
 from anabatic.data.readers.document import Document
+from anabatic.data.readers.holdout import select_split
 from anabatic.data.readers.sources import DataSource, parse_sources, read_documents, source_kind
-from anabatic.data.shards import dataset_cache
-from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder as folder
 
 SPLIT_PATTERN = "|".join(
@@ -179,7 +178,7 @@ def read_training_documents(source: DataSource, data: Data) -> Iterator[Document
     fraction = 0.0 if data.valid else data.valid_fraction
     if not fraction:
         return read_documents(source, data)
-    return dataset_cache.select_split(lambda: read_documents(source, data), fraction, "train", DocumentCounts())
+    return select_split(lambda: read_documents(source, data), fraction, "train")
 
 
 def get_document_text(document: Document) -> str:

@@ -1,0 +1,1 @@
+"""What data holds before a training reads it: lengths, languages, duplicates, leaks."""
