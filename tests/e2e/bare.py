@@ -32,9 +32,9 @@ run | pretrain | sft | dpo | rl | reward | merge | export | eval | infer | chat 
 tokenizer eval | classify words | classify pretrain | classify train | classify predict | classify eval | classify map
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
-plan | sim | monitor | data preview | config show | config check | config from-swift | config from-llamafactory
-config from-deepspeed | config from-nanochat | config schema | recipes list | recipes show | recipes copy | completion
-completion words | help
+plan | sim | monitor | data preview | data stats | data check | config show | config check | config from-swift
+config from-llamafactory | config from-deepspeed | config from-nanochat | config schema | recipes list | recipes show
+recipes copy | completion | completion words | help
 """
 """Asked for their help, one each."""
 
@@ -59,6 +59,8 @@ WORKS = (
     "plan --npus 8 -- sft --model Qwen/Qwen2.5-7B --data rows.jsonl --tuner lora",
     "tokenizer train --data text.jsonl --vocab-size 300 --out words",
     "data preview text.jsonl -m MODEL",
+    "data stats text.jsonl -m MODEL --seq-len 64",
+    "data check text.jsonl",
     "tokenizer eval --data text.jsonl --tokenizers TOKENIZER",
     f"pretrain --tokenizer TOKENIZER {SMALL} --out base {SHORT}",
     f"sft --model MODEL --data task:spelling#40 --tuner lora --out sft {SHORT}",

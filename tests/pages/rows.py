@@ -74,6 +74,11 @@ def chat(number: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
 
 
+def unseen_chat(number: int) -> dict[str, Any]:
+    said = {"role": "assistant", "content": f"Unseen answer {number}."}
+    return {"messages": [{"role": "user", "content": f"Unseen {number}?"}, said]}
+
+
 def alpaca(number: int) -> dict[str, Any]:
     level = ("explain", "reasoning", "topology")[number % 3]
     return {"instruction": f"Explain {number}.", "input": "", "output": text(number), "difficulty": level}
@@ -136,6 +141,7 @@ def make(folder: Path) -> None:
         write(folder / name, "".join(text(number) + "\n" for number in range(8)))
     for name in ("chats.jsonl", "data/chats.jsonl", "facts.jsonl"):
         jsonl(folder / name, chat)
+    jsonl(folder / "unseen.jsonl", unseen_chat)
     for name in ("chats.json", "facts.json"):
         array(folder / name, chat)
     for name in ("questions.jsonl", "maths.jsonl", "gsm8k_train.jsonl"):

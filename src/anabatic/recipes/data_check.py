@@ -188,14 +188,14 @@ def _format_rows(count: int) -> str:
 
 
 class _BadRowRecorder(SkippedRows):
-    """Hands every bad row on."""
+    """Calls `record` for every bad row."""
 
     def __init__(self, record: Callable[[RowIssue], None]) -> None:
         super().__init__(quiet=True)
         self._record = record
 
     def record_issue(self, problem: RowIssue) -> None:
-        """Count one and hand it on."""
+        """Count one and record it."""
         super().record_issue(problem)
         self._record(problem)
 
