@@ -120,6 +120,7 @@ _ENTRIES = (
     _job("studio", USE, "runs"),
     _job("merge", USE, "--model runs/mine --out runs/merged"),
     _job("export", USE, "runs/mine --out exported"),
+    _job("push", USE, "runs/mine --to OWNER/NAME"),
     CommandEntry("checkpoint", "List, verify or export the checkpoints of a run.", USE),
     CommandEntry(
         "checkpoint list", "List the checkpoints of a run.", "", "runs/mine", "anabatic.cli.checkpoint:list_checkpoints"

@@ -97,7 +97,7 @@ def read_job_options(name: str, line: ParsedLine) -> JobOptions:
     cls = row.import_job_class()
     values = {key: to_untyped(value) for key, value in line.values.items()}
     files = [str(file) for file in values.pop(CONFIG, [])]
-    is_dry_run = bool(values.pop(DRY_RUN, False))
+    is_dry_run = row.is_training and bool(values.pop(DRY_RUN, False))
     words = line.words
     for word in words:
         _require_not_recipe(name, word)

@@ -1,4 +1,4 @@
-"""`anabatic export`, `anabatic merge` and `anabatic checkpoint export`: model folders for other programs."""
+"""`anabatic export`, `merge`, `checkpoint export` and `push`: model folders for other programs, and for a hub."""
 
 from __future__ import annotations
 
@@ -98,3 +98,56 @@ class MergeJob:
     def __post_init__(self) -> None:
         require_setting(bool(self.model), "model is not given", "give --model FOLDER, for example runs/lora")
         require_setting(bool(self.out.strip()), "out is not given", "give --out FOLDER")
+
+
+_TARGET = re.compile(r"(?:(?P<scheme>hf|ms):)?(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)", re.ASCII)
+
+
+@dataclass(kw_only=True)
+class PushJob:
+    """Upload a model or an adapter to Hugging Face or ModelScope, with a model card made from its run."""
+
+    model: str = ""
+    """Run folder, whose best or final model is taken, or the folder of a model or an adapter."""
+    to: str = ""
+    """[hf:|ms:]OWNER/NAME, created if it does not exist; without a prefix on the hub of ANABATIC_HUB, else Hugging
+    Face."""
+    private: bool = True
+    """A repository that is created is seen by its owner alone; false: by everybody."""
+    revision: str | None = None
+    """Branch; created on Hugging Face if it does not exist. Default: the main one."""
+    license: str | None = None
+    """License of the model as an identifier of SPDX, such as apache-2.0, for the card; ModelScope requires one."""
+    base_model: str | None = None
+    """OWNER/NAME of the model that was trained on, where the run names a folder of this machine."""
+    message: str | None = None
+    """Message of the commit."""
+    dry_run: bool = False
+    """Print the card and the files, and upload nothing."""
+
+    def __post_init__(self) -> None:
+        usage = "anabatic push runs/mine --to OWNER/NAME"
+        require_setting(bool(self.model.strip()), "model is not given", usage)
+        require_setting(bool(self.to.strip()), "to is not given", usage)
+        require_setting(
+            _TARGET.fullmatch(self.to) is not None,
+            f'to is "{self.to}"',
+            "use OWNER/NAME, hf:OWNER/NAME or ms:OWNER/NAME; letters, digits, dots, _ and -",
+        )
+        is_base = self.base_model is None or re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*", self.base_model, re.ASCII)
+        require_setting(bool(is_base), f'base_model is "{self.base_model}"', "use OWNER/NAME, as the hub has it")
+        is_license = self.license is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", self.license)
+        require_setting(bool(is_license), f'license is "{self.license}"', "use an identifier such as apache-2.0")
+        is_branch = self.revision is None or re.fullmatch(r"[A-Za-z0-9][\w./-]*", self.revision, re.ASCII)
+        require_setting(bool(is_branch), f'revision is "{self.revision}"', "use the name of a branch, such as main")
+
+    @property
+    def hub_scheme(self) -> str:
+        """`hf`, `ms`, or empty where `to` names no hub."""
+        match = _TARGET.fullmatch(self.to)
+        return (match["scheme"] or "") if match else ""
+
+    @property
+    def repo(self) -> str:
+        """`OWNER/NAME`."""
+        return self.to.rpartition(":")[2]

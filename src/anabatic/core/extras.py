@@ -23,6 +23,7 @@ OPTIONAL_PACKAGES = {
     "pynvml": ("nvidia-ml-py", "monitor"),
     "llguidance": ("llguidance", "constrain"),
     "ray": ("ray", "ray"),
+    "modelscope_hub": ("modelscope-hub", "modelscope"),
     "py3langid": ("py3langid", "data"),
     "langdetect": ("langdetect", ""),
 }

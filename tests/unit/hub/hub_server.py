@@ -58,7 +58,7 @@ class Hub:
         return sorted({path.rsplit("/", 1)[-1] for method, path in map(str.split, self.asked) if method == "FILE"})
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
@@ -78,13 +78,13 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         if hub.failing > 0:
             hub.failing -= 1
-            self._send(503, b"busy", body, {})
+            self.send_answer(503, b"busy", body, {})
         elif hub.status != 200 or (hub.name not in url.path and "/cdn/" not in url.path):
-            self._send(hub.status if hub.status != 200 else 404, b'{"error": "no"}', body, hub.headers)
+            self.send_answer(hub.status if hub.status != 200 else 404, b'{"error": "no"}', body, hub.headers)
         elif hub.page:
-            self._send(200, hub.page, body, {})
+            self.send_answer(200, hub.page, body, {})
         elif "/api/" in url.path and hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
-            self._send(401, b'{"error": "who"}', body, hub.headers)
+            self.send_answer(401, b'{"error": "who"}', body, hub.headers)
         elif "/api/v1/" in url.path:
             self._modelscope(url.path, query, body)
         elif "/cdn/" in url.path:
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _modelscope(self, path: str, query: dict[str, str], body: bool) -> None:
         if query.get("Revision", "master") not in ("master", "v1"):
-            self._send(404, b'{"Code": 404}', body, {})
+            self.send_answer(404, b'{"Code": 404}', body, {})
         elif path.endswith(("/repo/files", "/repo/tree")):
             rows = [
                 {"Path": path, "Type": "blob", "Size": len(data), "Sha256": _sha(data)} for path, data in self._all()
@@ -108,22 +108,22 @@ class _Handler(BaseHTTPRequestHandler):
             if path.endswith("/repo/tree"):
                 size, page = int(query["PageSize"]), int(query["PageNumber"])
                 rows = rows[(page - 1) * size : page * size]
-            self._json({"Code": 200, "Data": {"Files": rows}}, body)
+            self.send_json({"Code": 200, "Data": {"Files": rows}}, body)
         elif query["FilePath"] in self.hub.lfs:
-            self._send(302, b"", body, {"Location": f"{self.hub.cdn_url}/cdn/{query['FilePath']}"})
+            self.send_answer(302, b"", body, {"Location": f"{self.hub.cdn_url}/cdn/{query['FilePath']}"})
         else:
             self._file(query["FilePath"], body, {})
 
     def _resolve(self, revision: str, path: str, body: bool) -> None:
         hub = self.hub
         if path not in hub.files or revision not in ("main", hub.commit):
-            self._send(404, b"", body, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit})
+            self.send_answer(404, b"", body, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit})
             return
         data = hub.files[path]
         headers = {"ETag": f'"{_git_id(data)}"', "X-Repo-Commit": hub.commit}
         if path in hub.lfs:
             headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{_sha(data)}"'}
-            self._send(302, b"", body, {**headers, "Location": f"{hub.cdn_url}/cdn/{path}"})
+            self.send_answer(302, b"", body, {**headers, "Location": f"{hub.cdn_url}/cdn/{path}"})
         else:
             self._file(path, body, headers)
 
@@ -136,25 +136,25 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         end = start + self.hub.page_size
         link = f'<{self.hub.url}{path}?recursive=true&cursor={end}>; rel="next"'
-        self._json(rows[start:end], body, {"Link": link} if end < len(rows) else {})
+        self.send_json(rows[start:end], body, {"Link": link} if end < len(rows) else {})
 
     def _info(self, path: str, body: bool) -> None:
         hub = self.hub
         revision = unquote(path.split("/revision/")[1]) if "/revision/" in path else "main"
         if path.endswith("/refs"):
             refs = [{"name": "main", "ref": "refs/heads/main", "targetCommit": hub.commit}]
-            self._json({"branches": refs, "tags": [], "converts": []}, body)
+            self.send_json({"branches": refs, "tags": [], "converts": []}, body)
         elif revision not in ("main", "refs/convert/parquet", hub.commit):
-            self._send(404, b"", body, {"X-Error-Code": "RevisionNotFound"})
+            self.send_answer(404, b"", body, {"X-Error-Code": "RevisionNotFound"})
         else:
             siblings = [{"rfilename": path} for path in hub.files]
-            self._json({"id": hub.name, "sha": hub.commit, "siblings": siblings}, body)
+            self.send_json({"id": hub.name, "sha": hub.commit, "siblings": siblings}, body)
 
     def _all(self) -> list[tuple[str, bytes]]:
         return list(self.hub.files.items())
 
-    def _json(self, value: object, body: bool, headers: dict[str, str] | None = None) -> None:
-        self._send(200, json.dumps(value).encode(), body, {"Content-Type": "application/json", **(headers or {})})
+    def send_json(self, value: object, body: bool, headers: dict[str, str] | None = None) -> None:
+        self.send_answer(200, json.dumps(value).encode(), body, {"Content-Type": "application/json", **(headers or {})})
 
     def _file(self, path: str, body: bool, headers: dict[str, str]) -> None:
         data = self.hub.files[path]
@@ -170,9 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         half = path == self.hub.cut or (body and path in self.hub.cut_once)
         if body:
             self.hub.cut_once.discard(path)
-        self._send(status, data, body, headers, half=half)
+        self.send_answer(status, data, body, headers, half=half)
 
-    def _send(self, status: int, data: bytes, body: bool, headers: dict[str, str], half: bool = False) -> None:
+    def send_answer(self, status: int, data: bytes, body: bool, headers: dict[str, str], half: bool = False) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **headers}.items():
             self.send_header(name, value)
@@ -192,9 +192,9 @@ def _git_id(data: bytes) -> str:
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
+def serving(hub: Hub, handler_class: type[Handler] = Handler) -> Iterator[Hub]:
     """Serve `hub` while the block runs."""
-    handler = type("Handler", (_Handler,), {"hub": hub})
+    handler = type("Handler", (handler_class,), {"hub": hub})
     server = ThreadingHTTPServer(("localhost", 0), handler)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"

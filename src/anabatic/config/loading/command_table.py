@@ -242,6 +242,14 @@ _COMMAND_ROWS = (
         positional_setting="model",
     ),
     Command(
+        "push",
+        "anabatic.config.export:PushJob",
+        "anabatic.recipes.export.push:run",
+        "Upload a model to Hugging Face or ModelScope, with a model card.",
+        option_aliases={"model": "-m"},
+        positional_setting="model",
+    ),
+    Command(
         "export",
         "anabatic.config.export:ExportJob",
         "anabatic.recipes.export.model_folder:run",
