@@ -28,8 +28,9 @@ VESSEL = "--data rows.jsonl --depth 1"
 TRACKS = "ais.csv -o words --tracks.min-points 2 --tracks.points 4"
 
 HELP = """
-run | pretrain | sft | dpo | rl | reward | merge | export | eval | infer | chat | serve | studio | tokenizer train
-tokenizer eval | classify words | classify pretrain | classify train | classify predict | classify eval | classify map
+run | pretrain | sft | dpo | rl | reward | merge | export | push | eval | infer | chat | serve | studio
+tokenizer train | tokenizer eval | classify words | classify pretrain | classify train | classify predict
+classify eval | classify map
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
 plan | sim | monitor | data preview | data stats | data check | config show | config check | config from-swift

@@ -85,6 +85,7 @@ HOW = (
     How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
     How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/hub/test_model_download.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),
+    How("anabatic push .*ms:", "read", "needs a token of ModelScope; tests/unit/hub/test_push.py"),
     How("anabatic eval .* --tasks common_sense", "read", "fetches data sets"),
     How("anabatic eval .*task:all#", "run", costly=True, here=(("#500", "#4"), ("#200", "#4"))),
     How("anabatic bench io", "run", costly=True, here=(("/data/bench-io", "runs/bench-io"),)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from anabatic.core import extras
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.hub import huggingface, modelscope_api
 from anabatic.hub.model_download import Hub
+
+_WEIGHT_PATTERNS = ["*.safetensors", "*.gguf"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class UploadTarget:
 
 
 def upload_model(target: UploadTarget, folder: Path, message: str) -> None:
-    """Create the repository where it does not exist, and upload all files of a folder as one commit (large folders on
-    ModelScope: several).
+    """Create the repository where it does not exist, and upload all files of a folder as one commit; on
+    ModelScope as two or more, the weights first.
 
     Files of the repository that are not in the folder stay. What was uploaded before an error is not sent again.
 
@@ -83,6 +87,11 @@ def _translate_huggingface_errors(target: UploadTarget) -> Iterator[None]:
         raise ConfigError(f"{target.name} is not a name: {huggingface.first_line(error)}", "use OWNER/NAME") from error
     except errors.HfHubHTTPError as error:
         raise _make_refusal(target, error.response.status_code, huggingface.first_line(error), token_hint) from error
+    except (RuntimeError, ValueError) as error:  # of files that go to its storage
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            status = error.__cause__.response.status_code
+            raise _make_refusal(target, status, huggingface.first_line(error), token_hint) from error
+        raise _make_transfer_error(target, error) from error
     except Exception as error:  # the HTTP library depends on the version of huggingface_hub
         if not huggingface.is_transfer_error(error):
             raise
@@ -96,18 +105,22 @@ def _upload_to_modelscope(target: UploadTarget, folder: Path, message: str) -> N
         raise ConfigError(f"{target.address}: there is no token", token_hint)
     # Read by the client when it is made: no folder ~/.modelscope, no files beside ours.
     api = client.HubApi(endpoint=modelscope_api.get_endpoint(), token=modelscope_api.get_token())
+    logging.getLogger("modelscope_hub").setLevel(logging.CRITICAL)  # the error says it
     try:
         _create_modelscope_repo(api, target)
-        options = {"revision": target.revision} if target.revision else {}
-        api.upload_folder(
-            target.name,
-            "model",
-            folder,
-            commit_message=message,
-            use_cache=False,
-            disable_tqdm=not sys.stderr.isatty(),
-            **options,
-        )
+        # Weights first: where one of them fails, its client would still commit the other files.
+        for patterns in ({"allow_patterns": _WEIGHT_PATTERNS}, {"ignore_patterns": _WEIGHT_PATTERNS}):
+            with redirect_stdout(io.StringIO()):  # it prints a report
+                api.upload_folder(
+                    target.name,
+                    "model",
+                    folder,
+                    commit_message=message,
+                    revision=target.revision or None,
+                    use_cache=False,
+                    disable_tqdm=not sys.stderr.isatty(),
+                    **patterns,
+                )
     except client.errors.APIError as error:
         status = error.status_code or 0
         raise _make_refusal(target, status, huggingface.first_line(error), token_hint) from error

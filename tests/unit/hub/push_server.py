@@ -43,11 +43,11 @@ class PushHandler(Handler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if not self._is_refused(path):
-            if path.startswith("/openapi/v1/models/"):
+            if path in (f"/openapi/v1/models/{self.hub.name}", f"/api/v1/models/{self.hub.name}"):
                 self.hub.asked.append(f"GET {path}")
-                data = {"id": self.hub.name, "owner": "acme", "name": self.hub.name.partition("/")[2]}
+                data = {"id": self.hub.name, "Path": "acme", "Name": self.hub.name.partition("/")[2]}
                 if self.hub.exists:
-                    self.send_json({"success": True, "data": data}, True)
+                    self.send_json({"success": True, "Data": data, "data": data}, True)
                 else:
                     self.send_answer(404, b'{"success": false, "message": "not there"}', True, {})
             else:
@@ -56,14 +56,13 @@ class PushHandler(Handler):
     def do_POST(self) -> None:
         hub, path = self.hub, urlsplit(self.path).path
         hub.asked.append(f"POST {path}")
-        body = (
-            self.rfile.read(int(self.headers["Content-Length"] or 0))
-            if self.headers["Content-Length"]
-            else self._read_chunks()
-        )
+        length = self.headers["Content-Length"]
+        body = self.rfile.read(int(length)) if length else self._read_chunks()
         if self._is_refused(path):
             return
-        if path == "/api/repos/create":
+        if path == "/api/validate-yaml":
+            self.send_json({"errors": [], "warnings": []}, True)
+        elif path == "/api/repos/create":
             self._create(json.loads(body), {"url": f"{hub.url}/{hub.name}", "name": hub.name})
         elif path == "/api/v1/models":
             self._create(json.loads(body), {"Code": 200, "Success": True, "Data": {"Path": "acme", "Name": "tiny"}})
@@ -103,7 +102,12 @@ class PushHandler(Handler):
     def _is_refused(self, path: str) -> bool:
         hub = self.hub
         status = next((status for part, status in hub.refuse.items() if part in path), 0)
-        if not status and hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
+        if (
+            not status
+            and self.command != "PUT"
+            and hub.token
+            and self.headers["Authorization"] != f"Bearer {hub.token}"
+        ):
             status = 401
         if status:
             self.send_answer(status, json.dumps({"error": "no", "Message": "no", "Success": False}).encode(), True, {})
@@ -111,7 +115,8 @@ class PushHandler(Handler):
 
     def _create(self, asked: dict[str, Any], answer: dict[str, Any]) -> None:
         if self.hub.exists:
-            self.send_answer(409, b'{"error": "it is there"}', True, {})
+            there = {"error": "it is there", "url": f"{self.hub.url}/{self.hub.name}"}
+            self.send_answer(409, json.dumps(there).encode(), True, {})
             return
         self.hub.exists, self.hub.created = True, asked
         self.send_json(answer, True)

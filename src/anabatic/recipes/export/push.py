@@ -61,6 +61,8 @@ def run(job: PushJob) -> int:
             facts = model_card.read_card_facts(folder, target, base_model, is_adapter)
             (staged / CARD_FILE).write_text(model_card.build_model_card(facts), encoding="utf-8")
         files = sorted(path for path in staged.rglob("*") if path.is_file())
+        if not any(path.suffix in (".safetensors", ".gguf") for path in files):
+            raise DataError(f"{folder} has no weights: no *.safetensors", "give a run folder, or what `export` wrote")
         if job.dry_run:
             _print_plan(target, staged, files)
             return 0
