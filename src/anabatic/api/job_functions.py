@@ -16,10 +16,18 @@ from anabatic.api import job_runner
 from anabatic.api.run import Run, open_run
 from anabatic.config.loading import command_table, settings, validation
 from anabatic.core import log
+from anabatic.core.callbacks import Callback, StopTraining, require_callback, use_callbacks
 from anabatic.core.errors import AnabaticError, ConfigError, Failure, MultipleErrors
 
 _TERMINAL_COMMANDS = ("chat", "studio", "data preview", "data stats", "data check")
 """Commands whose work is what they print, or a conversation in the terminal."""
+_FIXED_NAMES: dict[str, Any] = {
+    "Run": Run,
+    "open_run": open_run,
+    "run_command": None,
+    "Callback": Callback,
+    "StopTraining": StopTraining,
+}
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
 
@@ -34,14 +42,15 @@ def list_functions() -> dict[str, str]:
 
 def list_names() -> list[str]:
     """Return the names that `find_function` knows."""
-    return ["Run", "open_run", "run_command", *list_functions()]
+    return [*_FIXED_NAMES, *list_functions()]
 
 
 def find_function(name: str) -> Any:
     """Return an attribute of the package `anabatic`; None if it has none of this name."""
-    fixed: dict[str, Any] = {"Run": Run, "open_run": open_run, "run_command": run_command}
     functions = list_functions()
-    return fixed[name] if name in fixed else make_job_function(functions[name]) if name in functions else None
+    if name == "run_command":
+        return run_command
+    return _FIXED_NAMES.get(name) or (make_job_function(functions[name]) if name in functions else None)
 
 
 def make_job_function(command: str) -> Callable[..., Run | None]:
@@ -94,7 +103,7 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
     Args:
         command: name in the table of commands.
         recipes: files or names of recipes.
-        options: settings: a section is a dictionary or a dataclass, `{"optim.lr": 1e-4}` is a setting inside one, and
+        options: settings, and for trainings in one process `callbacks`, a list of objects. A section is a dictionary or a dataclass, `{"optim.lr": 1e-4}` is a setting inside one, and
             short names of options (`data`, `nproc`) mean what they mean on the command line.
 
     Raises:
@@ -105,8 +114,11 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
     if not log.LOGGER.handlers:
         log.setup_logging()
     try:
+        given = _require_callbacks(row, options.pop("callbacks", ())) if row.is_training else []
         job = settings.load_job(command, recipes, make_tree(row, options), validation.SettingNamer())
-        with log.keep_handlers():
+        if given:
+            _require_one_process(job)
+        with log.keep_handlers(), use_callbacks(given):
             code = job_runner.run_job(row, job, owns_process=False)
     except AnabaticError as error:
         for each in error.errors if isinstance(error, MultipleErrors) else (error,):
@@ -119,6 +131,26 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
             f"anabatic {command} ended with exit code {code}", f"see the logs in {out}" if out else "see the log above"
         )
     return Run(out, command) if row.is_training and out else None
+
+
+def _require_callbacks(row: command_table.Command, given: Any) -> list[Any]:
+    callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
+    if texts := [one for one in callbacks if isinstance(one, str)]:
+        raise ConfigError(
+            f"callbacks has the text {texts[0]!r}", f'give objects; names go to log={{"callbacks": {texts!r}}}'
+        )
+    return [require_callback(one, getattr(one, "__name__", type(one).__name__)) for one in callbacks]
+
+
+def _require_one_process(job: Any) -> None:
+    """Objects cannot follow a training into other processes."""
+    nproc = job.device.nproc
+    if nproc > 1 or getattr(job, "auto", False):
+        what = f"device.nproc is {nproc}" if nproc > 1 else "auto is set"
+        raise ConfigError(
+            f"callbacks are objects of this process, and the training runs in others: {what}",
+            'put the class into a file and name it: log={"callbacks": ["my_callbacks.py:MyCallback"]}',
+        )
 
 
 def make_tree(row: command_table.Command, options: Mapping[str, Any]) -> dict[str, Any]:

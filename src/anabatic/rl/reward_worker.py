@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -29,14 +28,14 @@ class RewardCallError(Exception):
 
 
 class RewardWorker:
-    """Functions of a Python file, called with a time limit. The process starts with the first call.
+    """Functions of a Python file or module, called with a time limit. The process starts with the first call.
 
     Args:
-        path: the file.
+        path: the file, which ends in `.py`, or the name of a module.
         timeout: seconds that a call may take.
     """
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, path: str, timeout: float) -> None:
         self._path, self._timeout = path, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -48,7 +47,7 @@ class RewardWorker:
         Raises:
             ConfigError: it is not there, it cannot be loaded, or it has no such function.
         """
-        if not self._path.is_file():
+        if self._path.endswith(".py") and not os.path.isfile(self._path):
             raise ConfigError(f"{self._path}: no such file", "name a Python file: FILE.py:FUNCTION")
         try:
             names = self._start_process()
@@ -79,7 +78,7 @@ class RewardWorker:
         self.close()
         with relaunch.block_group_signals():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "anabatic.rl.reward_worker_main", str(self._path)],
+                [sys.executable, "-m", "anabatic.rl.reward_worker_main", self._path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -115,7 +114,7 @@ class RewardWorker:
                     raise RewardCallError(f"no answer within {timeout:g} s")
         if self._num_printed > _MAX_SHOWN_BYTES:
             log.warn(
-                f"{self._path.name} printed {format_size(self._num_printed)} in one call; "
+                f"{os.path.basename(self._path)} printed {format_size(self._num_printed)} in one call; "
                 f"{format_size(_MAX_SHOWN_BYTES)} are shown"
             )
         line, self._buffer = self._buffer.split(b"\n", 1)

@@ -6,6 +6,7 @@ either `{"value": ...}` or `{"error": "..."}`. The first line that it writes tel
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -55,6 +56,8 @@ def _separate_streams() -> tuple[Any, Any]:
 
 
 def _load_module(file: str) -> Any:
+    if not file.endswith(".py"):
+        return importlib.import_module(file)
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     spec = importlib.util.spec_from_file_location("anabatic_rewards", file)
     assert spec is not None and spec.loader is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from anabatic.core import plugins
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.heartbeat import HEARTBEAT
@@ -123,7 +125,7 @@ class RewardSet:
         room: int,
         other: dict[str, ScoreFunction] | None = None,
     ) -> None:
-        self._files: dict[Path, RewardWorker] = {}
+        self._files: dict[str, RewardWorker] = {}
         self._exit_stack = ExitStack()
         self._timeout = timeout
         self._named_scores: dict[str, ScoreFunction] = {
@@ -158,15 +160,21 @@ class RewardSet:
                 functools.partial(score_with_file, file=self._open_file(path, function), function=function),
             )
         if name not in self._named_scores:
-            known = [*self._named_scores, "FILE.py:FUNCTION"]
+            point = plugins.find_plugin("anabatic.rewards", name)
+            if point is not None:
+                worker = self._open_file(point.module, point.attr)
+                score = functools.partial(score_with_file, file=worker, function=point.attr)
+                return WeightedReward(name, number, score)
+            known = [*self._named_scores, *plugins.list_plugins("anabatic.rewards"), "FILE.py:FUNCTION"]
             raise ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
         return WeightedReward(name, number, self._named_scores[name])
 
     def _open_file(self, path: str, function: str) -> RewardWorker:
-        file = self._files.get(Path(path).expanduser())
+        source = os.path.expanduser(path)
+        file = self._files.get(source)
         if file is None:
-            file = self._exit_stack.enter_context(RewardWorker(Path(path).expanduser(), self._timeout))
-            self._files[Path(path).expanduser()] = file
+            file = self._exit_stack.enter_context(RewardWorker(source, self._timeout))
+            self._files[source] = file
         file.require_function(function)
         return file
 

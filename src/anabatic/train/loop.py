@@ -13,7 +13,7 @@ from anabatic.core.errors import Failure
 from anabatic.core.formatting import format_duration
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.core.stop_signals import SIGNAL_LISTENER
-from anabatic.parallel.process_groups import barrier
+from anabatic.parallel.process_groups import barrier, broadcast_text
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic.train.context import LoopContext
@@ -38,6 +38,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     barrier(
         loop.world
     )  # a rank that has nothing to save yet leaves at once: none may wait in a step for one that has left
+    reason = ""
     with (
         SIGNAL_LISTENER.defer_signals(_make_stop_handler(loop.train_step)),
         CheckpointSaver(loop.folder, loop.job.save, loop.device, loop.world, progress.step) as saver,
@@ -73,27 +74,44 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
                 _save_checkpoint(loop, progress, saver)
             if stop:
                 return _save_and_stop(loop, progress, saver)
-            if _should_evaluate(loop, progress.step):
+            evaluates = _should_evaluate(loop, progress.step)
+            if evaluates:
                 _evaluate_model(loop, progress, clock, saver)
+            reason = _find_callback_stop(loop) if (logs or saves or evaluates) and not last else ""
+            if reason:
+                break
             if progress.step == 1:
-                clock.pause_clock()  # it takes half a second, which would make the next row's speed and ETA wrong
-                gc.collect()
-                gc.freeze()  # what exists now lives to the end: do not walk it again at every collection
-                clock.resume_clock()
+                _freeze_objects(clock)
         if progress.step < loop.sizes.steps:
-            _stop_early(loop, progress, clock, saver)
+            _stop_early(loop, progress, clock, saver, reason)
         saver.wait()
         _log_saved_checkpoints(loop, saver)
     progress.seconds = clock.total_seconds()
     return True
 
 
-def _stop_early(loop: LoopContext, progress: TrainProgress, clock: _MetricsClock, saver: CheckpointSaver) -> None:
-    log.info(
-        f"early stopping after step {progress.step}: {progress.stale} evaluations without a better"
-        f" {loop.job.eval.metric}; the best was after step {progress.best['step']}"
-    )
-    loop.metrics.log_event("early_stop", step=progress.step, best=progress.best["step"])
+def _freeze_objects(clock: _MetricsClock) -> None:
+    """Take what exists now, which lives to the end, out of the garbage collector's walks."""
+    clock.pause_clock()  # it takes half a second, which would make the next row's speed and ETA wrong
+    gc.collect()
+    gc.freeze()
+    clock.resume_clock()
+
+
+def _find_callback_stop(loop: LoopContext) -> str:
+    """Return why a callback wishes to stop, the same on every rank; empty: none does."""
+    if not loop.job.log.callbacks:  # objects are given to one process alone
+        return loop.metrics.callbacks.stop_reason
+    return broadcast_text(loop.metrics.callbacks.stop_reason, loop.world)
+
+
+def _stop_early(
+    loop: LoopContext, progress: TrainProgress, clock: _MetricsClock, saver: CheckpointSaver, reason: str
+) -> None:
+    best = progress.best.get("step")
+    why = f"{progress.stale} evaluations without a better {loop.job.eval.metric}; the best was after step {best}"
+    log.info(f"early stopping after step {progress.step}: {f'callback {reason}' if reason else why}")
+    loop.metrics.log_event("early_stop", step=progress.step, best=best, **({"callback": reason} if reason else {}))
     clock.log_remaining()
     progress.seconds = clock.total_seconds()
     _save_checkpoint(loop, progress, saver)
@@ -125,12 +143,8 @@ def _log_saved_checkpoints(loop: LoopContext, saver: CheckpointSaver) -> None:
             else ""
         )
         log.info(f"saved {saved.path} in {format_duration(saved.seconds)}{waited}")
-        loop.metrics.log_event(
-            "checkpoint",
-            step=saved.step,
-            path=str(saved.path),
-            seconds=round(saved.seconds, 3),
-            stall_s=round(saved.stall_seconds, 3),
+        loop.metrics.log_checkpoint(
+            saved.step, saved.path, seconds=round(saved.seconds, 3), stall_s=round(saved.stall_seconds, 3)
         )
 
 

@@ -170,7 +170,7 @@ def test_turns_come_from_the_file(file: Path) -> None:
 
 
 def test_a_function_that_reads_forks_or_prints_is_answered_once(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with RewardWorker(file, 10) as mine:
+    with RewardWorker(str(file), 10) as mine:
         mine.require_function("reads")
         assert [mine.call_function(name, "", {}) for name in ("reads", "forks", "prints", "reads")] == [
             0.0,
@@ -194,7 +194,7 @@ def test_a_call_that_is_given_up_leaves_nobody(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with RewardWorker(file, 0.5) as mine:
+    with RewardWorker(str(file), 0.5) as mine:
         for name in ("children", "never_quiet"):
             with pytest.raises(RewardCallError, match="no answer within"):
                 mine.call_function(name, "", {})
@@ -203,7 +203,7 @@ def test_a_call_that_is_given_up_leaves_nobody(
 
 
 def test_a_process_does_not_outlive_its_call(file: Path) -> None:
-    with RewardWorker(file, 0.3) as mine:
+    with RewardWorker(str(file), 0.3) as mine:
         began = time.monotonic()
         with pytest.raises(RewardCallError):
             mine.call_function("slow", "slow", {})

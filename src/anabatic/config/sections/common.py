@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from anabatic.core import plugins
 from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import did_you_mean
 
 DEFAULT_SEQ_LEN = 1024
 """Longest segment in tokens where a recipe names none, and the model has the positions for it."""
@@ -268,14 +270,19 @@ class Evaluate:
         require_setting(self.min_delta >= 0, f"eval.min_delta is {self.min_delta}", "use 0 or more")
 
 
+SINKS = ("tensorboard", "swanlab", "wandb")
+
+
 @dataclass(kw_only=True)
 class LogSettings:
     """What is written while the job runs. `metrics.jsonl` is always written."""
 
     every: int = 10
     """Steps between printed lines; the only moments at which the host waits for the device."""
-    sinks: list[Literal["tensorboard", "swanlab", "wandb"]] = field(default_factory=list)
-    """Trackers that receive a copy of the metrics."""
+    sinks: list[str] = field(default_factory=list)
+    """Trackers that receive a copy of the metrics: tensorboard, swanlab, wandb, or plug-ins."""
+    callbacks: list[str] = field(default_factory=list)
+    """Callbacks that are told of steps, evaluations and checkpoints: FILE.py:NAME, MODULE:NAME, or plug-ins."""
     name: str | None = None
     """Name of the run in the trackers; default: the run folder's name."""
     samples: int = 1
@@ -291,6 +298,10 @@ class LogSettings:
             self.device_every >= 0, f"log.device_every is {self.device_every:g}", "use seconds, 0 for never"
         )
         require_setting(self.every >= 1, f"log.every is {self.every}", "use 1 or more steps")
+        for name in self.sinks:
+            if name not in SINKS and plugins.find_plugin("anabatic.sinks", name) is None:
+                known = [*SINKS, *plugins.list_plugins("anabatic.sinks")]
+                raise ConfigError(f'log.sinks names "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
         require_setting(self.samples >= 0, f"log.samples is {self.samples}", "use 0 or more conversations")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import gzip
 import io
 import json
@@ -14,7 +15,8 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from anabatic.core import json_reader
+from anabatic.core import json_reader, plugins
+from anabatic.core.errors import AnabaticError
 from anabatic.core.formatting import format_size
 from anabatic.data.readers.document import MAX_ROW_BYTES, SKIP_HINT, ColumnMapping, Document, RowIssue
 from anabatic.data.readers.parquet import read_parquet
@@ -383,9 +385,32 @@ READERS: dict[str, Reader] = {
 
 
 def get_reader(path: Path) -> Reader | None:
-    """Return the reader of a file's extension, or `None`; upper and lower case are the same."""
+    """Return the reader of a file's extension, or `None`; upper and lower case are the same.
+
+    Plug-ins of the group `anabatic.readers` add extensions: the name is the extension with its dot, the value a function
+    `(path) -> rows`, dictionaries with the columns that a JSON row has. Built-in extensions stay as they are.
+    """
     name = path.name.lower()
     for extension in sorted(READERS, key=len, reverse=True):
         if name.endswith(extension):
             return READERS[extension]
+    for extension in sorted(plugins.list_plugins("anabatic.readers"), key=len, reverse=True):
+        if name.endswith(extension.lower()):
+            return functools.partial(_read_with_plugin, extension)
     return None
+
+
+def _read_with_plugin(extension: str, path: Path, name: str, columns: ColumnMapping) -> Iterator[Document | RowIssue]:
+    make, number = document_builder(columns), 0
+    try:
+        for row in plugins.load_plugin("anabatic.readers", extension)(path):
+            number += 1
+            item = make(row, f"{name}:{number}", f"{path}: row {number}")
+            if item is not None:
+                yield item
+    except (AnabaticError, OSError):
+        raise
+    except Exception as error:  # a third party's reader may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        what = f"{path}: row {number + 1}: the reader of {extension} files failed: {reason}; {_REST_UNREAD}"
+        yield RowIssue(what, "fix the file, or update the package of the reader")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from anabatic.config.sections.common import Data
-from anabatic.core import log
+from anabatic.core import log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.builtin import stdlib
@@ -317,8 +317,8 @@ def _single_file(source: DataSource) -> NamedFiles:
 
 
 def _extensions_hint(path: Path) -> str:
-    known = ", ".join(READERS)
-    return f"files are read by extension: {known}.{did_you_mean(path.suffix.lower(), READERS)}"
+    known = [*READERS, *plugins.list_plugins("anabatic.readers")]
+    return f"files are read by extension: {', '.join(known)}.{did_you_mean(path.suffix.lower(), known)}"
 
 
 def _folder_files(source: DataSource) -> NamedFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from anabatic.config.loading import settings, validation, yaml_reader
 from anabatic.config.task import TEXT_METRICS, EvalTask, TaskData, TaskGroup
+from anabatic.core import plugins
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.builtin import synthetic_tasks as generators
@@ -149,11 +151,31 @@ def read_task(name: str, beside: Path | None = None) -> tuple[EvalTask | TaskGro
         return _parse_task(
             yaml_reader.parse_yaml(list_shipped_tasks()[name].read_text(encoding="utf-8"), f"{name}.yaml"), name
         ), None
-    known = sorted([*list_shipped_tasks(), core_suite.CORE_NAME])
+    if (path := _find_plugin_task(name)) is not None:
+        return _parse_task(yaml_reader.read_yaml(path), name), path.parent
+    known = sorted([*list_shipped_tasks(), core_suite.CORE_NAME, *plugins.list_plugins("anabatic.tasks")])
     raise ConfigError(
         f'there is no task "{name}".{did_you_mean(name, known)}',
         f"give a file NAME.yaml, task:NAME for a generated one, or one of: {', '.join(known)}",
     )
+
+
+def _find_plugin_task(name: str) -> Path | None:
+    """Return the file of a task that a plug-in of the group `anabatic.tasks` has: a path, or a function that returns one.
+
+    Raises:
+        ConfigError: the plug-in cannot be imported, or has no path.
+    """
+    found = plugins.load_plugin("anabatic.tasks", name)
+    if found is None:
+        return None
+    try:
+        return Path(os.fspath(found() if callable(found) else found))
+    except Exception as error:  # a third party's function may raise anything
+        raise ConfigError(
+            f'the plug-in task "{name}" gives no path of a YAML file: {type(error).__name__}: {error}',
+            "update or uninstall its package",
+        ) from error
 
 
 def _make_generated_task(name: str) -> EvalTask | TaskGroup:

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from anabatic.config.sections.common import LogSettings
-from anabatic.core import extras, json_reader, log
+from anabatic.core import extras, json_reader, log, plugins
 from anabatic.core import log as messages
+from anabatic.core.callbacks import CallbackList
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter, replace_nonfinite, to_finite_number
@@ -99,6 +100,7 @@ class MetricsRecorder:
         self._folder = folder
         self._max_steps = max_steps
         name = log.name or folder.root.resolve().name
+        self.callbacks = CallbackList(log.callbacks)
         self._trackers: dict[str, Tracker] = open_trackers(log.sinks, folder.root, name, config, resumed_step)
         _truncate_metrics(folder, resumed_step, resumed_step if evaluated_step is None else evaluated_step)
         self._rows = JsonlWriter(folder.metrics)
@@ -120,11 +122,13 @@ class MetricsRecorder:
         """
         self._write_row(step, "train", row)
         messages.info(self._format_line(step, row, _TRAIN_LINE))
+        self.callbacks.call("on_step", step, step, {"step": step, **row})
 
     def log_evaluation(self, step: int, row: dict[str, Any]) -> None:
         """Record a held-out evaluation (valid_loss, valid_accuracy, tokens and more) and print its line."""
         self._write_row(step, "eval", row)
         messages.info(self._format_line(step, row, _EVALUATE_LINE))
+        self.callbacks.call("on_eval", step, step, {"step": step, **row})
 
     def log_sample(self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None) -> None:
         """Record what the model wrote after `prompt`, and print the beginning of it.
@@ -138,6 +142,11 @@ class MetricsRecorder:
         shown = json.dumps(f"{prompt}{between}{text}", ensure_ascii=False).encode("utf-8", "replace").decode()[1:-1]
         messages.info(f"sample: {shown[:_MAX_SAMPLE_CHARS]}{'…' if len(shown) > _MAX_SAMPLE_CHARS else ''}")
         self._call_trackers(lambda sink: sink.log_text(step, f"sample/{prompt[:40]}", prompt + between + text))
+
+    def log_checkpoint(self, step: int, path: Path, **figures: float) -> None:
+        """Record that a checkpoint has become whole."""
+        self.log_event("checkpoint", step=step, path=str(path), **figures)
+        self.callbacks.call("on_save", step, step, path)
 
     def log_event(self, name: str, /, **fields: Any) -> None:
         """Record that something happened: start, resume, checkpoint, evaluate, stop, device, model, data."""
@@ -204,7 +213,7 @@ class MetricsRecorder:
 
 class _SilentRecorder(MetricsRecorder):
     def __init__(self) -> None:
-        pass
+        self.callbacks = CallbackList(())
 
     def log_train_step(self, step: int, row: dict[str, Any]) -> None: ...
 
@@ -213,6 +222,8 @@ class _SilentRecorder(MetricsRecorder):
     def log_sample(
         self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None
     ) -> None: ...
+
+    def log_checkpoint(self, step: int, path: Path, **figures: float) -> None: ...
 
     def log_event(self, name: str, /, **fields: Any) -> None: ...
 
@@ -352,7 +363,8 @@ def open_trackers(
     sinks: dict[str, Tracker] = {}
     for kind in names:
         try:
-            sinks[kind] = TRACKERS[kind](folder, name, config, resumed_step)
+            tracker = TRACKERS.get(kind) or plugins.load_plugin("anabatic.sinks", kind)
+            sinks[kind] = tracker(folder, name, config, resumed_step)
         except ConfigError:
             raise
         except Exception as error:  # a third party's tracker may raise anything
