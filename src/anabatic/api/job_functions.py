@@ -103,8 +103,9 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
     Args:
         command: name in the table of commands.
         recipes: files or names of recipes.
-        options: settings, and for trainings in one process `callbacks`, a list of objects. A section is a dictionary or a dataclass, `{"optim.lr": 1e-4}` is a setting inside one, and
-            short names of options (`data`, `nproc`) mean what they mean on the command line.
+        options: settings: a section is a dictionary or a dataclass, `{"optim.lr": 1e-4}` is a setting inside one, and
+            short names of options (`data`, `nproc`) mean what they mean on the command line. Besides, for trainings in
+            one process, `callbacks`: a list of objects with the methods of `Callback`.
 
     Raises:
         UserError: a setting or a file is wrong.

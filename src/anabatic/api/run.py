@@ -34,7 +34,7 @@ class Run:
 
     Args:
         folder: run folder.
-        command: name of the command that trained; default: not known.
+        command: name of the command that trained; default: found by its settings.
     """
 
     def __init__(self, folder: str | os.PathLike[str], command: str = "") -> None:
@@ -139,11 +139,15 @@ class Run:
             Failure: the training failed.
         """
         from anabatic.api.job_functions import run_command
+        from anabatic.config.loading import command_table
 
-        if not self.command:
-            raise ConfigError(f"{self.folder} does not say which command trained it", "call that function again")
+        found = None if self.command else command_table.find_training_command(self.config)
+        command = found.name if found else self.command
+        if not command:
+            message = f"{self._paths.config} has not the settings of any command of this version"
+            raise ConfigError(message, "call the function that trained it again")
         self.close()
-        run = run_command(self.command, self._paths.config, **options)
+        run = run_command(command, self._paths.config, **options)
         assert run is not None
         return run
 

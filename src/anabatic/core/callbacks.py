@@ -1,4 +1,4 @@
-"""Callbacks of a training: the user's code, told of logged steps, evaluations and checkpoints."""
+"""Callbacks of a training: the user's code, called after logged steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     ):
         if _has_pending_eval(loop, progress):
             _evaluate_model(loop, progress, clock, saver)
-        while progress.step < loop.sizes.steps and not progress.should_stop(loop.job.eval):
+        while progress.step < loop.sizes.steps and not (reason or progress.should_stop(loop.job.eval)):
             _log_saved_checkpoints(loop, saver)
             bad_steps.skip_dropped_data(loop, progress)
             scale = compute_lr_scale(progress.step + 1, loop.sizes.steps, loop.job.schedule)
@@ -78,8 +78,6 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
             if evaluates:
                 _evaluate_model(loop, progress, clock, saver)
             reason = _find_callback_stop(loop) if (logs or saves or evaluates) and not last else ""
-            if reason:
-                break
             if progress.step == 1:
                 _freeze_objects(clock)
         if progress.step < loop.sizes.steps:

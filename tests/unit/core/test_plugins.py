@@ -1,4 +1,4 @@
-"""Plug-ins of another package: callbacks, trackers, rewards, readers and tasks, found and loaded as installed ones are."""
+"""Plug-ins of another package: callbacks, trackers, rewards, readers and tasks, found as installed ones are."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from anabatic.config.export import PushJob
-from anabatic.config.loading import settings
+from anabatic.config.loading import command_table, settings
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import AnabaticError, ConfigError, DataError
 from anabatic.hub import model_download
 from anabatic.hub.model_download import Hub as HubName
 from anabatic.recipes.export import push
-from anabatic.recipes.export.model_card import CardFacts, build_model_card, find_command
+from anabatic.recipes.export.model_card import CardFacts, build_model_card
 from unit.hub.hub_server import serving
 from unit.hub.push_server import PushHandler, PushHub
 
@@ -269,8 +269,7 @@ def test_a_card_without_a_run_and_of_every_kind() -> None:
 
 
 def test_the_command_of_a_run_is_known_by_its_settings() -> None:
-    from anabatic.config.loading import command_table
-
+    find_command = command_table.find_training_command
     for name in ("sft", "dpo", "pretrain", "rl", "reward"):
         tree = settings.default_tree(command_table.COMMANDS[name].import_job_class())
         found = find_command(tree)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from anabatic.core import extras
@@ -63,6 +63,14 @@ class Command:
                 gc.freeze()
                 gc.enable()
         return loaded
+
+
+def find_training_command(tree: Mapping[str, Any]) -> Command | None:
+    """Return the training command whose settings a `config.yaml` has, all of them and no other; None: none has."""
+    for command in COMMANDS.values():
+        if command.is_training and {one.name for one in fields(command.import_job_class())} == set(tree):
+            return command
+    return None
 
 
 def import_precheck(command: str) -> Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None:

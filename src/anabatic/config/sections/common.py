@@ -282,7 +282,7 @@ class LogSettings:
     sinks: list[str] = field(default_factory=list)
     """Trackers that receive a copy of the metrics: tensorboard, swanlab, wandb, or plug-ins."""
     callbacks: list[str] = field(default_factory=list)
-    """Callbacks that are told of steps, evaluations and checkpoints: FILE.py:NAME, MODULE:NAME, or plug-ins."""
+    """Callbacks, which follow steps, evaluations and checkpoints: FILE.py:NAME, MODULE:NAME, or plug-ins."""
     name: str | None = None
     """Name of the run in the trackers; default: the run folder's name."""
     samples: int = 1

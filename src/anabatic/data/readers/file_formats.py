@@ -387,8 +387,8 @@ READERS: dict[str, Reader] = {
 def get_reader(path: Path) -> Reader | None:
     """Return the reader of a file's extension, or `None`; upper and lower case are the same.
 
-    Plug-ins of the group `anabatic.readers` add extensions: the name is the extension with its dot, the value a function
-    `(path) -> rows`, dictionaries with the columns that a JSON row has. Built-in extensions stay as they are.
+    Plug-ins of the group `anabatic.readers` add extensions: the name is the extension with its dot, the value a
+    function `(path) -> rows`, dictionaries with the columns that a JSON row has. Built-in extensions stay as they are.
     """
     name = path.name.lower()
     for extension in sorted(READERS, key=len, reverse=True):

@@ -151,8 +151,8 @@ def read_task(name: str, beside: Path | None = None) -> tuple[EvalTask | TaskGro
         return _parse_task(
             yaml_reader.parse_yaml(list_shipped_tasks()[name].read_text(encoding="utf-8"), f"{name}.yaml"), name
         ), None
-    if (path := _find_plugin_task(name)) is not None:
-        return _parse_task(yaml_reader.read_yaml(path), name), path.parent
+    if (file := _find_plugin_task(name)) is not None:
+        return _parse_task(yaml_reader.read_yaml(file), name), file.parent
     known = sorted([*list_shipped_tasks(), core_suite.CORE_NAME, *plugins.list_plugins("anabatic.tasks")])
     raise ConfigError(
         f'there is no task "{name}".{did_you_mean(name, known)}',
@@ -161,7 +161,7 @@ def read_task(name: str, beside: Path | None = None) -> tuple[EvalTask | TaskGro
 
 
 def _find_plugin_task(name: str) -> Path | None:
-    """Return the file of a task that a plug-in of the group `anabatic.tasks` has: a path, or a function that returns one.
+    """Return the file of a plug-in of the group `anabatic.tasks`: a path, or a function that returns one.
 
     Raises:
         ConfigError: the plug-in cannot be imported, or has no path.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import yaml
 
 from anabatic import __version__
 from anabatic.config.loading import command_table, settings, yaml_reader
-from anabatic.config.loading.command_table import Command
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count, format_duration
@@ -93,7 +92,7 @@ def read_card_facts(folder: Path, target: UploadTarget, base_model: str, is_adap
     if not config:
         return facts
     run = RunFolder(folder.parent)
-    command = find_command(config)
+    command = command_table.find_training_command(config)
     return replace(
         facts,
         config=config,
@@ -111,14 +110,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path}: {error}", "fix the file, or move it away") from error
     return found if isinstance(found, dict) else {}
-
-
-def find_command(config: Mapping[str, Any]) -> Command | None:
-    """Return the training command whose settings a `config.yaml` has, all of them and no other; None: none has."""
-    for command in command_table.COMMANDS.values():
-        if command.is_training and {one.name for one in fields(command.import_job_class())} == set(config):
-            return command
-    return None
 
 
 def build_model_card(facts: CardFacts) -> str:
@@ -237,7 +228,7 @@ def _list_sources(facts: CardFacts) -> Iterator[tuple[str, str]]:
 
 
 def _list_changed_settings(facts: CardFacts) -> dict[str, Any]:
-    command = find_command(facts.config)
+    command = command_table.find_training_command(facts.config)
     if command is None:
         return {}
     defaults = settings.default_tree(command.import_job_class())
