@@ -9,6 +9,7 @@ from selenium.webdriver.common.keys import Keys
 from anabatic.infer.engine import Engine
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from e2e.browser import NEEDED, find, texts, until
+from unit.infer.scripted import says
 from unit.infer.server.running import KEY, catalogue_of, serving
 
 pytestmark = NEEDED
@@ -20,7 +21,11 @@ def parts(tmp_path_factory):
     models = {
         name: build_random_model(len(tokenizer), seed=seed, max_len=2048) for name, seed in (("one", 0), ("two", 1))
     }
-    return {name: (Engine(model, tokenizer, max_batch=2, max_len=2048), model) for name, model in models.items()}
+    taught = build_byte_tokenizer(tmp_path_factory.mktemp("taught"))
+    taught.add_tokens(["<think>", "</think>"])
+    thinking = says(taught, ["<think>", "x", "y", "</think>", "b"], 2048)
+    parts = {name: (Engine(model, tokenizer, max_batch=2, max_len=2048), model) for name, model in models.items()}
+    return parts | {"thinking": (Engine(thinking, taught, max_batch=2, max_len=2048), thinking)}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,10 @@ def ask(browser, text):
     until(lambda: len(texts(browser, "article.theirs")) == before + 1)
     until(lambda: find(browser, "#log").get_attribute("aria-busy") == "false")
     return texts(browser, "article.theirs .body")[-1]
+
+
+WATCH = "const real = fetch; window.fetch = (...all) => { window.sent = all[1]?.body; return real(...all); }"
+"""Keeps the body of what the page asks."""
 
 
 def expected(server, messages, model="one"):
@@ -100,6 +109,43 @@ def test_again_edit_another_model_and_forget(page, server):
     assert texts(page, "article") == []
     page.execute_script("document.querySelector('#talks .icon').click()")
     assert texts(page, "#talks li") == []
+
+
+def test_reasoning_is_folded_and_not_sent_again(page, server):
+    find(page, "#model").send_keys("thinking")
+    assert ask(page, "one").split() == ["Reasoning", "b"]
+    box = find(page, "article.theirs details.reasoning")
+    assert box.get_attribute("open") is None
+    find(page, "article.theirs summary").click()
+    assert texts(page, "article.theirs .body")[0].split() == ["Reasoning", "xy", "b"]
+    (talk,) = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")
+    assert [talk["turns"][1][key] for key in ("content", "reasoning")] == ["b", "xy"]
+    page.execute_script(WATCH)
+    ask(page, "two")
+    sent = page.execute_script("return JSON.parse(window.sent).messages")
+    assert [message["content"] for message in sent] == ["one", "b", "two"]
+    assert page.execute_script("return getComputedStyle(document.querySelector('summary')).cursor") == "pointer"
+    assert not page.get_log("browser")
+
+
+def test_a_question_whose_answer_never_came_is_not_asked_again(page):
+    turns = [
+        {"role": "user", "content": "lost"},
+        {"role": "assistant", "content": "", "error": "The server cannot be reached."},
+        {"role": "user", "content": "answered"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    page.execute_script(
+        "localStorage.setItem('anabatic.talks', JSON.stringify(arguments[0]))",
+        [{"id": "1", "at": 1, "title": "t", "turns": turns}],
+    )
+    page.refresh()
+    until(lambda: len(texts(page, "article")) == 4)
+    assert "without any text" not in find(page, "#log").text
+    page.execute_script(WATCH)
+    ask(page, "next")
+    sent = page.execute_script("return JSON.parse(window.sent).messages")
+    assert [message["content"] for message in sent] == ["answered", "yes", "next"]
 
 
 def test_an_answer_can_be_stopped(page, server):

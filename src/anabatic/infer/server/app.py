@@ -120,7 +120,13 @@ class ApiRoutes:
         """Answer a conversation."""
         served = self._registry.find_model(body.model)
         requests = await self._run_in_thread(self._registry.make_chat_requests, served, body)
-        shape = CompletionBuilder(True, served.name, (), bool(body.logprobs), lambda: served.make_parser(body))
+        shape = CompletionBuilder(
+            True,
+            served.name,
+            has_logprobs=bool(body.logprobs),
+            make_parser=lambda: served.make_parser(body),
+            make_reasoning_parser=served.make_reasoning_parser,
+        )
         return await self._answer_requests(served, body, requests, shape, http)
 
     async def responses(self, body: ResponsesRequest, http: Request) -> Response:

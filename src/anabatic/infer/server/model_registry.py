@@ -17,7 +17,7 @@ from anabatic.core import json_reader
 from anabatic.core.errors import AnabaticError, ChatTemplateError
 from anabatic.core.formatting import did_you_mean, to_valid_utf8
 from anabatic.data.tokenizer.hf_folder import encode_chat
-from anabatic.infer import tool_call_parser
+from anabatic.infer import reasoning_parser, tool_call_parser
 from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
@@ -65,6 +65,18 @@ class ServedModel:
     def tool_call_style(self) -> tool_call_parser.ToolCallStyle | None:
         """How calls of tools are written; None: in no way that is known."""
         return tool_call_parser.detect_style(self.engine.tokenizer)
+
+    @functools.cached_property
+    def writes_reasoning(self) -> bool:
+        """True when the model was taught to reason before it answers."""
+        return reasoning_parser.writes_reasoning(self.engine.tokenizer)
+
+    def make_reasoning_parser(self, request: Request) -> reasoning_parser.ReasoningParser | None:
+        """Return what finds the reasoning in the answer to a request; None: there is none to find."""
+        if not self.writes_reasoning:
+            return None
+        inside = reasoning_parser.begins_in_reasoning(self.engine.tokenizer, request.prompt)
+        return reasoning_parser.ReasoningParser(inside)
 
     @functools.cached_property
     def shows_tools(self) -> bool:

@@ -1,6 +1,7 @@
 """The objects that clients get: whole answers, and the chunks of streamed ones.
 
-Source of the shapes: platform.openai.com/docs/api-reference/chat/object and /chat/streaming, /completions/object.
+Source of the shapes: platform.openai.com/docs/api-reference/chat/object and /chat/streaming, /completions/object;
+`reasoning_content` is DeepSeek's (api-docs.deepseek.com/guides/reasoning_model), which vLLM has, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from anabatic.infer.reasoning_parser import ReasoningParser
 from anabatic.infer.request import Completion, Request
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.engine_worker import TextDelta
@@ -43,6 +45,7 @@ class CompletionBuilder:
         echo_texts: texts by which the answers begin.
         has_logprobs: they are wanted.
         make_parser: makes what finds the calls of tools in one answer; None: nothing looks for them.
+        make_reasoning_parser: makes what finds the reasoning before one answer; None: nothing looks for it.
     """
 
     is_chat: bool
@@ -50,6 +53,7 @@ class CompletionBuilder:
     echo_texts: Sequence[str] = ()
     has_logprobs: bool = False
     make_parser: Callable[[], ToolCallParser | None] = lambda: None
+    make_reasoning_parser: Callable[[Request], ReasoningParser | None] = lambda request: None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -73,10 +77,14 @@ class CompletionBuilder:
     def _build_choice(self, at: int, answer: Completion, request: Request) -> dict[str, Any]:
         out: dict[str, Any] = {"index": at, "finish_reason": answer.finish_reason, "logprobs": None}
         if self.is_chat:
-            out["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
+            content = answer.text
+            out["message"] = {"role": "assistant", "content": content, "refusal": None}
+            if (thoughts := self.make_reasoning_parser(request)) is not None:
+                reasoning, content = thoughts.push_text(answer.text, True)
+                out["message"] |= {"content": content} | ({"reasoning_content": reasoning} if reasoning else {})
             if reader := self.make_parser():
                 heard = ToolCallStream(reader)
-                text, calls = heard.push_text(answer.text, True)
+                text, calls = heard.push_text(content, True)
                 out["finish_reason"] = heard.resolve_finish_reason(answer.finish_reason)
                 if calls:
                     out["message"] |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
@@ -92,9 +100,13 @@ class CompletionBuilder:
             return self._build_chunk(at, {"delta": {"role": "assistant", "content": ""}})
         return self._build_chunk(at, {"text": self.echo_texts[at] if self.echo_texts else ""})
 
-    def text_chunk(self, at: int, text: str, request: Request, sent_tokens: int, upto: int) -> dict[str, Any]:
-        """Return a chunk with text, and the log-probabilities of tokens `sent_tokens` to `upto`."""
+    def text_chunk(
+        self, at: int, text: str, request: Request, sent_tokens: int, upto: int, reasoning: str = ""
+    ) -> dict[str, Any]:
+        """Return a chunk with text, reasoning, and the log-probabilities of tokens `sent_tokens` to `upto`."""
         body: dict[str, Any] = {"delta": {"content": text}} if self.is_chat else {"text": text}
+        if reasoning:
+            body["delta"] = {"reasoning_content": reasoning} | ({"content": text} if text else {})
         if self.has_logprobs:
             body["logprobs"] = self._build_logprobs(request, sent_tokens, upto)
         return self._build_chunk(at, body)
@@ -169,6 +181,7 @@ class ChunkFormatter:
         self._sent_tokens = [0] * len(requests)
         readers = [shape.make_parser() for _ in requests]
         self._call_streams = [None if reader is None else ToolCallStream(reader) for reader in readers]
+        self._reasoning_parsers = [shape.make_reasoning_parser(request) for request in requests]
 
     def start_stream(self) -> list[bytes]:
         """Return the chunks that open the answers."""
@@ -178,13 +191,16 @@ class ChunkFormatter:
         """Return the chunks of a piece."""
         shape, at, text, end = self._builder, piece.index, piece.text, piece.finish_reason
         calls: list[dict[str, Any]] = []
+        reasoning = ""
+        if (thoughts := self._reasoning_parsers[at]) is not None:
+            reasoning, text = thoughts.push_text(text, bool(end))
         if (one := self._call_streams[at]) is not None:
             text, calls = one.push_text(text, bool(end))
             end = one.resolve_finish_reason(end)
         chunks = []
-        if text or (shape.has_logprobs and piece.num_tokens > self._sent_tokens[at]):
-            chunks.append(shape.text_chunk(at, text, self._requests[at], self._sent_tokens[at], piece.num_tokens))
-            self._sent_tokens[at] = piece.num_tokens
+        if text or reasoning or (shape.has_logprobs and piece.num_tokens > self._sent_tokens[at]):
+            sent, self._sent_tokens[at] = self._sent_tokens[at], piece.num_tokens
+            chunks.append(shape.text_chunk(at, text, self._requests[at], sent, piece.num_tokens, reasoning))
         if calls:
             chunks.append(shape.tool_call_chunk(at, calls))
         if end:

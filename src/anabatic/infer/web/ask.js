@@ -16,14 +16,13 @@ async function* events(response) {
   }
 }
 
-// Chat templates want turns that alternate: answers that never came are left out, questions without one are joined.
+// Chat templates want turns that alternate: a question whose answer never came is left out with it.
 const messagesOf = (turns) => {
   const out = [];
-  for (const { role, content } of turns) {
-    if (!content) continue;
-    if (out.at(-1)?.role === role) out.at(-1).content += `\n\n${content}`;
-    else out.push({ role, content });
-  }
+  turns.forEach(({ role, content }, at) => {
+    const kept = role === "assistant" ? content : at === turns.length - 1 || turns[at + 1].content;
+    if (kept) out.push({ role, content });
+  });
   return out;
 };
 
@@ -37,7 +36,7 @@ const ask = async (turns, signal, onText) => {
     if (value !== "" && value !== undefined && value !== null && Number.isFinite(Number(value))) body[name] = Number(value);
   }
   const began = performance.now();
-  const out = { text: "", tokens: 0, first: 0, seconds: 0, end: "" };
+  const out = { text: "", reasoning: "", tokens: 0, first: 0, seconds: 0, end: "" };
   let response;
   try { response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal }); }
   catch (error) { if (error.name === "AbortError") return { ...out, end: "stopped" }; throw new Error(word("offline")); }
@@ -51,9 +50,11 @@ const ask = async (turns, signal, onText) => {
       if (event.usage) out.tokens = event.usage.completion_tokens;
       const choice = event.choices?.[0];
       if (!choice) continue;
-      if (choice.delta?.content) {
+      const content = choice.delta?.content ?? "", reasoning = choice.delta?.reasoning_content ?? "";
+      if (content || reasoning) {
         if (!out.first) out.first = (performance.now() - began) / 1000;
-        out.text += choice.delta.content;
+        out.text += content;
+        out.reasoning += reasoning;
         out.tokens += 1;
         out.seconds = (performance.now() - began) / 1000;
         onText(out);

@@ -31,16 +31,26 @@ const showTurns = () => {
   $("log").scrollTop = $("log").scrollHeight;
 };
 
+// Reasoning is open until the answer begins; then it folds, unless the reader has opened or folded it.
+const reasoningNode = (turn) => {
+  const box = node("details", { class: "reasoning" }, node("summary", {}, word("reasoning")), ...markdown(turn.reasoning));
+  box.open = turn.unfolded ?? !turn.content;
+  box.querySelector("summary").addEventListener("click", () => { turn.unfolded = !box.open; });
+  return box;
+};
+
+const answerNodes = (turn) => [...(turn.reasoning ? [reasoningNode(turn)] : []), ...markdown(turn.content)];
+
 const turnNode = (turn, at) => {
   const mine = turn.role === "user";
-  const body = node("div", { class: "body" }, ...(mine ? [node("p", { class: "plain-text" }, turn.content)] : markdown(turn.content)));
+  const body = node("div", { class: "body" }, ...(mine ? [node("p", { class: "plain-text" }, turn.content)] : answerNodes(turn)));
   const tools = node("div", { class: "tools" });
   if (turn.content) tools.append(button("copy", (one) => copyText(turn.content, one)));
   if (mine) tools.append(button("edit", () => edit(at)));
   const written = running && !turn.how && at === talk.turns.length - 1;
   if (!mine && !written && at === talk.turns.length - 1) tools.append(button(turn.error ? "retry" : "again", () => answer(at)));
   tools.append(node("span", { class: "fine how" }, turn.how ? howItWent(turn.how) : ""));
-  if (!mine && !turn.content && turn.how) body.append(node("p", { class: "fine" }, word("wordless")));
+  if (!mine && !turn.content && !turn.reasoning && turn.how && !turn.error) body.append(node("p", { class: "fine" }, word("wordless")));
   if (turn.error) body.append(node("p", { class: "bad" }, turn.error));
   return node("article", { class: mine ? "mine" : "theirs", "aria-label": mine ? word("you") : turn.model || word("model") },
     node("h2", {}, mine ? word("you") : turn.model || word("model")), body, tools);
@@ -108,11 +118,11 @@ const answer = async (at) => {
   let now = null;
   let drawn = 0;
   // Whoever leaves the page stops the answer; what the browser then says of the connection is no error.
-  own.leave = () => { const { text, ...how } = now ?? {}; turn.how = { ...how, end: "stopped" }; own.left = true; };
+  own.leave = () => { const { text, reasoning, ...how } = now ?? {}; turn.how = { ...how, end: "stopped" }; own.left = true; };
   const draw = () => {
     drawn = 0;
     follow((shown) => {
-      redraw(shown.querySelector(".body"), markdown(turn.content));
+      redraw(shown.querySelector(".body"), answerNodes(turn));
       shown.querySelector(".how").textContent = lengthOf(now).join(" · ");
     });
   };
@@ -123,8 +133,9 @@ const answer = async (at) => {
     if (near) $("log").scrollTop = $("log").scrollHeight;
   };
   try {
-    turn.how = await ask(asked, own.signal, (out) => { now = out; turn.content = out.text; drawn ||= requestAnimationFrame(draw); });
+    turn.how = await ask(asked, own.signal, (out) => { now = out; turn.content = out.text; turn.reasoning = out.reasoning; drawn ||= requestAnimationFrame(draw); });
     delete turn.how.text;
+    delete turn.how.reasoning;
     if (running === own) say(word("done"));
   } catch (error) {
     if (!own.left) turn.error = error.message;

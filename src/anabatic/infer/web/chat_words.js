@@ -10,7 +10,7 @@ Object.assign(WORDS.en, {
   you: "You", untitled: "New conversation", empty: "What shall we talk about?",
   tokens: (count) => (count === 1 ? "1 token" : `${count} tokens`), speed: (rate) => `${rate} tokens/s`, first: (seconds) => `first after ${seconds} s`,
   cut: "cut at the longest length", stopped: "stopped", retry: "Try again",
-  torn: "The answer broke off: the connection or the server has ended.", wordless: "No text came.",
+  torn: "The answer broke off: the connection or the server has ended.", wordless: "The model ended its answer without any text.", reasoning: "Reasoning",
   full: "This browser's storage is full: the oldest conversations were forgotten.", noModels: "no model",
   adapter: (name) => `${name} (adapter)`, answering: "Answering", done: "Answered",
 });
@@ -25,7 +25,7 @@ Object.assign(WORDS.zh, {
   you: "您", untitled: "新对话", empty: "想聊些什么？",
   tokens: (count) => `${count} 个词元`, speed: (rate) => `每秒 ${rate} 个`, first: (seconds) => `首个用时 ${seconds} 秒`,
   cut: "已达最大长度", stopped: "已停止", retry: "重试",
-  torn: "回答中断：连接或服务器已结束。", wordless: "没有返回文字。",
+  torn: "回答中断：连接或服务器已结束。", wordless: "模型结束了回答，但没有返回文字。", reasoning: "推理过程",
   full: "浏览器存储已满：最早的对话已删除。", noModels: "没有模型",
   adapter: (name) => `${name}（适配器）`, answering: "正在回答", done: "回答完毕",
 });
