@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from anabatic.api import job_runner
+from anabatic.api import job_runner, notebook
 from anabatic.api.run import Run, open_run
 from anabatic.config.loading import command_table, settings, validation
 from anabatic.core import log
@@ -119,6 +119,8 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
         job = settings.load_job(command, recipes, make_tree(row, options), validation.SettingNamer())
         if given:
             _require_one_process(job)
+        elif row.is_training and (show := notebook.find_display()) is not None and _trains_here(job):
+            given = [notebook.NotebookProgress(show)]
         with log.keep_handlers(), use_callbacks(given):
             code = job_runner.run_job(row, job, owns_process=False)
     except AnabaticError as error:
@@ -143,10 +145,15 @@ def _require_callbacks(row: command_table.Command, given: Any) -> list[Any]:
     return [require_callback(one, getattr(one, "__name__", type(one).__name__)) for one in callbacks]
 
 
+def _trains_here(job: Any) -> bool:
+    """True when the training runs in this process."""
+    return job.device.nproc == 1 and not getattr(job, "auto", False)
+
+
 def _require_one_process(job: Any) -> None:
     """Objects cannot follow a training into other processes."""
     nproc = job.device.nproc
-    if nproc > 1 or getattr(job, "auto", False):
+    if not _trains_here(job):
         what = f"device.nproc is {nproc}" if nproc > 1 else "auto is set"
         raise ConfigError(
             f"callbacks are objects of this process, and the training runs in others: {what}",
