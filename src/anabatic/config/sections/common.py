@@ -298,10 +298,10 @@ class LogSettings:
             self.device_every >= 0, f"log.device_every is {self.device_every:g}", "use seconds, 0 for never"
         )
         require_setting(self.every >= 1, f"log.every is {self.every}", "use 1 or more steps")
-        for name in self.sinks:
+        for at, name in enumerate(self.sinks):
             if name not in SINKS and plugins.find_plugin("anabatic.sinks", name) is None:
                 known = [*SINKS, *plugins.list_plugins("anabatic.sinks")]
-                raise ConfigError(f'log.sinks names "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
+                raise ConfigError(f'log.sinks[{at}] is "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
         require_setting(self.samples >= 0, f"log.samples is {self.samples}", "use 0 or more conversations")
 
 
