@@ -45,7 +45,7 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c GOOD --optim.lr nan", '--optim.lr is "nan", expected a number'),
         ("sft -c GOOD --optim.lr -1e-4", "optim.lr is -0.0001"),
         ("sft -c GOOD --device.dtype bf17", '--device.dtype is "bf17", expected one of auto, bf16'),
-        ("sft -c GOOD --log.sinks wandb swanlap", '--log.sinks[1] is "swanlap"'),
+        ("sft -c GOOD --log.sinks wandb swanlap", 'log.sinks[1] is "swanlap"'),
         ("sft -c GOOD --train-on-inputs=maybe", '--train-on-inputs is "maybe", expected true or false'),
         ("sft -c GOOD --optim.lr 1 --optim.lr 2", "--optim.lr is given twice"),
         ("sft -c GOOD --optim.lr", "--optim.lr needs a value"),
