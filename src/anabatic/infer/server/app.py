@@ -137,7 +137,9 @@ class ApiRoutes:
         except ValidationError as error:
             raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
         requests = await self._run_in_thread(self._registry.make_chat_requests, served, chat_request)
-        shape = ResponsesBuilder(body, served.name, lambda: served.make_parser(chat_request))
+        shape = ResponsesBuilder(
+            body, served.name, lambda: served.make_parser(chat_request), served.make_reasoning_parser
+        )
         return await self._answer_requests(served, chat_request, requests, shape, http)
 
     async def retrieve_response(self, name: str) -> Response:

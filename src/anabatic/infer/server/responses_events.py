@@ -1,7 +1,7 @@
 """The objects and events of `/v1/responses`.
 
 Source of the shapes: openai-python, `types/responses/response.py`, `response_output_message.py`,
-`response_function_tool_call.py` and `response_*_event.py`.
+`response_function_tool_call.py`, `response_reasoning_item.py` and `response_*_event.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabatic.infer.reasoning_parser import ReasoningParser
 from anabatic.infer.request import Completion, Request
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.engine_worker import TextDelta
@@ -31,11 +32,13 @@ class ResponsesBuilder:
         request: what was asked; parts of it are repeated.
         model: name of the model that answers.
         make_parser: makes what finds the calls of tools; None: nothing looks for them.
+        make_reasoning_parser: makes what finds the reasoning before an answer; None: nothing looks for it.
     """
 
     request: ResponsesRequest
     model: str
     make_parser: Callable[[], ToolCallParser | None] = lambda: None
+    make_reasoning_parser: Callable[[Request], ReasoningParser | None] = lambda request: None
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: float = field(default_factory=time.time)
 
@@ -90,6 +93,8 @@ class ResponseEventFormatter:
         self._builder, self._requests = shape, requests
         parser = shape.make_parser()
         self._call_stream = None if parser is None else ToolCallStream(parser)
+        self._reasoning_parser = shape.make_reasoning_parser(requests[0])
+        self._reasoning: list[str] = []  # of the item that is open
         self._output: list[dict[str, Any]] = []
         self._text: list[str] = []
         self._has_open_message = False  # one is open
@@ -121,16 +126,24 @@ class ResponseEventFormatter:
         """Return the events of a piece."""
         text, end = piece.text, piece.finish_reason
         calls: list[dict[str, Any]] = []
+        reasoning = ""
+        if self._reasoning_parser is not None:
+            reasoning, text = self._reasoning_parser.push_text(text, bool(end))
         if self._call_stream is not None:
             text, calls = self._call_stream.push_text(text, bool(end))
-        events = self._add_text(text) if text else []
+        events = self._add_reasoning(reasoning) if reasoning else []
+        if text or calls or end:
+            events += self._close_reasoning("incomplete" if end == "length" and not text else "completed")
+        events += self._add_text(text) if text else []
         if calls:
             events += self._close_message("completed")
         for call in calls:
             events += self._add_call(call)
         if end:
             status = "incomplete" if end == "length" else "completed"
-            if not self._output:  # a response has a message, though it be empty
+            if all(
+                item["type"] == "reasoning" for item in self._output
+            ):  # a response has a message, though it be empty
                 events += self._open_message()
             events += self._close_message(status)
             self._status = status
@@ -147,6 +160,33 @@ class ResponseEventFormatter:
         failed = self.build_snapshot() | {"error": {"code": "server_error", "message": error_body["message"]}}
         about = {"code": error_body["code"], "message": error_body["message"], "param": error_body["param"]}
         return [self._encode_event("error", **about), self._encode_event("response.failed", response=failed)]
+
+    def _add_reasoning(self, text: str) -> list[bytes]:
+        events = []
+        if not self._reasoning:
+            item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [], "status": "in_progress"}
+            self._output.append(item | {"content": []})
+            index, at = len(self._output) - 1, self._item_position()
+            events = [
+                self._encode_event("response.output_item.added", output_index=index, item=self._output[-1]),
+                self._encode_event("response.content_part.added", **at, content_index=0, part=_reasoning_text_part("")),
+            ]
+        self._reasoning.append(text)
+        at = self._item_position()
+        return [*events, self._encode_event("response.reasoning_text.delta", **at, content_index=0, delta=text)]
+
+    def _close_reasoning(self, status: str) -> list[bytes]:
+        """End the reasoning that is open, if there is one."""
+        if not self._reasoning:
+            return []
+        text, self._reasoning = "".join(self._reasoning), []
+        at, item, part = self._item_position(), self._output[-1], _reasoning_text_part(text)
+        item |= {"status": status, "content": [part]}
+        return [
+            self._encode_event("response.reasoning_text.done", **at, content_index=0, text=text),
+            self._encode_event("response.content_part.done", **at, content_index=0, part=part),
+            self._encode_event("response.output_item.done", output_index=at["output_index"], item=item),
+        ]
 
     def _add_text(self, text: str) -> list[bytes]:
         events = [] if self._has_open_message else self._open_message()
@@ -207,6 +247,10 @@ class ResponseEventFormatter:
         self._sequence_number += 1
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         return f"event: {kind}\ndata: {text}\n\n".encode()
+
+
+def _reasoning_text_part(text: str) -> JsonObject:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _output_text_part(text: str) -> JsonObject:

@@ -36,16 +36,16 @@ _PASSED_FIELDS = (
 class TextContent(StrictModel):
     """A piece of a text: as input, or as an earlier answer's output."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: Utf8Str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
 class InputItem(StrictModel):
-    """A message, a call of a function, or its result."""
+    """A message, a call of a function, its result, or the reasoning of an earlier answer, which is left out."""
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Utf8Str | FailFastList[TextContent] | None = None
     call_id: Utf8Str | None = None
@@ -55,6 +55,8 @@ class InputItem(StrictModel):
     id: Utf8Str | None = None
     status: Utf8Str | None = None
     phase: Utf8Str | None = None
+    summary: list[Any] | None = None
+    encrypted_content: Utf8Str | None = None
 
     @model_validator(mode="after")
     def _require_item_fields(self) -> InputItem:
@@ -69,6 +71,7 @@ _REQUIRED_FIELDS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": (),
 }
 
 
@@ -213,6 +216,8 @@ class ResponsesRequest(StrictModel):
             turns.append({"role": "system", "content": self.instructions})
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         for item in items:
+            if item.type == "reasoning":  # chat templates leave out that of earlier answers
+                continue
             turn = _item_to_turn(item)
             before: dict[str, Any] = turns[-1] if turns else {"role": ""}
             if turn["role"] == "system" == before["role"] and len(turns) == 1:

@@ -50,3 +50,27 @@ def test_whole_and_streamed(thinking, model, reasoning, content):
 def test_a_text_that_continues_keeps_its_tags(thinking):
     (prompt,) = [thinking.post("/v1/completions", {"model": "both", "prompt": "\n", "max_tokens": 9}).json()]
     assert prompt["choices"][0]["text"].startswith("<think>xy</think>b")
+
+
+@pytest.mark.parametrize(
+    ("model", "reasoning", "content"), [("both", "xy", "b"), ("cut", "xy", ""), ("none", "", "xb")]
+)
+def test_responses(thinking, model, reasoning, content):
+    """Read by the openai package, whole and streamed; its items are input of the next question."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none") as client:
+        answer = client.responses.create(model=model, input="a")
+        assert [item.type for item in answer.output] == ["reasoning"] * bool(reasoning) + ["message"]
+        assert answer.output_text == content
+        if reasoning:
+            item = answer.output[0]
+            assert (item.content[0].text, item.content[0].type, item.summary) == (reasoning, "reasoning_text", [])
+        events = list(client.responses.create(model=model, input="a", stream=True))
+        deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        assert "".join(deltas) == reasoning and events[-1].type == "response.completed"
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        last = events[-1].response
+        assert [item.type for item in last.output] == [item.type for item in answer.output]
+        assert {item.status for item in last.output} == {"completed"}
+        again = [{"role": "user", "content": "a"}, *answer.output, {"role": "user", "content": "a"}]
+        assert client.responses.create(model=model, input=again).status == "completed"
