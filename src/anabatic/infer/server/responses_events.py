@@ -95,6 +95,7 @@ class ResponseEventFormatter:
         self._call_stream = None if parser is None else ToolCallStream(parser)
         self._reasoning_parser = shape.make_reasoning_parser(requests[0])
         self._reasoning: list[str] = []  # of the item that is open
+        self._num_reasoning_tokens = 0
         self._output: list[dict[str, Any]] = []
         self._text: list[str] = []
         self._has_open_message = False  # one is open
@@ -110,7 +111,7 @@ class ResponseEventFormatter:
                 "input_tokens": known["prompt_tokens"],
                 "input_tokens_details": known["prompt_tokens_details"],
                 "output_tokens": known["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
                 "total_tokens": known["total_tokens"],
             }
         return self._builder.build_body(self._status, self._output, counts)
@@ -141,9 +142,7 @@ class ResponseEventFormatter:
             events += self._add_call(call)
         if end:
             status = "incomplete" if end == "length" else "completed"
-            if all(
-                item["type"] == "reasoning" for item in self._output
-            ):  # a response has a message, though it be empty
+            if all(one["type"] == "reasoning" for one in self._output):  # a response has a message, even an empty one
                 events += self._open_message()
             events += self._close_message(status)
             self._status = status
@@ -180,6 +179,8 @@ class ResponseEventFormatter:
         if not self._reasoning:
             return []
         text, self._reasoning = "".join(self._reasoning), []
+        tokens = self._requests[0].tokenizer(text, add_special_tokens=False)["input_ids"]
+        self._num_reasoning_tokens = len(tokens)  # without the tags
         at, item, part = self._item_position(), self._output[-1], _reasoning_text_part(text)
         item |= {"status": status, "content": [part]}
         return [

@@ -62,6 +62,7 @@ def test_responses(thinking, model, reasoning, content):
         answer = client.responses.create(model=model, input="a")
         assert [item.type for item in answer.output] == ["reasoning"] * bool(reasoning) + ["message"]
         assert answer.output_text == content
+        assert answer.usage.output_tokens_details.reasoning_tokens == len(reasoning)
         if reasoning:
             item = answer.output[0]
             assert (item.content[0].text, item.content[0].type, item.summary) == (reasoning, "reasoning_text", [])
