@@ -103,8 +103,12 @@ def test_a_run_answers_and_is_opened_again(place: Path) -> None:
         run.chat("and then?")
         assert len(run._dialogue.messages) == 4
         assert run.chat("the wind", sampling=greedy, device=DeviceSettings(type="cpu")) == first
-    with pytest.raises(ConfigError, match="does not say which command"):
-        run.resume()
+    again = anabatic.open_run(place / "answers").resume()  # finished: nothing is left to do
+    assert again.is_finished and again.command == "sft"
+    (place / "other").mkdir()
+    (place / "other" / "config.yaml").write_text("a: 1\n")
+    with pytest.raises(ConfigError, match="not have the settings of any command"):
+        anabatic.open_run(place / "other").resume()
     with pytest.raises(ConfigError, match="holds no run"):
         anabatic.open_run(place)
 

@@ -144,7 +144,7 @@ class Run:
         found = None if self.command else command_table.find_training_command(self.config)
         command = found.name if found else self.command
         if not command:
-            message = f"{self._paths.config} has not the settings of any command of this version"
+            message = f"{self._paths.config} does not have the settings of any command of this version"
             raise ConfigError(message, "call the function that trained it again")
         self.close()
         run = run_command(command, self._paths.config, **options)

@@ -70,7 +70,10 @@ def build_tiny_qwen2(**settings: Any) -> PreTrainedModel:
 def save_tiny_chat_model(folder: Path, max_position_embeddings: int = 512) -> Path:
     """Save a small Qwen2 with a tokenizer and its own chat template to `folder/model`, and return that folder."""
     tokenizer = hf_folder.load_tokenizer(train_tiny_tokenizer(folder, write_tiny_text(folder)))
-    save_model(build_tiny_qwen2(max_position_embeddings=max_position_embeddings), folder / "model", tokenizer)
+    with torch.random.fork_rng(devices=[]):  # the same weights whatever ran before
+        torch.manual_seed(0)
+        model = build_tiny_qwen2(max_position_embeddings=max_position_embeddings)
+    save_model(model, folder / "model", tokenizer)
     return folder / "model"
 
 
