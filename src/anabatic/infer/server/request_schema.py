@@ -101,6 +101,8 @@ class ChatMessage(StrictModel):
     tool_calls: FailFastList[ToolCall] | None = None
     tool_call_id: Utf8Str | None = None
     refusal: Utf8Str | None = None
+    reasoning_content: Utf8Str | None = None
+    """Of an earlier answer, as this server gives it; the chat template decides what it shows of it."""
 
     def to_template_dict(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
@@ -111,6 +113,8 @@ class ChatMessage(StrictModel):
             out["tool_calls"] = [call.to_template_dict() for call in self.tool_calls]
         if self.tool_call_id is not None:
             out["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content:
+            out["reasoning_content"] = self.reasoning_content
         return out
 
 

@@ -43,7 +43,7 @@ class TextContent(StrictModel):
 
 
 class InputItem(StrictModel):
-    """A message, a call of a function, its result, or the reasoning of an earlier answer, which is left out."""
+    """A message, a call of a function, its result, or the reasoning of the answer behind it."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -215,10 +215,14 @@ class ResponsesRequest(StrictModel):
         if self.instructions:
             turns.append({"role": "system", "content": self.instructions})
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        reasoning = ""
         for item in items:
-            if item.type == "reasoning":  # chat templates leave out that of earlier answers
+            if item.type == "reasoning":
+                reasoning = _join_text(item.content)
                 continue
             turn = _item_to_turn(item)
+            if reasoning and turn["role"] == "assistant":
+                turn["reasoning_content"], reasoning = reasoning, ""
             before: dict[str, Any] = turns[-1] if turns else {"role": ""}
             if turn["role"] == "system" == before["role"] and len(turns) == 1:
                 before["content"] += "\n\n" + turn["content"]

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from anabatic.infer.engine import Engine
+from anabatic.infer.server.responses_schema import ResponsesRequest
 from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
@@ -75,3 +76,33 @@ def test_responses(thinking, model, reasoning, content):
         assert {item.status for item in last.output} == {"completed"}
         again = [{"role": "user", "content": "a"}, *answer.output, {"role": "user", "content": "a"}]
         assert client.responses.create(model=model, input=again).status == "completed"
+
+
+def test_an_answer_is_taken_back(thinking):
+    """Clients send whole messages again; what the template shows of their reasoning is its own affair."""
+    message = thinking.post("/v1/chat/completions", {**ASKED, "model": "both"}).json()["choices"][0]["message"]
+    again = {"model": "both", "messages": [*ASKED["messages"], message, *ASKED["messages"]]}
+    answer = thinking.post("/v1/chat/completions", again)
+    assert answer.status_code == 200, answer.text
+    with_reasoning = answer.json()["usage"]["prompt_tokens"]
+    del message["reasoning_content"]
+    assert thinking.post("/v1/chat/completions", again).json()["usage"]["prompt_tokens"] <= with_reasoning
+    wrong = {"model": "both", "messages": [*ASKED["messages"], message | {"reasoning_content": 3}]}
+    assert thinking.post("/v1/chat/completions", wrong).status_code == 400
+
+
+def test_reasoning_items_go_to_the_turn_behind_them():
+    request = ResponsesRequest.model_validate(
+        {
+            "model": "both",
+            "input": [
+                {"role": "user", "content": "a"},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "xy"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "3"},
+            ],
+        }
+    )
+    turns = [message.to_template_dict() for message in request.to_chat_request().messages]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "tool"]
+    assert [turn.get("reasoning_content") for turn in turns] == [None, "xy", None]
