@@ -115,20 +115,29 @@ class CallbackList:
                 ) from error
 
 
+def require_callback_source(spec: str) -> None:
+    """Make sure, without importing it, that there is a plug-in or a file of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    where, colon, _ = spec.rpartition(":")
+    if where.endswith(".py") and not Path(where).expanduser().is_file():
+        raise ConfigError(f"{where}: no such file", "give FILE.py:NAME or MODULE:NAME")
+    if not colon and plugins.find_plugin("anabatic.callbacks", spec) is None:
+        known = plugins.list_plugins("anabatic.callbacks")
+        installed = f"installed are {', '.join(known)}; or " if known else ""
+        message = f'there is no callback "{spec}".{did_you_mean(spec, known)}'
+        raise ConfigError(message, f"{installed}give FILE.py:NAME or MODULE:NAME")
+
+
 def _load_callback(spec: str) -> Any:
+    require_callback_source(spec)
     where, colon, name = spec.rpartition(":")
     if not colon:
-        found = plugins.load_plugin("anabatic.callbacks", spec)
-        if found is None:
-            known = plugins.list_plugins("anabatic.callbacks")
-            installed = f"installed are {', '.join(known)}; or " if known else ""
-            message = f'there is no callback "{spec}".{did_you_mean(spec, known)}'
-            raise ConfigError(message, f"{installed}give FILE.py:NAME or MODULE:NAME")
-        return found
+        return plugins.load_plugin("anabatic.callbacks", spec)
     try:
         module = _load_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
-    except ConfigError:
-        raise
     except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"the callback {spec} cannot be loaded: {_describe(error)}", f"fix {where}") from error
     if not hasattr(module, name):
@@ -138,8 +147,6 @@ def _load_callback(spec: str) -> Any:
 
 
 def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file", "give FILE.py:NAME or MODULE:NAME")
     spec = importlib.util.spec_from_file_location(f"anabatic_callbacks_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(spec)

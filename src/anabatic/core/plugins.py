@@ -63,5 +63,13 @@ def load_plugin(group: PluginGroup, name: str) -> Any:
         ) from error
 
 
+def describe_plugin(group: PluginGroup, name: str) -> str:
+    """Return what identifies the code of a plug-in: its object, package and version; empty: there is none."""
+    point = find_plugin(group, name)
+    if point is None:
+        return ""
+    return f"{point.value} {_get_package(point)} {point.dist.version if point.dist is not None else ''}"
+
+
 def _get_package(point: importlib.metadata.EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "a package"

@@ -17,94 +17,13 @@ from anabatic.data.readers.sources import parse_source, read_documents
 from anabatic.evals.tasks.registry import read_task
 from anabatic.rl.reward_worker import RewardWorker
 from anabatic.train.metrics.recorder import MetricsRecorder
-
-CODE = """
-from pathlib import Path
-
-told = []
-
-
-class Recorder:
-    def on_step(self, step, metrics):
-        told.append(("step", step, metrics["loss"]))
-
-    def on_save(self, step, path):
-        told.append(("save", step, Path(path).name))
-
-
-class Tracker:
-    def __init__(self, folder, name, config, resumed_step):
-        told.append(("open", name))
-
-    def log_numbers(self, step, values):
-        told.append(("numbers", step, values))
-
-    def log_text(self, step, name, text):
-        told.append(("text", step, text))
-
-    def close(self):
-        told.append(("close",))
-
-
-def vowels(text, row):
-    return sum(letter in "aeiou" for letter in text)
-
-
-def read_lines(path):
-    for line in Path(path).read_text().splitlines():
-        if line == "broken":
-            raise ValueError("a broken line")
-        yield {"query": line, "response": line.upper()}
-
-
-def task_file():
-    return Path(__file__).with_name("made.yaml")
-
-
-nothing = 3
-"""
-ENTRY_POINTS = """
-[anabatic.callbacks]
-recorder = made_plugin:Recorder
-absent = made_plugin:Absent
-nothing = made_plugin:nothing
-
-[anabatic.sinks]
-made = made_plugin:Tracker
-
-[anabatic.rewards]
-vowels = made_plugin:vowels
-
-[anabatic.readers]
-.lines = made_plugin:read_lines
-.txt = made_plugin:read_lines
-
-[anabatic.tasks]
-made = made_plugin:task_file
-none = made_plugin:nothing
-"""
-TASK = """
-data: {files: [rows.jsonl]}
-prompt: "{{ question }}"
-choices: "{{ choices }}"
-answer: "{{ answer }}"
-"""
-
-
-def install(folder: Path, name: str, entry_points: str = ENTRY_POINTS) -> None:
-    """Write a package as pip leaves it."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entry_points)
+from unit.plugin_package import install_package, write_entry_points
 
 
 @pytest.fixture(autouse=True)
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site"
-    install(folder, "made-plugin")
-    (folder / "made_plugin.py").write_text(CODE)
-    (folder / "made.yaml").write_text(TASK)
+    install_package(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     plugins._read_entry_points.cache_clear()
@@ -237,7 +156,7 @@ def test_a_task_of_a_package(packages: Path) -> None:
 
 
 def test_two_packages_with_one_name(packages: Path) -> None:
-    install(packages, "other-plugin", "[anabatic.rewards]\nvowels = other_plugin:vowels\n")
+    write_entry_points(packages, "other-plugin", "[anabatic.rewards]\nvowels = other_plugin:vowels\n")
     plugins._read_entry_points.cache_clear()
     with pytest.raises(ConfigError, match="made-plugin.*other-plugin|other-plugin.*made-plugin"):
         plugins.find_plugin("anabatic.rewards", "vowels")

@@ -394,10 +394,17 @@ def get_reader(path: Path) -> Reader | None:
     for extension in sorted(READERS, key=len, reverse=True):
         if name.endswith(extension):
             return READERS[extension]
-    for extension in sorted(plugins.list_plugins("anabatic.readers"), key=len, reverse=True):
-        if name.endswith(extension.lower()):
-            return functools.partial(_read_with_plugin, extension)
-    return None
+    extension = get_plugin_extension(path)
+    return functools.partial(_read_with_plugin, extension) if extension else None
+
+
+def get_plugin_extension(path: Path) -> str:
+    """Return the extension by whose name a plug-in reads a file; empty: no plug-in does."""
+    name = path.name.lower()
+    if any(name.endswith(extension) for extension in READERS):
+        return ""
+    known = sorted(plugins.list_plugins("anabatic.readers"), key=len, reverse=True)
+    return next((extension for extension in known if name.endswith(extension.lower())), "")
 
 
 def _read_with_plugin(extension: str, path: Path, name: str, columns: ColumnMapping) -> Iterator[Document | RowIssue]:

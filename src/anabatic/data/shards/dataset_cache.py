@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anabatic.config.sections.common import Data
-from anabatic.core import cpu_info, log
+from anabatic.core import cpu_info, log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.paths import fsync_folder, get_cache_root, make_write_error
@@ -27,6 +27,7 @@ from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy, Trunca
 from anabatic.data.chat.preference_pairs import PreferencePairEncoder
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document
+from anabatic.data.readers.file_formats import get_plugin_extension
 from anabatic.data.readers.holdout import Split, select_split
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.sources import DataSource, SkippedRows
@@ -179,6 +180,7 @@ class _TokenizationJob:
             "path": _get_source_identity(self.source),
             "rows": [self.source.rows, self.task_split],
             "content": _source_fingerprint(self.source),
+            **({"readers": readers} if (readers := _list_plugin_readers(self.source)) else {}),
             "tokenizer": [_hash_file(self.tokenizer_file.with_name(name)) for name in names],
             "level": list(self.level),
             "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
@@ -256,6 +258,12 @@ def _source_fingerprint(source: DataSource) -> Any:
         return listed
     code = sorted(Path(synthetic_tasks.__file__).parent.glob("*.py"))
     return [listed, [_hash_file(path) for path in code]]
+
+
+def _list_plugin_readers(source: DataSource) -> list[str]:
+    """Return the versions of the packages that read the files of a source, where they are not ours."""
+    extensions = {get_plugin_extension(path) for path in sources.list_source_files(source)}
+    return sorted(plugins.describe_plugin("anabatic.readers", extension) for extension in extensions if extension)
 
 
 def _hash_file(path: Path) -> str | None:

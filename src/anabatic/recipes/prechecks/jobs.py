@@ -15,9 +15,10 @@ from typing import Any
 
 from anabatic.config.loading import deepspeed_json
 from anabatic.config.rl import BUILTIN_REWARDS, RlJob
+from anabatic.config.sections.common import LogSettings
 from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.serve import ServeJob
-from anabatic.core import paths
+from anabatic.core import callbacks, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
@@ -77,6 +78,7 @@ def find_problems(command: str, job: Any, earlier: EarlierOutputs | None = None)
         _check_chat_template(command, job, known),
         _check_lengths(job, known),
         _check_rewards(job),
+        _check_callbacks(job),
         _check_eval_tasks(command, job),
         find_setting_errors(command, job, earlier),
     )
@@ -230,9 +232,23 @@ def _check_rewards(job: Any) -> Iterator[UserError]:
         file, _, function = name.rpartition(":")
         if file.endswith(".py") and function and not Path(file).expanduser().is_file():
             yield ConfigError(f"{file}: no such file", "name a Python file: FILE.py:FUNCTION")
-        elif not file.endswith(".py") and file != "model" and name not in BUILTIN_REWARDS:
-            known = [*BUILTIN_REWARDS, "model:FOLDER", "FILE.py:FUNCTION"]
+        elif not (file.endswith(".py") or file == "model" or name in BUILTIN_REWARDS) and not _has_plugin(name):
+            plugin_names = plugins.list_plugins("anabatic.rewards")
+            known = [*BUILTIN_REWARDS, *plugin_names, "model:FOLDER", "FILE.py:FUNCTION"]
             yield ConfigError(f'there is no reward "{name}".{did_you_mean(name, known)}', f"use {', '.join(known)}")
+
+
+def _has_plugin(reward: str) -> bool:
+    return plugins.find_plugin("anabatic.rewards", reward) is not None
+
+
+def _check_callbacks(job: Any) -> Iterator[UserError]:
+    log = getattr(job, "log", None)
+    for spec in log.callbacks if isinstance(log, LogSettings) else ():
+        try:
+            callbacks.require_callback_source(spec)
+        except ConfigError as error:
+            yield error
 
 
 def _check_eval_tasks(command: str, job: Any) -> Iterator[UserError]:
