@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import require_setting
+from anabatic.core.paths import HUB_ID_PATTERN
 
 Gguf = Literal["none", "f32", "f16", "bf16", "q8_0"]
 SERVERS = ("ollama", "vllm", "mindie")
@@ -100,9 +101,6 @@ class MergeJob:
         require_setting(bool(self.out.strip()), "out is not given", "give --out FOLDER")
 
 
-_TARGET = re.compile(r"(?:(?P<scheme>hf|ms):)?(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)", re.ASCII)
-
-
 @dataclass(kw_only=True)
 class PushJob:
     """Upload a model or an adapter to Hugging Face or ModelScope, with a model card made from its run."""
@@ -129,12 +127,10 @@ class PushJob:
         usage = "anabatic push runs/mine --to OWNER/NAME"
         require_setting(bool(self.model.strip()), "model is not given", usage)
         require_setting(bool(self.to.strip()), "to is not given", usage)
-        require_setting(
-            _TARGET.fullmatch(self.to) is not None,
-            f'to is "{self.to}"',
-            "use OWNER/NAME, hf:OWNER/NAME or ms:OWNER/NAME; letters, digits, dots, _ and -",
-        )
-        is_base = self.base_model is None or re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*", self.base_model, re.ASCII)
+        is_target = HUB_ID_PATTERN.fullmatch(self.repo_name) and self.hub_scheme in ("", "hf", "ms")
+        usage = "use OWNER/NAME, hf:OWNER/NAME or ms:OWNER/NAME; letters, digits, dots, _ and -"
+        require_setting(bool(is_target), f'to is "{self.to}"', usage)
+        is_base = self.base_model is None or HUB_ID_PATTERN.fullmatch(self.base_model)
         require_setting(bool(is_base), f'base_model is "{self.base_model}"', "use OWNER/NAME, as the hub has it")
         is_license = self.license is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", self.license)
         require_setting(bool(is_license), f'license is "{self.license}"', "use an identifier such as apache-2.0")
@@ -143,11 +139,10 @@ class PushJob:
 
     @property
     def hub_scheme(self) -> str:
-        """`hf`, `ms`, or empty where `to` names no hub."""
-        match = _TARGET.fullmatch(self.to)
-        return (match["scheme"] or "") if match else ""
+        """What stands before the colon of `to`; empty: it names no hub."""
+        return self.to.rpartition(":")[0]
 
     @property
-    def repo(self) -> str:
+    def repo_name(self) -> str:
         """`OWNER/NAME`."""
         return self.to.rpartition(":")[2]

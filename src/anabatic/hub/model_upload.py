@@ -37,7 +37,7 @@ class UploadTarget:
     license: str = ""
 
     @property
-    def address(self) -> str:
+    def page_url(self) -> str:
         """The page of the model."""
         endpoint = huggingface.get_endpoint() if self.hub == "huggingface" else modelscope_api.get_endpoint()
         return f"{endpoint}/{'models/' if self.hub == 'modelscope' else ''}{self.name}"
@@ -82,7 +82,7 @@ def _translate_huggingface_errors(target: UploadTarget) -> Iterator[None]:
     try:
         yield
     except errors.LocalTokenNotFoundError as error:
-        raise ConfigError(f"{target.address}: there is no token", token_hint) from error
+        raise ConfigError(f"{target.page_url}: there is no token", token_hint) from error
     except errors.HFValidationError as error:
         raise ConfigError(f"{target.name} is not a name: {huggingface.first_line(error)}", "use OWNER/NAME") from error
     except errors.HfHubHTTPError as error:
@@ -102,7 +102,7 @@ def _upload_to_modelscope(target: UploadTarget, folder: Path, message: str) -> N
     client = extras.import_optional("modelscope_hub", "the upload to ModelScope")
     token_hint = "set MODELSCOPE_API_TOKEN to an access token of https://modelscope.cn/my/myaccesstoken"
     if not modelscope_api.get_token():
-        raise ConfigError(f"{target.address}: there is no token", token_hint)
+        raise ConfigError(f"{target.page_url}: there is no token", token_hint)
     # Read by the client when it is made: no folder ~/.modelscope, no files beside ours.
     api = client.HubApi(endpoint=modelscope_api.get_endpoint(), token=modelscope_api.get_token())
     logging.getLogger("modelscope_hub").setLevel(logging.CRITICAL)  # the error says it
@@ -133,7 +133,7 @@ def _create_modelscope_repo(api: Any, target: UploadTarget) -> None:
         return
     if not target.license:
         raise ConfigError(
-            f"{target.address} does not exist yet, and ModelScope creates no model without a license",
+            f"{target.page_url} does not exist yet, and ModelScope creates no model without a license",
             "say under which license you publish it, for example --license apache-2.0",
         )
     api.create_repo(target.name, "model", visibility="private" if target.private else "public", license=target.license)
@@ -141,17 +141,17 @@ def _create_modelscope_repo(api: Any, target: UploadTarget) -> None:
 
 def _make_refusal(target: UploadTarget, status: int, reason: str, token_hint: str) -> DataError | ConfigError:
     if status in (401, 403):
-        return ConfigError(f"{target.address}: the token may not write there ({status}: {reason})", token_hint)
+        return ConfigError(f"{target.page_url}: the token may not write there ({status}: {reason})", token_hint)
     retry = "try again later: what was uploaded is not sent again"
     if status == 429 or status >= 500:
-        return DataError(f"{target.address} answers {status}: {reason}", retry)
-    return DataError(f"{target.address} answers {status}: {reason}", "look at the name, the branch and the license")
+        return DataError(f"{target.page_url} answers {status}: {reason}", retry)
+    return DataError(f"{target.page_url} answers {status}: {reason}", "look at the name, the branch and the license")
 
 
 def _make_transfer_error(target: UploadTarget, error: Exception) -> DataError:
     mirror = "HF_ENDPOINT" if target.hub == "huggingface" else "MODELSCOPE_ENDPOINT"
     return DataError(
-        f"{target.address}: the upload broke off: {huggingface.first_line(error)}",
+        f"{target.page_url}: the upload broke off: {huggingface.first_line(error)}",
         f"try again: what was uploaded is not sent again; {mirror} names another address",
     )
 

@@ -315,15 +315,14 @@ def copy_folder_linked(source: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        shutil.copytree(source, temporary, copy_function=link_or_copy)
+        shutil.copytree(source, temporary, copy_function=_link_or_copy)
         replace_folder(temporary, target)
         fsync_folder(target.parent)
     except OSError as error:
         raise make_write_error(target, error) from error
 
 
-def link_or_copy(source: str, target: str) -> None:
-    """Make a hard link, or a copy where the file system has no links."""
+def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:

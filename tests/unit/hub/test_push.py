@@ -74,7 +74,12 @@ def make_run(root: Path, base: str, **more: Any) -> Path:
     tree["data"] |= {"train": ["/data/me/private/chats.jsonl#50", "hf:acme/chats:train@0.5"]}
     tree["optim"] |= {"lr": 0.0003}
     write(root / "config.yaml", yaml.safe_dump(tree))
-    write(root / "metrics.jsonl", "")
+    rows = [
+        {"kind": "train", "step": 1200, "loss": 1.0},
+        {"kind": "eval", "step": 800, "valid_loss": 1.125, "valid_accuracy": 0.5},
+        {"kind": "eval", "step": 1200, "valid_loss": 1.25, "valid_accuracy": 0.75},
+    ]
+    write(root / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     write(
         root / "summary.json",
         {"finished": True, "steps": 1200, "tokens": 5_000_000, "valid_loss": 1.25, "params": 7, "device": "910B"},
@@ -167,8 +172,11 @@ def test_an_adapter_of_a_run(served: PushHub, tmp_path: Path) -> None:
         "datasets": ["acme/chats"],
         "tags": ["anabatic", "sft", "lora"],
     }
-    assert "chats.jsonl; acme/chats (split train, commit 012345678901, license mit)" in card
-    assert "| validation loss | 1.25 |" in card and "1,200 steps, 5.0M tokens" in card
+    assert "Data: chats.jsonl; acme/chats (split train, commit 012345678901, license mit)" in card
+    assert (
+        "after step 1,200" in card and "| validation loss | 1.25 |" in card and "| validation accuracy | 0.75 |" in card
+    )
+    assert "adapter | rank 16" in card and "1,200 steps, 5.0M tokens" in card
     assert re.search(r"optim:\n  lr: 0.0003\n", card) and "/data/me" not in card
 
 
@@ -275,3 +283,62 @@ def test_the_command_of_a_run_is_known_by_its_settings() -> None:
         found = find_command(tree)
         assert found is not None and found.name == name
     assert find_command({}) is None and find_command({"model": "x"}) is None
+
+
+def test_the_results_are_those_of_the_model_that_is_pushed(served: PushHub, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "Qwen/Qwen2.5-0.5B")
+    (run / "final_model").rename(run / "best_model")
+    summary = json.loads((run / "summary.json").read_text()) | {"best_step": 800}
+    write(run / "summary.json", summary)
+    push.run(PushJob(model=str(run), to="acme/tiny"))
+    card = served.files["README.md"].decode()
+    assert "after step 800" in card and "| validation loss | 1.125 |" in card and "1.25 |" not in card
+
+
+def test_no_folder_of_the_machine_is_in_the_settings_of_a_card(served: PushHub, tmp_path: Path) -> None:
+    template, folder = "/data/me/chat.jinja", f"{tmp_path}/secret"
+    run = make_run(tmp_path / "run", "Qwen/Qwen2.5-0.5B", chat_template=template)
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["parallel"]["deepspeed"] = f"{folder}/ds.json"
+    tree["lora"]["modules_to_save"] = ["embed_tokens"]
+    write(run / "config.yaml", yaml.safe_dump(tree))
+    push.run(PushJob(model=str(run), to="acme/tiny"))
+    card = served.files["README.md"].decode()
+    assert "chat_template: chat.jinja" in card and "deepspeed: ds.json" in card and "- embed_tokens" in card
+    assert "/data/me" not in card and str(tmp_path) not in card
+
+
+@pytest.mark.parametrize("base", ["runs/base", "./base", "saves/base"])
+def test_a_relative_folder_is_no_name_of_a_hub(base: str, served: PushHub, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", base)
+    with pytest.raises(ConfigError, match="others do not have"):
+        push.run(PushJob(model=str(run), to="acme/tiny"))
+
+
+def test_a_continued_pretraining_names_its_base(served: PushHub, model: Path) -> None:
+    job_class = command_table.COMMANDS["pretrain"].import_job_class()
+    tree = settings.default_tree(job_class)
+    tree["model"]["path"] = "acme/base"
+    write(model.parent / "config.yaml", yaml.safe_dump(tree))
+    model.rename(model.parent / "final_model")
+    push.run(PushJob(model=str(model.parent), to="acme/tiny"))
+    metadata = read_metadata(served.files["README.md"].decode())
+    assert (metadata["base_model"], metadata["base_model_relation"]) == ("acme/base", "finetune")
+
+
+def test_data_sets_of_the_other_hub_are_no_metadata() -> None:
+    config = {"data": {"train": ["ms:acme/chats", "hf:acme/more", "a.jsonl#5@0.5"]}}
+    for hub, expected in (("huggingface", ["acme/more"]), ("modelscope", ["acme/chats"])):
+        card = build_model_card(CardFacts("acme/tiny", hub, config=config))  # type: ignore[arg-type]
+        assert read_metadata(card)["datasets"] == expected and "Data: acme/chats; acme/more; a.jsonl\n" in card
+
+
+def test_weights_are_not_copied(served: PushHub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def look(target: object, folder: Path, message: str) -> None:
+        seen.append((folder / "model.safetensors").is_symlink())
+
+    monkeypatch.setattr(push.model_upload, "upload_model", look)
+    push.run(PushJob(model=str(model), to="acme/tiny"))
+    assert seen == [True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +11,12 @@ import yaml
 
 from anabatic import __version__
 from anabatic.config.loading import command_table, settings, yaml_reader
-from anabatic.core import json_reader
+from anabatic.core import json_reader, paths
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count, format_duration
+from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
+from anabatic.data.readers import sources
 from anabatic.hub.dataset_name import is_dataset_spec, split_spec
 from anabatic.hub.datasets import RECORD_FILE
 from anabatic.hub.model_download import Hub
@@ -29,18 +30,17 @@ _METHODS = {
     "reward": "reward modelling",
 }
 _RESULTS = {
-    "train_loss": "training loss",
     "valid_loss": "validation loss",
     "valid_perplexity": "validation perplexity",
-    "valid_accuracy": "validation accuracy (%)",
+    "valid_accuracy": "validation accuracy",
     "valid_bpb": "validation bits per byte",
     "valid_reward": "validation reward",
 }
-"""Key of summary.json -> row of the card, in this order."""
+"""Key of an evaluation -> row of the card, in this order; accuracy is a share."""
 _SETTINGS_LEFT_OUT = ("out", "log", "save", "device", "data", "model", "tokenizer", "hub", "adapter", "resume", "auto")
 """Settings that say nothing about the model, or where things are on a machine."""
 _PAGES: dict[Hub, str] = {"huggingface": "https://huggingface.co", "modelscope": "https://modelscope.cn/models"}
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_SCHEMES: dict[Hub, str] = {"huggingface": "hf", "modelscope": "ms"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class CardFacts:
         license: identifier of SPDX; empty: not said.
         config: the settings of the run; empty: not known.
         summary: what summary.json says.
+        evaluation: the row of metrics.jsonl that measured this model, with its step; empty: none did.
         datasets: what datasets.json says: spec -> commit, license.
         command: of the run; empty: not known.
     """
@@ -66,6 +67,7 @@ class CardFacts:
     license: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
     datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     command: str = ""
 
@@ -96,10 +98,19 @@ def read_card_facts(folder: Path, target: UploadTarget, base_model: str, is_adap
     return replace(
         facts,
         config=config,
-        summary=_read_object(run.summary),
+        summary=(summary := _read_object(run.summary)),
+        evaluation=_find_evaluation(run, summary, folder.name == run.best_model.name),
         datasets=_read_object(run.root / RECORD_FILE),
         command=command.name if command else "",
     )
+
+
+def _find_evaluation(run: RunFolder, summary: Mapping[str, Any], is_best: bool) -> dict[str, Any]:
+    """Return the last evaluation of the step whose model it is."""
+    step = summary.get("best_step" if is_best else "steps")
+    rows = json_reader.read_json_lines(run.metrics) if run.metrics.is_file() else iter(())
+    found = [row for row in rows if row.get("kind") == "eval" and row.get("step") == step]
+    return found[-1] if found and step is not None else {}
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -119,8 +130,10 @@ def build_model_card(facts: CardFacts) -> str:
     parts += ["## Use\n", _describe_use(facts)]
     if facts.config:
         parts += ["## Training\n", _format_table(("", ""), _list_training_rows(facts)), _describe_data(facts)]
-    if results := [(label, f"{facts.summary[key]:.4g}") for key, label in _RESULTS.items() if _is_number(facts, key)]:
-        parts += ["## Results\n", _format_table(("at the end of the training", ""), results)]
+    measured = {key: value for key in _RESULTS if (value := to_finite_number(facts.evaluation.get(key))) is not None}
+    if measured:
+        rows = [(_RESULTS[key], f"{value:.4g}") for key, value in measured.items()]
+        parts += ["## Results\n", _format_table((f"after step {facts.evaluation['step']:,}", ""), rows)]
     if changed := _list_changed_settings(facts):
         recipe = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
         heading = f"Those that differ from the defaults of `anabatic {facts.command}`:"
@@ -136,7 +149,7 @@ def _build_metadata(facts: CardFacts) -> dict[str, Any]:
     found["library_name"] = "peft" if facts.is_adapter else "transformers"
     if facts.command != "reward":
         found["pipeline_tag"] = "text-generation"
-    if names := [name for name, _ in _list_sources(facts) if _HUB_NAME.fullmatch(name)]:
+    if names := [name for name, _, is_here in _list_sources(facts) if is_here]:
         found["datasets"] = names
     found["tags"] = ["anabatic", *([facts.command] if facts.command else []), *(["lora"] if facts.is_adapter else [])]
     return found
@@ -181,50 +194,46 @@ def _describe_use(facts: CardFacts) -> str:
 def _list_training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     config, summary = facts.config, facts.summary
     yield "method", _METHODS.get(facts.command, facts.command)
-    tuner = config.get("tuner")
-    if tuner:
-        lora = config.get("lora")
-        rank = f", rank {lora.get('r')}" if tuner == "lora" and isinstance(lora, dict) else ""
-        count = f" ({summary['params']:,})" if _is_number(facts, "params") else ""
-        yield "parameters trained", f"{tuner}{rank}{count}"
-    if _is_number(facts, "steps"):
-        tokens = f", {format_count(summary['tokens'])} tokens" if _is_number(facts, "tokens") else ""
-        yield "length", f"{summary['steps']:,} steps{tokens}"
+    lora = config.get("lora")
+    if facts.is_adapter and isinstance(lora, dict):
+        yield "adapter", f"rank {lora.get('r')}"
+    steps, tokens = (to_finite_number(summary.get(key)) for key in ("steps", "tokens"))
+    if steps is not None:
+        yield "length", f"{steps:,.0f} steps" + ("" if tokens is None else f", {format_count(tokens)} tokens")
     batch = config.get("batch")
     if isinstance(batch, dict):
         yield "sequence length", str(batch.get("seq_len") or "default")
         yield "tokens per step", str(batch.get("global_batch_tokens") or "default")
     if summary.get("device"):
         yield "devices", f"{summary.get('world_size', 1)} x {summary['device']}, {summary.get('dtype') or 'fp32'}"
-    if _is_number(facts, "seconds"):
+    if to_finite_number(summary.get("seconds")) is not None:
         yield "time", format_duration(summary["seconds"])
     if not summary.get("finished"):
         yield "state", "not finished: the model is of an intermediate step"
 
 
-def _is_number(facts: CardFacts, key: str) -> bool:
-    value = facts.summary.get(key)
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _describe_data(facts: CardFacts) -> str:
-    rows = list(_list_sources(facts))
-    return "Data: " + "; ".join(f"{name}{f' ({more})' if more else ''}" for name, more in rows) + "\n" if rows else ""
+    rows = [f"{name} ({more})" if more else name for name, more, _ in _list_sources(facts)]
+    return "Data: " + "; ".join(rows) + "\n" if rows else ""
 
 
-def _list_sources(facts: CardFacts) -> Iterator[tuple[str, str]]:
-    """Yield name and details of the training data: of files, the last part of their path alone."""
+def _list_sources(facts: CardFacts) -> Iterator[tuple[str, str, bool]]:
+    """Yield name and details of the training data, and whether it is a data set of the hub of the card.
+
+    Of files it is the last part of their path alone.
+    """
     data = facts.config.get("data")
     specs = data.get("train") if isinstance(data, dict) else None
     for spec in specs if isinstance(specs, list) else ():
         if not is_dataset_spec(str(spec)):
-            yield Path(str(spec).rpartition("#")[0] or str(spec)).name or str(spec), ""
+            yield Path(sources.parse_source(str(spec)).path).name, "", False
             continue
         name, _, _ = split_spec(str(spec))
         record = facts.datasets.get(str(name)) or {}
         commit = str(record.get("commit") or name.revision)[:12]
         details = {"split": record.get("split") or name.split, "commit": commit, "license": record.get("license")}
-        yield name.repo, ", ".join(f"{key} {value}" for key, value in details.items() if value)
+        shown = ", ".join(f"{key} {value}" for key, value in details.items() if value)
+        yield name.repo, shown, name.scheme == _SCHEMES[facts.hub]
 
 
 def _list_changed_settings(facts: CardFacts) -> dict[str, Any]:
@@ -246,8 +255,19 @@ def _changed(tree: Mapping[str, Any], defaults: Mapping[str, Any], left_out: tup
             if value:
                 found[key] = value
         elif value != default:
-            found[key] = value
+            found[key] = _without_folders(value)
     return found
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a setting without the folders of a path: `/data/me/rewards.py:f` becomes `rewards.py:f`."""
+    if isinstance(value, dict):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    if not isinstance(value, str) or "/" not in value or paths.is_hub_id(value):
+        return value
+    return value.rstrip("/").rpartition("/")[2]
 
 
 def _format_table(heading: tuple[str, str], rows: Any) -> str:

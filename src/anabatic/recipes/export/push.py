@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.export import PushJob
-from anabatic.core import json_reader, log
+from anabatic.core import json_reader, log, paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_size
 from anabatic.hub import model_upload
@@ -20,7 +20,6 @@ from anabatic.models.lora.adapter_config import ADAPTER_CONFIG_FILE
 from anabatic.models.pretrained import resolve_model_folder
 from anabatic.recipes.export import model_card
 from anabatic.recipes.export.model_folder import LICENSE_PATTERNS
-from anabatic.train.run_folder import link_or_copy
 
 CARD_FILE = "README.md"
 UPLOADED = (
@@ -33,7 +32,6 @@ UPLOADED = (
 _HUBS: dict[str, Hub] = {"hf": "huggingface", "ms": "modelscope"}
 _CACHED_MODEL = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 """Folder of a model in the cache of huggingface_hub."""
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def run(job: PushJob) -> int:
@@ -47,7 +45,7 @@ def run(job: PushJob) -> int:
     folder = _find_model_folder(job.model)
     target = model_upload.UploadTarget(
         _HUBS[job.hub_scheme] if job.hub_scheme else resolve_hub(),
-        job.repo,
+        job.repo_name,
         job.private,
         job.revision or "",
         job.license or "",
@@ -67,9 +65,11 @@ def run(job: PushJob) -> int:
             _print_plan(target, staged, files)
             return 0
         total = sum(path.stat().st_size for path in files)
-        log.info(f"uploading {folder} to {target.address}: {len(files)} files, {format_size(total)}")
-        model_upload.upload_model(target, staged, job.message or f"Upload {job.repo.rpartition('/')[2]} with anabatic")
-    log.info(f"uploaded {target.address}" + (f", branch {target.revision}" if target.revision else ""))
+        log.info(f"uploading {folder} to {target.page_url}: {len(files)} files, {format_size(total)}")
+        model_upload.upload_model(
+            target, staged, job.message or f"Upload {job.repo_name.rpartition('/')[2]} with anabatic"
+        )
+    log.info(f"uploaded {target.page_url}" + (f", branch {target.revision}" if target.revision else ""))
     return 0
 
 
@@ -91,11 +91,12 @@ def find_base_model(folder: Path, job: PushJob) -> str:
         return job.base_model
     adapter = folder / ADAPTER_CONFIG_FILE
     named = str(_read_json(adapter).get("base_model_name_or_path") or "") if adapter.is_file() else ""
-    config = model_card.read_run_config(folder)
-    for name in (named, str(config.get("model") or "")):
+    trained = model_card.read_run_config(folder).get("model")
+    trained = trained.get("path") if isinstance(trained, dict) else trained
+    for name in (named, str(trained or "")):
         if cached := _CACHED_MODEL.search(name):
             return f"{cached['owner']}/{cached['name']}"
-        if _HUB_NAME.fullmatch(name) and not Path(name).exists():
+        if paths.is_hub_id(name, resolve_hub()):  # a program has written it, so it is no typo
             return name
     if adapter.is_file():
         raise ConfigError(
@@ -116,7 +117,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def stage_files(folder: Path, staged: Path, base_model: str) -> None:
-    """Put the files that are uploaded into an empty folder; an adapter names its base model as the hub has it.
+    """Put links to the files that are uploaded into an empty folder; an adapter names its base model as the hub has it.
 
     Raises:
         DataError: a file of the folder is damaged.
@@ -125,7 +126,7 @@ def stage_files(folder: Path, staged: Path, base_model: str) -> None:
         name = path.relative_to(folder).as_posix()
         if path.is_file() and any(_matches(name, pattern) for pattern in UPLOADED):
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(str(path.resolve()), str(staged / name))
+            (staged / name).symlink_to(path.resolve())  # weights may be larger than the temporary folder
     for name in (ADAPTER_CONFIG_FILE, "config.json"):
         path = staged / name
         if path.is_file():
@@ -144,12 +145,12 @@ def _replace_names(path: Path, base_model: str) -> None:
         changed["base_model_name_or_path"] = base_model
     changed.pop("_name_or_path", None)
     if changed != tree:
-        path.unlink()  # a hard link to the file of the run
+        path.unlink()  # the link, not the file of the run
         path.write_text(json.dumps(changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _print_plan(target: model_upload.UploadTarget, staged: Path, files: list[Path]) -> None:
-    sys.stdout.write(f"{target.address}\n\n")
+    sys.stdout.write(f"{target.page_url}\n\n")
     for path in files:
         sys.stdout.write(f"{format_size(path.stat().st_size):>12}  {path.relative_to(staged).as_posix()}\n")
     card = (staged / CARD_FILE).read_text(encoding="utf-8", errors="replace")
