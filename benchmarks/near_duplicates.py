@@ -56,7 +56,7 @@ def find_ours(rows: list[str]) -> set[int]:
     """Return the rows that have a near or exact duplicate before them."""
     index = DuplicateIndex()
     for row in rows:
-        index.add(RowText(row))
+        index.add_row(RowText(row))
     return {*index.exact_duplicates, *index.find_near_duplicates(THRESHOLD)}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import anabatic
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from e2e.small_training import make_place, train_small
 
 SETTINGS: dict[str, Any] = {
     "tuner": "lora",
@@ -74,17 +74,11 @@ class Told(anabatic.Callback):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("callbacks")
-    save_tiny_chat_model(folder)
-    rows = [{"query": f"the wind {number}", "response": "moves upward"} for number in range(200)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return make_place(tmp_path_factory.mktemp("callbacks"))
 
 
 def train(place: Path, out: str, **more: Any) -> anabatic.Run:
-    run = anabatic.sft(model=place / "model", data=place / "rows.jsonl", out=place / out, **{**SETTINGS, **more})
-    assert isinstance(run, anabatic.Run)
-    return run
+    return train_small(place, out, **{**SETTINGS, **more})
 
 
 def test_callbacks_are_told_in_order(place: Path) -> None:

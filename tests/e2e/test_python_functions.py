@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from anabatic.config.loading import command_table
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, MultipleErrors, UserError
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from e2e.small_training import make_place, train_small
 
 SETTINGS: dict[str, Any] = {
     "tuner": "lora",
@@ -38,18 +37,11 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small model and rows."""
-    folder = tmp_path_factory.mktemp("python")
-    save_tiny_chat_model(folder)
-    rows = [{"query": f"the wind {number}", "response": "moves upward"} for number in range(200)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return make_place(tmp_path_factory.mktemp("python"))
 
 
 def train(place: Path, out: str, **more: Any) -> anabatic.Run:
-    run = anabatic.sft(model=place / "model", data=place / "rows.jsonl", out=place / out, **{**SETTINGS, **more})
-    assert isinstance(run, anabatic.Run)
-    return run
+    return train_small(place, out, **{**SETTINGS, **more})
 
 
 def weights(folder: Path) -> str:

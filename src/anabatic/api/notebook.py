@@ -27,14 +27,14 @@ def find_display() -> Show | None:
     display: Any = importlib.import_module("IPython.display")
     handle: list[Any] = []
 
-    def show(text: str) -> None:
+    def show_html(text: str) -> None:
         page = display.HTML(text)
         if handle:
             handle[0].update(page)
         else:
             handle.append(display.display(page, display_id=True))
 
-    return show
+    return show_html
 
 
 class NotebookProgress(Callback):

@@ -94,7 +94,7 @@ class CallbackList:
     def __len__(self) -> int:
         return len(self._callbacks)
 
-    def call(self, method: str, step: int, *arguments: Any) -> None:
+    def call_method(self, method: str, step: int, *arguments: Any) -> None:
         """Call a method of each that has it.
 
         Raises:

@@ -92,7 +92,7 @@ def check_sources(job: DataCheckJob) -> CheckResult:
         ConfigError, DataError: a source cannot be read, or has no good row.
     """
     with ProgressMeter("reading data") as meter:
-        return _Check(job, meter).check()
+        return _Check(job, meter).check_rows()
 
 
 class _Check:
@@ -105,7 +105,7 @@ class _Check:
         self._duplicates, self._locations = DuplicateIndex(job.near), list[str]()
         self._first_answers: dict[int, int] = {}
 
-    def check(self) -> CheckResult:
+    def check_rows(self) -> CheckResult:
         result, data = self._result, self._data
         training, held_out = sources.parse_sources(self._job.inputs), sources.parse_sources(data.valid)
         shares = data.valid_fraction if not held_out else 0.0
@@ -157,7 +157,7 @@ class _Check:
         text, row = self._read_text(document), len(self._locations)
         self._locations.append(document.location)
         self._leaks.add_training(row, text)
-        first = self._duplicates.add(text)
+        first = self._duplicates.add_row(text)
         if text.question and document.rejected is None:
             key = hash_text(normalize_text(text.question), normalize_text(text.context))
             earlier = self._first_answers.setdefault(key, row)

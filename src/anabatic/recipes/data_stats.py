@@ -55,7 +55,7 @@ class SourceStats:
     """What one source holds.
 
     Attributes:
-        formats: format of rows -> how many were read so.
+        formats: format of rows -> how many were read so; text files have none.
         kinds: text, conversation, pair -> rows.
         num_bytes: UTF-8 bytes of what rows say.
         characters, turns, tokens: of a row; turns of conversations alone, tokens with a model.
@@ -114,7 +114,9 @@ def measure_sources(job: DataStatsJob) -> list[SourceStats]:
     with ProgressMeter("reading data") as meter:
         for source in sources.parse_sources(job.inputs):
             starts.append(index.num_texts)
-            measured.append(_SourceMeasurement(source, count_tokens, index).measure(job.data, job.seq_len, meter))
+            measured.append(
+                _SourceMeasurement(source, count_tokens, index).measure_source(job.data, job.seq_len, meter)
+            )
     near = index.find_near_duplicates() if job.near else {}
     for start, stop, stats in zip(starts, [*starts[1:], index.num_texts], measured, strict=True):
         stats.exact_duplicates = sum(start <= number < stop for number in index.exact_duplicates)
@@ -143,7 +145,7 @@ class _SourceMeasurement:
         self._num_learned = 0
         self._longest = 0
 
-    def measure(self, data: Data, seq_len: int | None, meter: ProgressMeter) -> SourceStats:
+    def measure_source(self, data: Data, seq_len: int | None, meter: ProgressMeter) -> SourceStats:
         """Return the figures, without those of duplicates."""
         stats = self._stats
         documents = sources.read_documents(self._source, replace(data, on_bad_row="skip"), skips=self._skipped)
@@ -166,11 +168,14 @@ class _SourceMeasurement:
         stats, text = self._stats, read_row_text(document)
         messages = document.messages or []
         kind = "text" if not messages else "conversation" if document.rejected is None else "pair"
-        for count, key in ((stats.kinds, kind), (stats.formats, document.row_format.name or "no rows")):
-            count[key] = count.get(key, 0) + 1
-        for turn in messages:
-            role = str(turn.get("role"))
-            stats.roles[role] = stats.roles.get(role, 0) + 1
+        form = [document.row_format.name] if document.row_format.name else []
+        for counts, names in (
+            (stats.kinds, [kind]),
+            (stats.formats, form),
+            (stats.roles, [str(turn.get("role")) for turn in messages]),
+        ):
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
         if messages:
             self._turns.append(len(messages))
         said = "".join(map(get_turn_text, messages)) or text.text
@@ -179,8 +184,8 @@ class _SourceMeasurement:
         stats.rows += 1
         stats.num_bytes += len(said.encode("utf-8", "surrogatepass"))
         self._characters.append(len(said))
-        self._languages.add(text.text)
-        self._index.add(text)
+        self._languages.add_text(text.text)
+        self._index.add_row(text)
         return len(said)
 
     def _add_tokens(self, batch: Sequence[Document], count_tokens: TokenCounter) -> None:
@@ -200,14 +205,14 @@ class _SourceMeasurement:
 
     def _identify_languages(self) -> dict[str, float] | None:
         try:
-            return self._languages.identify()
+            return self._languages.identify_languages()
         except ConfigError as error:
             log.warn(f"languages are not identified: {error}; hint: {error.hint}")
             return None
 
 
 def _format_stats(stats: SourceStats, job: DataStatsJob) -> str:
-    forms = ", ".join(f"{count:,} {name}" for name, count in stats.formats.items() if name != "no rows")
+    forms = ", ".join(f"{count:,} {name}" for name, count in stats.formats.items())
     kinds = ", ".join(_count_of(count, kind) for kind, count in stats.kinds.items())
     lines = [f"{stats.source}: {kinds}, {format_size(stats.num_bytes)}" + (f" (rows: {forms})" if forms else "")]
     if stats.bad_rows:

@@ -257,7 +257,7 @@ def open_metrics(
     )
     step = checkpoint.step if checkpoint else 0
     metrics.log_event("resume" if checkpoint else "start", step=step, steps=steps)
-    metrics.callbacks.call("on_start", step, folder.root, asdict(job))
+    metrics.callbacks.call_method("on_start", step, folder.root, asdict(job))
     return metrics
 
 
@@ -306,7 +306,7 @@ def finish_run(
         )
     metrics.write_summary({"finished": True, **summary})
     page.write_run_report(folder.root)
-    metrics.callbacks.call("on_end", summary["steps"], summary["steps"])
+    metrics.callbacks.call_method("on_end", summary["steps"], summary["steps"])
     log.info(f"wrote {folder.final_model} after {summary['steps']} steps in {format_duration(summary['seconds'])}")
 
 

@@ -64,7 +64,7 @@ def test_a_callback_of_a_file_of_a_module_and_an_object(tmp_path: Path) -> None:
 
     with use_callbacks([Own()]):
         callbacks = CallbackList([f"{tmp_path}/mine.py:Mine", f"{tmp_path}/mine.py:made", "made_plugin:Recorder"])
-    callbacks.call("on_eval", 7, 7, {})
+    callbacks.call_method("on_eval", 7, 7, {})
     assert seen == [7] and len(callbacks) == 4 and sys.modules["anabatic_callbacks_mine"].seen == [7]
     assert len(CallbackList([])) == 0
 
@@ -80,12 +80,12 @@ def test_a_callback_stops_the_training_or_fails() -> None:
 
     with use_callbacks([Stops()]):
         callbacks = CallbackList([])
-    callbacks.call("on_step", 5, 5, {})
+    callbacks.call_method("on_step", 5, 5, {})
     assert callbacks.stop_reason == "Stops: the loss is low enough"
     with use_callbacks([Fails()]):
         callbacks = CallbackList([])
     with pytest.raises(Failure, match="callback Fails failed in on_step after step 5: KeyError"):
-        callbacks.call("on_step", 5, 5, {})
+        callbacks.call_method("on_step", 5, 5, {})
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_near_duplicates_are_those_of_the_slow_comparison():
     generator.shuffle(texts)
     index = DuplicateIndex()
     for text in texts:
-        index.add(RowText(text))
+        index.add_row(RowText(text))
     found = index.find_near_duplicates(0.8)
     surely, never = set(), set(range(len(texts)))
     for (_, one), (high, two) in combinations(enumerate(texts), 2):
@@ -120,12 +120,12 @@ def test_near_duplicates_are_those_of_the_slow_comparison():
 def test_exact_duplicates_and_context():
     index = DuplicateIndex()
     rows = [RowText("a b"), RowText("c"), RowText(" a\nb"), RowText("a b", context="other tools"), RowText("a  b")]
-    assert [index.add(row) for row in rows] == [0, 1, 0, 3, 0]
+    assert [index.add_row(row) for row in rows] == [0, 1, 0, 3, 0]
     assert index.exact_duplicates == {2: 0, 4: 0}
     assert index.find_near_duplicates() == {}  # too short for n-grams
     long = "one text that is long enough to have several n-grams of sixteen bytes"
-    index.add(RowText(long))
-    index.add(RowText(long, context="other tools"))
+    index.add_row(RowText(long))
+    index.add_row(RowText(long, context="other tools"))
     assert index.find_near_duplicates() == {6: (5, 1.0)}
     assert DuplicateIndex(near=False).find_near_duplicates() == {}
 
@@ -133,8 +133,8 @@ def test_exact_duplicates_and_context():
 def test_the_index_grows():
     index = DuplicateIndex()
     for number in range(3000):
-        index.add(RowText(f"{number} is the number of this text; {number * number} is its square"))
-    index.add(RowText("1234 is the number of this text; 1522756 is its square!"))
+        index.add_row(RowText(f"{number} is the number of this text; {number * number} is its square"))
+    index.add_row(RowText("1234 is the number of this text; 1522756 is its square!"))
     near = index.find_near_duplicates(0.9)
     assert near[3000][0] == 1234
 
@@ -192,14 +192,14 @@ def test_languages():
     pytest.importorskip("py3langid")
     sample = LanguageSample()
     for text in ["The wind rises over the hills."] * 6 + ["今天的天气很好，我们去公园吧。"] * 3 + ["ok"]:
-        sample.add(text)
-    assert sample.identify() == {"en": 0.6, "zh": 0.3, "und": 0.1}
+        sample.add_text(text)
+    assert sample.identify_languages() == {"en": 0.6, "zh": 0.3, "und": 0.1}
 
 
 def test_the_sample_of_languages_is_uniform():
     sample = LanguageSample()
     for number in range(3 * SAMPLE_ROWS):
-        sample.add(str(number // SAMPLE_ROWS))
+        sample.add_text(str(number // SAMPLE_ROWS))
     counts = [sample._texts.count(str(third)) for third in range(3)]
     assert sum(counts) == SAMPLE_ROWS and all(abs(count - SAMPLE_ROWS / 3) < 300 for count in counts)
 
@@ -214,7 +214,7 @@ def test_equal_rows_of_a_real_file():
     texts = [json.dumps(row, ensure_ascii=False) for row in rows]
     index = DuplicateIndex()
     for text in texts:
-        index.add(RowText(text))
+        index.add_row(RowText(text))
     assert len(index.exact_duplicates) == len(texts) - len(set(map(normalize_text, texts)))
     near, slow = index.find_near_duplicates(0.8), set()
     for (_, one), (high, two) in combinations(enumerate(texts[:120]), 2):

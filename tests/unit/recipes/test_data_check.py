@@ -16,6 +16,7 @@ from anabatic.recipes import data_check
 from anabatic.recipes.data_check import Finding, check_sources
 from anabatic.recipes.data_stats import LengthSummary, measure_sources, run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from unit.recipes.bad_files import FILES_WITHOUT_A_GOOD_ROW
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data"
 
@@ -84,6 +85,7 @@ def test_stats_of_pairs_texts_and_several_sources(model, tmp_path, capsys):
     )
     stats = measure_sources(job)
     assert [one.kinds for one in stats] == [{"pair": 2}, {"text": 1}, {"text": 1}, {"conversation": 5}]
+    assert [one.formats for one in stats[:3]] == [{"preference pairs": 2}, {}, {"plain text": 1}]
     assert [one.exact_duplicates for one in stats[:3]] == [1, 0, 1]  # also of an earlier source
     assert stats[1].tokens is not None and stats[1].tokens.total == 9
     assert run(job) == 0
@@ -170,17 +172,7 @@ def test_pairs_that_share_a_prompt_do_not_contradict(tmp_path):
 
 
 @pytest.mark.parametrize("job_class", [DataStatsJob, DataCheckJob])
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("torn.jsonl", b'{"messages": [{"role"'),
-        ("empty.jsonl", b""),
-        ("binary.jsonl", bytes(range(256)) * 9),
-        ("torn.jsonl.gz", gzip.compress(b"{}\n" * 99, mtime=0)[:-20]),
-        ("columns.jsonl", b'{"a": 1}\n'),
-        ("torn.parquet", b"PAR1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), FILES_WITHOUT_A_GOOD_ROW)
 def test_files_without_a_good_row_are_named(job_class, name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     measure = measure_sources if job_class is DataStatsJob else check_sources

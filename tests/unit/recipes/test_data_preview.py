@@ -14,6 +14,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.rendering import tokenize_conversations
 from anabatic.recipes.data_preview import preview_sources, run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from unit.recipes.bad_files import FILES_WITHOUT_A_GOOD_ROW
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data"
 CHAT = [{"role": "user", "content": "Who? \x1b[31m"}, {"role": "assistant", "content": "A café 你好"}]
@@ -74,15 +75,7 @@ def test_without_a_model_turns_are_shown_and_nothing_steers_the_terminal(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("torn.jsonl", b'{"messages": [{"role"'),
-        ("empty.jsonl", b""),
-        ("binary.jsonl", bytes(range(256)) * 9),
-        ("torn.jsonl.gz", gzip.compress(b"{}\n" * 99, mtime=0)[:-20]),
-        ("columns.jsonl", b'{"a": 1}\n'),
-        ("turns.jsonl", b'{"messages": [{"role": "assistant"}]}\n'),
-    ],
+    ("name", "content"), [*FILES_WITHOUT_A_GOOD_ROW, ("turns.jsonl", b'{"messages": [{"role": "assistant"}]}\n')]
 )
 def test_bad_files_are_named(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)

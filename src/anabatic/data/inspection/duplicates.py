@@ -38,7 +38,7 @@ class DuplicateIndex:
         self._signed: list[int] = []
         self.num_texts = 0
 
-    def add(self, row: RowText) -> int:
+    def add_row(self, row: RowText) -> int:
         """Add a row; return the number of the first row equal to it (white space apart), or its own."""
         normalized = normalize_text(row.text)
         number = self.num_texts

@@ -23,7 +23,7 @@ class LanguageSample:
         self._texts: list[str] = []
         self.num_texts = 0
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Add a text."""
         self.num_texts += 1
         if len(self._texts) < SAMPLE_ROWS:
@@ -31,7 +31,7 @@ class LanguageSample:
         elif (at := self._random.randrange(self.num_texts)) < SAMPLE_ROWS:
             self._texts[at] = text[:SAMPLE_CHARS]
 
-    def identify(self) -> dict[str, float]:
+    def identify_languages(self) -> dict[str, float]:
         """Return code of ISO 639 -> share of the texts, largest first.
 
         `zxx` has no language, such as digits; `und` is too short to tell.
@@ -41,11 +41,11 @@ class LanguageSample:
         """
         py3langid = extras.import_optional("py3langid", "the language of a row")
 
-        def classify(text: str) -> str:
+        def identify_language(text: str) -> str:
             if len(text.strip().encode("utf-8", "replace")) < _MIN_BYTES:
                 return "und"
             code: str = py3langid.classify(text)[0]
             return _MERGED_CODES.get(code, code)
 
-        counts = Counter(map(classify, self._texts))
+        counts = Counter(map(identify_language, self._texts))
         return {code: count / len(self._texts) for code, count in counts.most_common()}

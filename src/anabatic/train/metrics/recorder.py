@@ -122,13 +122,13 @@ class MetricsRecorder:
         """
         self._write_row(step, "train", row)
         messages.info(self._format_line(step, row, _TRAIN_LINE))
-        self.callbacks.call("on_step", step, step, {"step": step, **row})
+        self.callbacks.call_method("on_step", step, step, {"step": step, **row})
 
     def log_evaluation(self, step: int, row: dict[str, Any]) -> None:
         """Record a held-out evaluation (valid_loss, valid_accuracy, tokens and more) and print its line."""
         self._write_row(step, "eval", row)
         messages.info(self._format_line(step, row, _EVALUATE_LINE))
-        self.callbacks.call("on_eval", step, step, {"step": step, **row})
+        self.callbacks.call_method("on_eval", step, step, {"step": step, **row})
 
     def log_sample(self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None) -> None:
         """Record what the model wrote after `prompt`, and print the beginning of it.
@@ -146,7 +146,7 @@ class MetricsRecorder:
     def log_checkpoint(self, step: int, path: Path, **figures: float) -> None:
         """Record that a checkpoint has become whole."""
         self.log_event("checkpoint", step=step, path=str(path), **figures)
-        self.callbacks.call("on_save", step, step, path)
+        self.callbacks.call_method("on_save", step, step, path)
 
     def log_event(self, name: str, /, **fields: Any) -> None:
         """Record that something happened: start, resume, checkpoint, evaluate, stop, device, model, data."""
