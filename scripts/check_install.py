@@ -20,7 +20,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 GLIBCS = ("2_17", "2_24", "2_26", "2_27", "2_28")
 """Of openEuler 22.03 and Ubuntu 20.04, which CANN supports, and older: manylinux tags are compatible upwards."""
-EXTRAS = ("", "serve,vessels,nmea,constrain,monitor")
+EXTRAS = ("", "serve,vessels,nmea,constrain,monitor,data,modelscope")
 
 
 def run(*words: str | Path, **options: object) -> str:

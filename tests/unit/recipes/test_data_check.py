@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from pathlib import Path
 
@@ -65,7 +66,10 @@ def test_stats_of_conversations(model, tmp_path):
     assert stats.num_bytes == sum(len(text.encode()) for text in said) and stats.longest.endswith("a.jsonl: line 2")
     assert stats.tokens is not None and stats.num_learned is not None
     assert stats.num_learned < stats.tokens.total and stats.num_too_long == 1
-    assert stats.languages == {"en": pytest.approx(2 / 3), "zh": pytest.approx(1 / 3)}
+    if importlib.util.find_spec("py3langid"):
+        assert stats.languages == {"en": pytest.approx(2 / 3), "zh": pytest.approx(1 / 3)}
+    else:
+        assert stats.languages is None
 
 
 def test_a_row_that_the_template_cannot_render_is_bad(model, tmp_path):
@@ -209,7 +213,8 @@ def test_real_rows():
     file = str(REAL / "sft" / "alpaca_zh_demo.json")
     (stats,) = measure_sources(DataStatsJob(inputs=[file]))
     documents = list(read_documents(parse_source(file), Data()))
-    assert stats.rows == len(documents) == 1000 and stats.languages is not None and stats.languages["zh"] > 0.95
+    assert stats.rows == len(documents) == 1000
+    assert stats.languages is None or stats.languages["zh"] > 0.95
     result = check_sources(DataCheckJob(inputs=[file], data=Data(valid=[str(REAL / "sft" / "alpaca_en_demo.json")])))
     assert result.num_held_out == 999 and not result.of_kind("bad row")
     same = check_sources(DataCheckJob(inputs=[file], near=False, data=Data(valid=[file])))
