@@ -6,17 +6,21 @@ A package names them in its pyproject.toml, for example `[project.entry-points."
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anabatic.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PluginGroup = Literal["anabatic.callbacks", "anabatic.readers", "anabatic.rewards", "anabatic.sinks", "anabatic.tasks"]
 
 
 @functools.cache
-def _read_entry_points(group: PluginGroup) -> dict[str, list[importlib.metadata.EntryPoint]]:
-    found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+def _read_entry_points(group: PluginGroup) -> dict[str, list[EntryPoint]]:
+    import importlib.metadata  # 20 ms, for which `--help` has no use
+
+    found: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=group):
         known = found.setdefault(point.name, [])
         if all(point.value != other.value for other in known):  # a package may be found twice on sys.path
@@ -29,7 +33,7 @@ def list_plugins(group: PluginGroup) -> list[str]:
     return sorted(_read_entry_points(group))
 
 
-def find_plugin(group: PluginGroup, name: str) -> importlib.metadata.EntryPoint | None:
+def find_plugin(group: PluginGroup, name: str) -> EntryPoint | None:
     """Return a plug-in, not loaded yet; None: there is none of this name.
 
     Raises:
@@ -71,5 +75,5 @@ def describe_plugin(group: PluginGroup, name: str) -> str:
     return f"{point.value} {_get_package(point)} {point.dist.version if point.dist is not None else ''}"
 
 
-def _get_package(point: importlib.metadata.EntryPoint) -> str:
+def _get_package(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "a package"
