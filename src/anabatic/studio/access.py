@@ -18,9 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.middleware import parse_host_name, read_body, replay_body, require_one_length
+from anabatic.infer.web.libraries import PATH_PREFIX
 
 OPEN_PATHS = ("/", "/chat", "/api/login", "/health", "/favicon.ico")
-"""Paths without a token: the pages contain no data and ask for the token themselves."""
+"""Paths without a token: the pages contain no data and ask for the token themselves. So do their libraries."""
 MAX_BODY_BYTES = 4 << 20
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SAME_SITE = ("same-origin", "none")
@@ -52,7 +53,8 @@ class AccessMiddleware:
             _require_own_page(scope, headers)
             if self._same_user:
                 _require_same_user(scope)
-            if self._token and scope["path"] not in OPEN_PATHS and not self.has_token(headers):
+            is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(PATH_PREFIX)
+            if self._token and not is_open and not self.has_token(headers):
                 raise ApiError(
                     401, "the token is missing or wrong; the start of the studio printed it", None, "no_token"
                 )

@@ -25,6 +25,8 @@ from anabatic.core import json_reader
 from anabatic.core.errors import AnabaticError
 from anabatic.device import table
 from anabatic.infer.server.api_errors import ApiError, from_anabatic_error
+from anabatic.infer.server.web_files import respond_library
+from anabatic.infer.web import libraries
 from anabatic.monitor.sources.selection import DeviceSource
 from anabatic.recipes import plan_command
 from anabatic.studio import forms, pages, pickers, planning, proxy
@@ -73,6 +75,7 @@ class StudioApi:
         return [
             Route("/", self._show_studio),
             Route("/chat", self._show_chat),
+            Route(libraries.PATH_PREFIX + "{name:path}", self._show_library),
             Route("/health", self._answer_health),
             Route("/api/login", self._log_in, methods=["POST"]),
             read("/api/state", self._get_state),
@@ -117,6 +120,12 @@ class StudioApi:
 
     async def _show_chat(self, request: Request) -> Response:
         return await self._show_page(request, pages.chat_page())
+
+    async def _show_library(self, request: Request) -> Response:
+        try:
+            return respond_library(request)
+        except ApiError as error:
+            return error.to_response()
 
     async def _show_page(self, request: Request, page: pages.WebPage) -> Response:
         given = request.query_params.get("token")

@@ -46,7 +46,8 @@ from anabatic.infer.server.response_builder import CompletionBuilder
 from anabatic.infer.server.response_stream import ResponseStream
 from anabatic.infer.server.responses_events import ResponsesBuilder
 from anabatic.infer.server.responses_schema import ResponsesRequest
-from anabatic.infer.web import pages
+from anabatic.infer.server.web_files import respond_library
+from anabatic.infer.web import libraries, pages
 
 _TOKENIZER_THREADS = 2
 _Made = TypeVar("_Made")
@@ -75,7 +76,8 @@ class ApiRoutes:
         # Few threads: each keeps memory of the longest texts that it has counted.
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, "anabatic-count")
         self.router = APIRouter(responses=_ERROR_RESPONSES)
-        self.router.add_api_route("/", self.show_page, methods=["GET"], response_model=None, include_in_schema=False)
+        for path, show in (("/", self.show_page), (libraries.PATH_PREFIX + "{name:path}", self.show_library)):
+            self.router.add_api_route(path, show, methods=["GET"], response_model=None, include_in_schema=False)
         for path, method, function in (
             ("/health", "GET", self.check_health),
             ("/metrics", "GET", self.show_metrics),
@@ -95,6 +97,10 @@ class ApiRoutes:
         """The chat page."""
         found = pages.chat_page()
         return HTMLResponse(found.html, headers=found.headers)
+
+    async def show_library(self, http: Request) -> Response:
+        """The libraries that the chat page loads."""
+        return respond_library(http)
 
     async def check_health(self) -> Response:
         """Say whether requests are answered."""

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from anabatic.config.serve import ServerLimits
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.request_limits import CURRENT_LIMITS
+from anabatic.infer.web.libraries import PATH_PREFIX
 
 KEYLESS_PATHS = ("/", "/health", "/favicon.ico")
-"""Paths without a key: the pages hold no data and ask their reader for one."""
-
+"""Paths without a key: the pages hold no data and ask their reader for one. So do their libraries below `PATH_PREFIX`."""
 
 HEALTH_PATH = "/health"
 """Answered under any name: probes ask by an address."""
@@ -100,7 +100,8 @@ class GuardMiddleware:
         return self._hosts is None or parse_host_name(origin.partition("://")[2]) in self._hosts
 
     def _require_key(self, scope: Scope) -> None:
-        if not self._keys or scope["path"] in KEYLESS_PATHS or scope["method"] == "OPTIONS":
+        is_keyless = scope["path"] in KEYLESS_PATHS or scope["path"].startswith(PATH_PREFIX)
+        if not self._keys or is_keyless or scope["method"] == "OPTIONS":
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
         kind, _, key = given.partition(b" ")

@@ -1,117 +1,188 @@
-// Markdown as language models write it, into nodes: no text ever becomes HTML.
-// Covers headings, lists, quotes, tables, fenced code, rules; bold, italics, strikes, code and links inside lines.
+// Markdown as language models write it, into nodes: markdown-it reads it, and no text ever becomes HTML.
 
-const INLINE = [
-  [/^`(`*)([^`]+|[^`][\s\S]*?[^`])\1`(?!`)/, (m) => node("code", {}, m[2])],
-  [/^\*\*(?=\S)([\s\S]*?\S)\*\*/, (m) => node("strong", {}, ...inline(m[1]))],
-  [/^~~(?=\S)([\s\S]*?\S)~~/, (m) => node("del", {}, ...inline(m[1]))],
-  [/^\*(?=[^\s*])([^*]*[^\s*])\*(?!\*)/, (m) => node("em", {}, ...inline(m[1]))],
-  [/^_(?=[^\s_])([^_]*[^\s_])_(?![\p{L}\p{N}_])/u, (m) => node("em", {}, ...inline(m[1]))],
-  [/^\[([^\]]+)\]\(([^()\s]+(?:\([^()\s]*\))?)\)/, (m) => link(m[1], m[2])],
-  [/^https?:\/\/[^\s<>()"'，。；、]+[^\s<>()"'，。；、.,;:!?]/, (m) => link(m[0], m[0])],
-];
+const MARKDOWN_CHARS = 300_000; // what is longer is shown as it is
+const DEEPEST_BLOCK = 32; // levels of quotations and lists; what lies deeper is a paragraph
+const DEEPEST_NODE = 60;
+const BLOCKS_KEPT = 1_000;
+const TAGS = { s: "del", h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" };
+const CJK = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\u2018-\u201d\u3000-\u303f\uff00-\uffef]/u;
 
-const link = (text, target) => {
-  if (!/^(https?:|mailto:)/i.test(target)) return document.createTextNode(text);
-  return node("a", { href: target, rel: "noopener noreferrer nofollow", target: "_blank" }, text);
+// A model that repeats itself writes thousands of levels.
+const deepBlock = (state, start, end, silent) => {
+  if (state.level < DEEPEST_BLOCK) return false;
+  if (silent) return true;
+  state.push("paragraph_open", "p", 1).map = [start, end];
+  const token = state.push("inline", "", 0);
+  Object.assign(token, { content: state.getLines(start, end, state.blkIndent, false).trim(), map: [start, end], children: [] });
+  state.push("paragraph_close", "p", -1);
+  state.line = end;
+  return true;
 };
 
-const inline = (text) => {
-  const out = [];
-  let plain = "";
-  let at = 0;
-  const flush = () => { if (plain) out.push(document.createTextNode(plain)); plain = ""; };
-  while (at < text.length) {
-    const rest = text.slice(at, at + 2000);
-    const before = text[at - 1] ?? " ";
-    if (rest[0] === "\\" && /[\\`*_[\]~#|]/.test(rest[1] ?? "")) { plain += rest[1]; at += 2; continue; }
-    let found = null;
-    if (/[`*_~[h]/.test(rest[0]) && !(/[_h]/.test(rest[0]) && /[\p{L}\p{N}]/u.test(before))) {
-      for (const [pattern, make] of INLINE) {
-        const match = pattern.exec(rest);
-        if (match) { found = [match, make]; break; }
-      }
+// CommonMark lets ** close only where a word ends, which Chinese punctuation and words without spaces do not show.
+const allowMarksBesideChinese = (State) => {
+  const { scanDelims } = State.prototype;
+  State.prototype.scanDelims = function scan(start, canSplitWord) {
+    const found = scanDelims.call(this, start, canSplitWord);
+    const before = this.src[start - 1] ?? " ", after = this.src[start + found.length] ?? " ";
+    if (canSplitWord && (CJK.test(before) || CJK.test(after))) {
+      found.can_open ||= /\S/.test(after);
+      found.can_close ||= /\S/.test(before);
     }
-    if (found) { flush(); out.push(found[1](found[0])); at += found[0][0].length; }
-    else { plain += text[at]; at += 1; }
+    return found;
+  };
+};
+
+const makeParser = () => {
+  // A line of - below a text is a rule: as a heading, the text would change while a list below it is written.
+  const parser = markdownit({ html: false, breaks: true, linkify: true }).disable("lheading");
+  parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+  parser.block.ruler.before("table", "deep", deepBlock);
+  parser.block.ruler.after("deep", "formula", formulaBlock, { alt: ["paragraph", "reference", "blockquote", "list"] });
+  parser.inline.ruler.before("escape", "formula", formulaInside);
+  allowMarksBesideChinese(parser.inline.State);
+  return parser;
+};
+
+const markdownParser = globalThis.markdownit ? makeParser() : null;
+
+const linkNode = (target, ...inner) =>
+  (/^(https?:|mailto:)/i.test(target ?? "") ? node("a", { href: target, rel: "noopener noreferrer nofollow", target: "_blank" }, ...inner) : null);
+
+const textNodes = (text) => text.split(/<br\s*\/?>/i).flatMap((one, at) => (at ? [node("br"), one] : [one]));
+
+// An element without children, by the type of its token; a type that is not here is shown as its text.
+const LEAVES = {
+  text: (token) => textNodes(token.content),
+  softbreak: () => [node("br")],
+  hardbreak: () => [node("br")],
+  hr: () => [node("hr")],
+  code_inline: (token) => [node("code", {}, token.content)],
+  code_block: (token, grows) => [codeBlock(token.content.replace(/\n$/, ""), "", grows)],
+  fence: (token, grows) => [codeBlock(token.content.replace(/\n$/, ""), token.info.trim().split(/\s/)[0], grows)],
+  formula: (token) => [token.meta.opens ? formulaSource(token.content, token.markup, true) : formulaNode(token.content.trim(), token.markup)],
+  // Pictures of other sites are not loaded: they would tell who reads what.
+  image: (token) => {
+    const text = token.content || token.attrGet("src");
+    return [linkNode(token.attrGet("src"), text) ?? text];
+  },
+};
+
+// Returns an element with children as [what the parent gets, what the children go into]; null: the parent gets them.
+const openNode = (token) => {
+  if (token.hidden) return null;
+  if (token.type === "link_open") {
+    const made = linkNode(token.attrGet("href"));
+    return made && [made, made];
+  }
+  if (token.type === "table_open") {
+    const table = node("table");
+    return [node("div", { class: "table", tabindex: "0" }, table), table];
+  }
+  const made = node(TAGS[token.tag] ?? token.tag);
+  const side = /^text-align:(right|center)$/.exec(token.attrGet("style") ?? "");
+  if (side) made.className = side[1];
+  if (token.tag === "ol" && token.attrGet("start") !== null) made.setAttribute("start", token.attrGet("start"));
+  return [made, made];
+};
+
+// "[ ] text" and "[x] text" at the beginning of an item.
+const markTask = (item) => {
+  const text = item.firstChild?.nodeName === "P" ? item.firstChild.firstChild : item.firstChild;
+  const found = text?.nodeType === Node.TEXT_NODE && /^\[([ xX])\]\s+/.exec(text.data);
+  if (!found) return;
+  text.data = text.data.slice(found[0].length);
+  const box = node("input", { type: "checkbox", disabled: "", "aria-label": word(found[1] === " " ? "taskOpen" : "taskDone") });
+  if (found[1] !== " ") box.setAttribute("checked", "");
+  text.before(box);
+  item.className = "task";
+};
+
+const buildNodes = (tokens, grows) => {
+  const root = document.createDocumentFragment();
+  const open = [root];
+  const add = (token) => {
+    const parent = open.at(-1);
+    if (token.type === "inline") token.children.forEach(add);
+    else if (token.nesting === 1) {
+      const made = open.length < DEEPEST_NODE ? openNode(token) : null;
+      if (made) parent.append(made[0]);
+      open.push(made ? made[1] : parent);
+    } else if (token.nesting === -1) {
+      open.pop();
+      if (token.type === "list_item_close") markTask(parent);
+    } else parent.append(...(LEAVES[token.type] ?? LEAVES.text)(token, grows));
+  };
+  tokens.forEach(add);
+  root.normalize();
+  return root;
+};
+
+// The sources of the blocks that are not inside another one.
+const splitBlocks = (text, env) => {
+  const tokens = [];
+  markdownParser.block.parse(text, markdownParser, env, tokens);
+  const lines = text.split("\n");
+  const starts = tokens.filter((token) => token.level === 0 && token.nesting >= 0).map((token) => token.map[0]);
+  return starts.map((start, at) => lines.slice(start, starts[at + 1]).join("\n"));
+};
+
+const blockCache = new Map();
+const renderBlock = (source, references, streaming) => {
+  const read = () => buildNodes(markdownParser.parse(source, { references: { ...references }, streaming }), streaming);
+  if (streaming) return [...read().childNodes];
+  const key = [language, references && Object.keys(references).length ? JSON.stringify(references) : "", source].join("\0");
+  if (!blockCache.has(key)) {
+    if (blockCache.size >= BLOCKS_KEPT) blockCache.delete(blockCache.keys().next().value);
+    blockCache.set(key, read());
+  }
+  return [...blockCache.get(key).cloneNode(true).childNodes];
+};
+
+// Answers that are being written: the text before the last block is not read again, because it cannot change any more.
+const ANSWERS_KEPT = 4;
+let growingAnswers = [];
+const splitGrowing = (text) => {
+  const known = growingAnswers.filter((one) => text.startsWith(one.head)).sort((a, b) => b.head.length - a.head.length)[0] ?? { head: "", blocks: [] };
+  const env = { streaming: true };
+  const fresh = splitBlocks(text.slice(known.head.length), env);
+  const last = fresh.pop();
+  if (last === undefined) return known.blocks;
+  const head = text.slice(0, text.length - last.length);
+  const blocks = [...known.blocks, ...fresh];
+  growingAnswers = [{ head, blocks }, ...growingAnswers.filter((one) => one !== known)].slice(0, ANSWERS_KEPT);
+  return [...blocks, last];
+};
+
+// Without the library: the text as it was written, and fenced code as such.
+const plainBlocks = (text) => {
+  const out = [];
+  let lines = [], fence = null;
+  const flush = () => {
+    const inside = lines.join("\n");
+    if (fence) out.push(codeBlock(inside, fence[2]));
+    else if (inside.trim()) out.push(node("p", { class: "plain-text" }, inside.replace(/^\n+|\n+$/g, "")));
+    lines = [];
+  };
+  for (const line of text.split("\n")) {
+    const mark = /^\s*(`{3,}|~{3,})\s*([^`\s]*)/.exec(line);
+    if (fence ? line.trim().startsWith(fence[1]) && !mark?.[2] : mark) { flush(); fence = fence ? null : mark; }
+    else lines.push(line);
   }
   flush();
   return out;
 };
 
-const lines = (text) => {
-  const out = [];
-  text.split("\n").forEach((one, at) => { if (at) out.push(node("br")); out.push(...inline(one)); });
-  return out;
-};
-
-const codeBlock = (text, kind) => {
-  const button = node("button", { type: "button", class: "plain copy" }, word("copy"));
-  button.addEventListener("click", () => copyText(text, button));
-  return node("div", { class: "code" }, node("div", { class: "bar" }, node("span", {}, kind), button),
-    node("pre", { tabindex: "0" }, node("code", {}, text)));
-};
-
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((one) => one.trim().replaceAll("\\|", "|"));
-
-const table = (rows) => {
-  const [head, rule, ...body] = rows.map(cells);
-  const sides = rule.map((one) => (/^:-+:$/.test(one) ? "center" : /-:$/.test(one) ? "right" : "left"));
-  const row = (values, name) => node("tr", {}, ...sides.map((side, at) => node(name, { class: side }, ...inline(values[at] ?? ""))));
-  return node("div", { class: "table" }, node("table", {}, node("thead", {}, row(head, "th")), node("tbody", {}, ...body.map((one) => row(one, "td")))));
-};
-
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-
-const list = (rows, depth) => {
-  const indent = ITEM.exec(rows[0])[1].length;
-  const ordered = /\d/.test(ITEM.exec(rows[0])[2]);
-  const items = [];
-  for (const row of rows) {
-    const match = ITEM.exec(row);
-    if (match && match[1].length <= indent + 1) items.push([match[3]]);
-    else items.at(-1).push(row.slice(Math.min(row.length - row.trimStart().length, indent + 4)));
+// Returns the nodes of a text. `streaming`: more of it will come, so what is open at its end may still be closed.
+const markdown = (text, streaming = false) => {
+  let clean = text.replace(/\r\n?/g, "\n").replaceAll("\0", "\ufffd");
+  if (!markdownParser || clean.length > MARKDOWN_CHARS) return plainBlocks(clean);
+  if (!streaming) {
+    const env = {};
+    return splitBlocks(clean, env).flatMap((source) => renderBlock(source, env.references, false));
   }
-  const start = ordered ? parseInt(ITEM.exec(rows[0])[2], 10) : 1;
-  return node(ordered ? "ol" : "ul", ordered && start !== 1 ? { start } : {}, ...items.map((one) => {
-    const inner = one.length === 1 ? inline(one[0]) : markdown(one.join("\n"), depth + 1);
-    return node("li", {}, ...inner);
-  }));
-};
-
-// Lists and quotations in one another; what lies deeper is plain text. A model that repeats itself writes thousands.
-const DEEPEST = 16;
-
-// Returns the nodes of a text; a fence that is still open is code already.
-const markdown = (text, depth = 0) => {
-  const rows = text.replaceAll("\r\n", "\n").split("\n");
-  const out = [];
-  let at = 0;
-  const take = (wanted) => { const from = at; while (at < rows.length && wanted(rows[at], at - from)) at += 1; return rows.slice(from, at); };
-  while (at < rows.length) {
-    const row = rows[at];
-    const fence = /^\s*(`{3,}|~{3,})\s*([^`\s]*)/.exec(row);
-    const heading = /^(#{1,6})\s+(.*?)\s*#*$/.exec(row);
-    if (!row.trim()) { at += 1; }
-    else if (fence) {
-      at += 1;
-      const indent = row.length - row.trimStart().length;
-      const inside = take((one) => !(one.trim().startsWith(fence[1]) && !one.trim().replaceAll(fence[1][0], "")));
-      at += 1;
-      out.push(codeBlock(inside.map((one) => one.slice(Math.min(indent, one.length - one.trimStart().length))).join("\n"), fence[2]));
-    } else if (heading) { at += 1; out.push(node(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]))); }
-    else if (/^\s*([-*_])(\s*\1){2,}\s*$/.test(row)) { at += 1; out.push(node("hr")); }
-    else if (depth < DEEPEST && /^\s*>/.test(row)) {
-      const inside = take((one) => /^\s*>/.test(one)).map((one) => one.replace(/^\s*>\s?/, ""));
-      out.push(node("blockquote", {}, ...markdown(inside.join("\n"), depth + 1)));
-    } else if (row.includes("|") && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/.test(rows[at + 1] ?? "") && (rows[at + 1] ?? "").includes("-")) {
-      out.push(table(take((one, n) => n < 2 || (one.includes("|") && one.trim()))));
-    } else if (depth < DEEPEST && ITEM.test(row)) {
-      out.push(list(take((one, n) => n === 0 || ITEM.test(one) || /^\s{2,}\S/.test(one)), depth));
-    } else {
-      const inside = take((one, n) => n === 0 || (one.trim() && !/^\s*(`{3,}|~{3,}|#{1,6}\s|>)/.test(one) && !ITEM.test(one)));
-      out.push(node("p", {}, ...lines(inside.join("\n"))));
-    }
-  }
-  return out;
+  // The first character of a mark says nothing yet: shown, it would vanish with the next one.
+  clean = clean.replace(/(?:(?:^|\n)[ \t]*(?:`{1,2}|~{1,2}|\$|#{1,6})|\\)$/, "");
+  const blocks = splitGrowing(clean);
+  return blocks.flatMap((source, at) => renderBlock(source, undefined, at === blocks.length - 1));
 };

@@ -1,4 +1,7 @@
-"""The pages of the server: each one document with its style and its programs in it, for a browser without a network."""
+"""The pages of the server: each one document with its style and its programs in it, for a browser without a network.
+
+The chat page loads one more file, the libraries of others for Markdown, maths and colours of code, if they are there.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from anabatic.core import log
+from anabatic.infer.web import libraries
+from anabatic.infer.web.libraries import LibraryBundle
+
 WEB_FOLDER = Path(__file__).parent
 CHAT_PROGRAMS = (
     "words.js",
@@ -20,6 +27,8 @@ CHAT_PROGRAMS = (
     "dom.js",
     "server.js",
     "store.js",
+    "code_block.js",
+    "formulas.js",
     "markdown.js",
     "ask.js",
     "chat.js",
@@ -33,8 +42,8 @@ class WebPage:
 
     Attributes:
         html: the document.
-        headers: its `Content-Security-Policy` allows the style and the program of this document by their digests,
-            requests to this server, and nothing else.
+        headers: its `Content-Security-Policy` allows the style and the programs of this document and the libraries by
+            their digests, requests to this server, and nothing else.
     """
 
     html: str
@@ -48,26 +57,47 @@ def chat_page(home: str = "") -> WebPage:
     Args:
         home: address of the page that leads here, for a link back; empty: there is none.
     """
-    return build_page("chat.html.j2", ("base.css", "chat.css"), CHAT_PROGRAMS, home)
+    return build_page("chat.html.j2", ("base.css", "chat.css"), CHAT_PROGRAMS, home, bundle=load_libraries())
+
+
+@cache
+def load_libraries() -> LibraryBundle | None:
+    """Return the libraries that are there and right, read once; None, with a message, if there are none."""
+    table = libraries.read_table()
+    wrong = {path.parent.name for path in libraries.find_wrong_files(table)}
+    if wrong:
+        log.warn(
+            f"the chat page shows text without {'Markdown, maths and colours of code' if len(wrong) == len(table) else 'all of its formats'}: "
+            f"{', '.join(sorted(wrong))} missing or changed in {libraries.FOLDER} (scripts/fetch_web_libraries.py of a clone fetches them)"
+        )
+    return libraries.bundle_scripts(table)
 
 
 def build_page(
-    template: str, styles: Sequence[str], programs: Sequence[str], home: str = "", folder: Path = WEB_FOLDER
+    template: str,
+    styles: Sequence[str],
+    programs: Sequence[str],
+    home: str = "",
+    folder: Path = WEB_FOLDER,
+    bundle: LibraryBundle | None = None,
 ) -> WebPage:
     """Return a page with its styles and programs inside.
 
     Args:
         template, styles, programs: names of files in `folder`, or else in this package's folder.
         home: address of the page that leads here.
+        bundle: libraries that the programs use.
     """
     style = "".join(_read_file(folder, name) for name in styles)
     program = "\n".join(_read_file(folder, name) for name in programs)
     program = f'"use strict";\n(() => {{\n{program}\n}})();\n'
     environment = Environment(loader=FileSystemLoader([folder, WEB_FOLDER]), undefined=StrictUndefined, autoescape=True)
-    html = environment.get_template(template).render(style=Markup(style), program=Markup(program), home=home)
+    html = environment.get_template(template).render(
+        style=Markup(style), program=Markup(program), home=home, bundle=bundle
+    )
+    scripts = f"'{_hash_source(program)}'" + (f" '{bundle.integrity}'" if bundle else "")
     policy = (
-        f"default-src 'none'; style-src '{_hash_source(style)}'; script-src '{_hash_source(program)}'; connect-src "
-        f"'self'; "
+        f"default-src 'none'; style-src '{_hash_source(style)}'; script-src {scripts}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     headers = {
