@@ -1,17 +1,23 @@
-"""Metadata that depends on where a release is made: the long description, and the addresses of the project.
+"""What depends on where a release is made: the long description, addresses of the project, libraries of the web page.
 
 The addresses are those of the repository that builds the release (GITHUB_SERVER_URL and GITHUB_REPOSITORY, set by
 GitHub Actions; ANABATIC_REPOSITORY=https://... elsewhere). Links of the README are relative to the repository: on a
 package index they lead there, and without an address they are plain text.
+
+The libraries of the chat page (scripts/fetch_web_libraries.py) and their licences are part of the archives if they were
+fetched. With ANABATIC_REQUIRE_WEB_LIBRARIES=1 there is no build without them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _IMAGE = re.compile(r"!\[([^]]*)\]\((?!https?:)([^)]+)\)\n*")
@@ -19,14 +25,49 @@ _LINK = re.compile(r"(?<!!)\[([^]]*)\]\((?!https?:|#)([^)]+)\)")
 _CHINESE_LINK = "[中文](README.zh.md)"
 
 
+REQUIRE_VARIABLE = "ANABATIC_REQUIRE_WEB_LIBRARIES"
+_OWN_LICENCE = "Apache-2.0"
+
+
 class ProjectMetadata(MetadataHookInterface):
-    """Fills `readme` and `urls` of the project table."""
+    """Fills `readme`, `urls`, `license` and `license-files` of the project table."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         repository = find_repository(os.environ)
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": make_description(text, repository)}
         metadata["urls"] = make_urls(repository) if repository else {}
+        files, licences = find_web_libraries(self.root)
+        metadata["license"] = " AND ".join([_OWN_LICENCE, *sorted(licences)])
+        metadata["license-files"] = ["LICENSE", *(name for name in files if "/LICENSE" in name)]
+
+
+class WebLibraries(BuildHookInterface):
+    """Adds the files that git ignores, each of them with the checksum of the table."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        files, _ = find_web_libraries(self.root)
+        if not files and version != "editable" and os.environ.get(REQUIRE_VARIABLE, "") not in ("", "0"):
+            raise RuntimeError(
+                f"{REQUIRE_VARIABLE} is set, and libraries of the chat page are missing or changed: "
+                "run python scripts/fetch_web_libraries.py"
+            )
+        build_data["artifacts"] += [f"/{name}" for name in files]
+
+
+def find_web_libraries(root: str) -> tuple[list[str], set[str]]:
+    """Return the fetched files, relative to `root`, and their licences (SPDX); nothing if one is missing or changed."""
+    path = Path(root, "src", "anabatic", "infer", "web", "libraries.py")
+    spec = importlib.util.spec_from_file_location("web_libraries", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    table = module.read_table()
+    if module.find_wrong_files(table):
+        return [], set()
+    files = [library.find_path(source).relative_to(root).as_posix() for library in table for source in library.sha256]
+    return files, {library.licence for library in table}
 
 
 def find_repository(environment: Any) -> str:

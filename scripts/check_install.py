@@ -32,6 +32,8 @@ def run(*words: str | Path, **options: object) -> str:
 
 
 def build_wheel(folder: Path) -> Path:
+    run(sys.executable, ROOT / "scripts" / "fetch_web_libraries.py")
+    os.environ["ANABATIC_REQUIRE_WEB_LIBRARIES"] = "1"
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
     return next(folder.glob("*.whl"))
 

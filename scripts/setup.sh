@@ -4,6 +4,7 @@
 # PYTHON=/path/to/python     use this interpreter
 # TORCH_INDEX=URL            take torch from this wheel index
 # The second call returns at once: a stamp in .venv remembers what was installed.
+# Libraries of the chat page come from npm. Without npm or a network everything else works.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -121,13 +122,33 @@ install_torch() {
   pip_install "torch==$TORCH"
 }
 
+# --- libraries of the chat page, which may fail: the page shows plain text then -----------------------------------
+
+LIBRARIES=src/anabatic/infer/web/libraries
+libraries_stamp() { { sha256sum <"$LIBRARIES.json" && pwd -P; } 2>/dev/null | cut -d ' ' -f 1 | tr '\n' ' '; }
+libraries_tried() { [[ ! -e "$LIBRARIES.json" ]] || [[ "$(cat .venv/setup-libraries.stamp 2>/dev/null)" == "$(libraries_stamp)" ]]; }
+fetch_libraries() { # once per table: each try takes a minute where the network is closed
+  local message
+  libraries_tried && return
+  if ! message=$("$VENV_PYTHON" scripts/fetch_web_libraries.py 2>&1); then
+    message=${message%%$'\n'*}
+    say "the chat page will show text without Markdown, maths and colours (${message#error: }); to try again: $VENV_PYTHON scripts/fetch_web_libraries.py"
+  fi
+  libraries_stamp >.venv/setup-libraries.stamp
+}
+
 # --- the steps --------------------------------------------------------------------------------------------------
 
-all_ready && exit 0
+everything_ready() { all_ready && libraries_tried; }
+everything_ready && exit 0
 if command -v flock >/dev/null; then
   exec 9>.venv-lock
   flock -n 9 || { say "another set-up is running here; waiting for it"; flock 9; }
-  all_ready && exit 0
+  everything_ready && exit 0
+fi
+if all_ready; then
+  fetch_libraries
+  exit 0
 fi
 trap 'say "interrupted; the same command starts again where it can"; exit 130' INT TERM
 
@@ -138,4 +159,5 @@ say "installing anabatic with: ${EXTRAS[*]}"
 pip_install "hatchling>=1.26"
 pip_install --no-build-isolation -e ".[$(IFS=,; printf '%s' "${EXTRAS[*]}")]"
 for extra in "${EXTRAS[@]}"; do fingerprint >"$(stamp "$extra")"; done
+fetch_libraries
 say "ready after $((SECONDS - started)) s; torch $("$VENV_PYTHON" -c 'import importlib.metadata as m; print(m.version("torch"))')"

@@ -45,6 +45,8 @@ fi
 install "hatchling>=1.26"
 if [[ "$kind" == wheel ]]; then
   rm -rf "$folder/dist"
+  "$python" scripts/fetch_web_libraries.py
+  export ANABATIC_REQUIRE_WEB_LIBRARIES=1
   "$folder/bin/python" -m pip wheel --no-build-isolation --no-deps --wheel-dir "$folder/dist" .
   install --force-reinstall --no-deps "$folder"/dist/*.whl
   install "$folder"/dist/*.whl

@@ -1,6 +1,10 @@
 // Blocks of code with a button that copies them, in colours if highlight.js is there.
 
-const COLOURED_CHARS = 50_000;
+const COLOURED_CHARS = 30_000;
+const COLOURED_LINE = 2_000;
+const SLOW_MS = 100;
+// Grammars whose time grows with the cube of a text that repeats itself: 17 s for 10 kB of "[a](", 75 s for 20 kB of "${".
+const OTHER_GRAMMARS = { shell: "bash", console: "bash", shellsession: "bash", markdown: "", md: "", mkdown: "", mkd: "" };
 // Scopes of highlight.js by the colour that they get; the others keep that of the text.
 const SCOPE_COLOURS = Object.fromEntries(Object.entries({
   keyword: "keyword selector-tag tag name doctag template-tag",
@@ -23,11 +27,24 @@ const scopeNodes = (children, depth = 0) => children.flatMap((one) => {
   return colour ? [node("span", { class: `code-${colour}` }, ...inner)] : inner;
 });
 
+// Others take time that grows with the square. Twice as much is tried as long as the half was quick; null: it is too slow.
+const readScopes = (text, language) => {
+  for (let length = 1_000; ; length *= 2) {
+    const began = performance.now();
+    const tree = hljs.highlight(text.slice(0, length), { language, ignoreIllegals: true })._emitter.rootNode;
+    if (length >= text.length) return tree;
+    if (performance.now() - began > SLOW_MS) return null;
+  }
+};
+
 const colourCode = (text, kind) => {
   const name = kind.toLowerCase();
-  if (text.length > COLOURED_CHARS || !globalThis.hljs?.getLanguage(name)) return [text];
-  const made = scopeNodes(hljs.highlight(text, { language: name, ignoreIllegals: true })._emitter.rootNode.children);
-  const box = node("span", {}, ...made);
+  const language = Object.hasOwn(OTHER_GRAMMARS, name) ? OTHER_GRAMMARS[name] : name;
+  if (text.length > COLOURED_CHARS || !globalThis.hljs?.getLanguage(language)) return [text];
+  if (text.split("\n").some((line) => line.length > COLOURED_LINE)) return [text];
+  const tree = readScopes(text, language);
+  if (!tree) return [text];
+  const box = node("span", {}, ...scopeNodes(tree.children));
   return box.textContent === text ? [...box.childNodes] : [text]; // deeper than SCOPE_DEPTH
 };
 

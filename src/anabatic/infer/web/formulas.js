@@ -2,7 +2,7 @@
 
 // Opening mark, closing mark, on a line of its own?
 const FORMULA_MARKS = [["\\(", "\\)", false], ["\\[", "\\]", true], ["$$", "$$", true], ["$", "$", false]];
-const FORMULA_CHARS = 5_000;
+const FORMULA_CHARS = 3_000;
 const LONG_FORMULA = 80;
 const FORMULAS_KEPT = 2_000;
 const formulaCache = new Map();
@@ -24,7 +24,7 @@ const disarmFormula = (box) => {
 const makeFormula = (tex, mark) => {
   const display = FORMULA_MARKS.find((one) => one[0] === mark)[2];
   if (!globalThis.temml || tex.length > FORMULA_CHARS) return formulaSource(tex, mark, false);
-  const box = display ? node("div", { class: "formula", tabindex: "0" }) : node("span", { class: tex.length > LONG_FORMULA ? "math long" : "math" });
+  const box = display ? node("div", { class: "formula", tabindex: "0", lang: "" }) : node("span", { class: tex.length > LONG_FORMULA ? "math long" : "math", lang: "" });
   try {
     temml.render(tex, box, { displayMode: display, throwOnError: true, trust: false, maxExpand: 500, maxSize: [30, 300] });
   } catch {

@@ -3,6 +3,7 @@
 const MARKDOWN_CHARS = 300_000; // what is longer is shown as it is
 const DEEPEST_BLOCK = 32; // levels of quotations and lists; what lies deeper is a paragraph
 const DEEPEST_NODE = 60;
+const MOST_NODES = 80_000; // of a text; what comes behind them is shown as it is
 const BLOCKS_KEPT = 1_000;
 const TAGS = { s: "del", h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" };
 const CJK = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\u2018-\u201d\u3000-\u303f\uff00-\uffef]/u;
@@ -58,9 +59,14 @@ const LEAVES = {
   hardbreak: () => [node("br")],
   hr: () => [node("hr")],
   code_inline: (token) => [node("code", {}, token.content)],
-  code_block: (token, grows) => [codeBlock(token.content.replace(/\n$/, ""), "", grows)],
+  code_block: (token) => [codeBlock(token.content.replace(/\n$/, ""), "")],
   fence: (token, grows) => [codeBlock(token.content.replace(/\n$/, ""), token.info.trim().split(/\s/)[0], grows)],
-  formula: (token) => [token.meta.opens ? formulaSource(token.content, token.markup, true) : formulaNode(token.content.trim(), token.markup)],
+  formula: (token, grows, budget) => {
+    if (token.meta.opens || budget.nodes < 0) return [formulaSource(token.content, token.markup, token.meta.opens)];
+    const made = formulaNode(token.content.trim(), token.markup);
+    budget.nodes -= made.getElementsByTagName("*").length;
+    return [made];
+  },
   // Pictures of other sites are not loaded: they would tell who reads what.
   image: (token) => {
     const text = token.content || token.attrGet("src");
@@ -98,11 +104,12 @@ const markTask = (item) => {
   item.className = "task";
 };
 
-const buildNodes = (tokens, grows) => {
+const buildNodes = (tokens, grows, budget) => {
   const root = document.createDocumentFragment();
   const open = [root];
   const add = (token) => {
     const parent = open.at(-1);
+    budget.nodes -= 1;
     if (token.type === "inline") token.children.forEach(add);
     else if (token.nesting === 1) {
       const made = open.length < DEEPEST_NODE ? openNode(token) : null;
@@ -111,7 +118,7 @@ const buildNodes = (tokens, grows) => {
     } else if (token.nesting === -1) {
       open.pop();
       if (token.type === "list_item_close") markTask(parent);
-    } else parent.append(...(LEAVES[token.type] ?? LEAVES.text)(token, grows));
+    } else parent.append(...(LEAVES[token.type] ?? LEAVES.text)(token, grows, budget));
   };
   tokens.forEach(add);
   root.normalize();
@@ -125,33 +132,6 @@ const splitBlocks = (text, env) => {
   const lines = text.split("\n");
   const starts = tokens.filter((token) => token.level === 0 && token.nesting >= 0).map((token) => token.map[0]);
   return starts.map((start, at) => lines.slice(start, starts[at + 1]).join("\n"));
-};
-
-const blockCache = new Map();
-const renderBlock = (source, references, streaming) => {
-  const read = () => buildNodes(markdownParser.parse(source, { references: { ...references }, streaming }), streaming);
-  if (streaming) return [...read().childNodes];
-  const key = [language, references && Object.keys(references).length ? JSON.stringify(references) : "", source].join("\0");
-  if (!blockCache.has(key)) {
-    if (blockCache.size >= BLOCKS_KEPT) blockCache.delete(blockCache.keys().next().value);
-    blockCache.set(key, read());
-  }
-  return [...blockCache.get(key).cloneNode(true).childNodes];
-};
-
-// Answers that are being written: the text before the last block is not read again, because it cannot change any more.
-const ANSWERS_KEPT = 4;
-let growingAnswers = [];
-const splitGrowing = (text) => {
-  const known = growingAnswers.filter((one) => text.startsWith(one.head)).sort((a, b) => b.head.length - a.head.length)[0] ?? { head: "", blocks: [] };
-  const env = { streaming: true };
-  const fresh = splitBlocks(text.slice(known.head.length), env);
-  const last = fresh.pop();
-  if (last === undefined) return known.blocks;
-  const head = text.slice(0, text.length - last.length);
-  const blocks = [...known.blocks, ...fresh];
-  growingAnswers = [{ head, blocks }, ...growingAnswers.filter((one) => one !== known)].slice(0, ANSWERS_KEPT);
-  return [...blocks, last];
 };
 
 // Without the library: the text as it was written, and fenced code as such.
@@ -173,16 +153,47 @@ const plainBlocks = (text) => {
   return out;
 };
 
+const blockCache = new Map();
+const renderBlock = (source, references, streaming, budget) => {
+  if (budget.nodes < 0) return plainBlocks(source);
+  const read = () => buildNodes(markdownParser.parse(source, { references: { ...references }, streaming }), streaming, budget);
+  if (streaming) return [...read().childNodes];
+  const key = [language, references && Object.keys(references).length ? JSON.stringify(references) : "", source].join("\0");
+  if (!blockCache.has(key)) {
+    if (blockCache.size >= BLOCKS_KEPT) blockCache.delete(blockCache.keys().next().value);
+    const made = read();
+    if (budget.nodes < 0) return [...made.childNodes];
+    blockCache.set(key, made);
+  }
+  return [...blockCache.get(key).cloneNode(true).childNodes];
+};
+
+// Answers that are being written: the text before the last block is not read again, because it cannot change any more.
+const ANSWERS_KEPT = 4;
+let growingAnswers = [];
+const splitGrowing = (text) => {
+  const known = growingAnswers.filter((one) => text.startsWith(one.head)).sort((a, b) => b.head.length - a.head.length)[0] ?? { head: "", blocks: [] };
+  const env = { streaming: true };
+  const fresh = splitBlocks(text.slice(known.head.length), env);
+  const last = fresh.pop();
+  if (last === undefined) return known.blocks;
+  const head = text.slice(0, text.length - last.length);
+  const blocks = [...known.blocks, ...fresh];
+  growingAnswers = [{ head, blocks }, ...growingAnswers.filter((one) => one !== known)].slice(0, ANSWERS_KEPT);
+  return [...blocks, last];
+};
+
 // Returns the nodes of a text. `streaming`: more of it will come, so what is open at its end may still be closed.
 const markdown = (text, streaming = false) => {
   let clean = text.replace(/\r\n?/g, "\n").replaceAll("\0", "\ufffd");
   if (!markdownParser || clean.length > MARKDOWN_CHARS) return plainBlocks(clean);
+  const budget = { nodes: MOST_NODES };
   if (!streaming) {
     const env = {};
-    return splitBlocks(clean, env).flatMap((source) => renderBlock(source, env.references, false));
+    return splitBlocks(clean, env).flatMap((source) => renderBlock(source, env.references, false, budget));
   }
   // The first character of a mark says nothing yet: shown, it would vanish with the next one.
   clean = clean.replace(/(?:(?:^|\n)[ \t]*(?:`{1,2}|~{1,2}|\$|#{1,6})|\\)$/, "");
   const blocks = splitGrowing(clean);
-  return blocks.flatMap((source, at) => renderBlock(source, undefined, at === blocks.length - 1));
+  return blocks.flatMap((source, at) => renderBlock(source, undefined, at === blocks.length - 1, budget));
 };

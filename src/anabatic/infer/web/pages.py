@@ -64,13 +64,14 @@ def chat_page(home: str = "") -> WebPage:
 def load_libraries() -> LibraryBundle | None:
     """Return the libraries that are there and right, read once; None, with a message, if there are none."""
     table = libraries.read_table()
-    wrong = {path.parent.name for path in libraries.find_wrong_files(table)}
+    wrong = {path.parent.name for path in libraries.find_wrong_files(table, libraries.FOLDER)}
     if wrong:
+        lost = "Markdown, maths and colours of code" if len(wrong) == len(table) else "some formats"
         log.warn(
-            f"the chat page shows text without {'Markdown, maths and colours of code' if len(wrong) == len(table) else 'all of its formats'}: "
-            f"{', '.join(sorted(wrong))} missing or changed in {libraries.FOLDER} (scripts/fetch_web_libraries.py of a clone fetches them)"
+            f"the chat page shows text without {lost}: missing or changed in {libraries.FOLDER}: "
+            f"{', '.join(sorted(wrong))}; in a clone, python scripts/fetch_web_libraries.py fetches them"
         )
-    return libraries.bundle_scripts(table)
+    return libraries.bundle_scripts(table, libraries.FOLDER)
 
 
 def build_page(
