@@ -60,20 +60,32 @@ def pack_archives(libraries: list[Any], folder: Path) -> dict[str, Path]:
     """
     npm = shutil.which("npm")
     if npm is None:
-        raise FetchError("npm is not installed", "install Node.js with npm, then: python scripts/fetch_web_libraries.py")
+        raise FetchError(
+            "npm is not installed", "install Node.js with npm, then: python scripts/fetch_web_libraries.py"
+        )
     names = [f"{library.package}@{library.version}" for library in libraries]
     # In an empty folder: no .npmrc but the user's own is read.
     command = [npm, "pack", "--json", "--ignore-scripts", *_RETRIES, "--pack-destination", str(folder), *names]
     try:
         run = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=NPM_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=NPM_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
-        raise FetchError(f"npm did not answer within {NPM_SECONDS} s", "check the network and npm's registry") from error
+        raise FetchError(
+            f"npm did not answer within {NPM_SECONDS} s", "check the network and npm's registry"
+        ) from error
     if run.returncode:
         lines = [line for line in run.stderr.splitlines() if line.strip() and "complete log" not in line]
         reason = "; ".join(lines[:3]) or "no message"
-        raise FetchError(f"npm pack ended with status {run.returncode}: {reason}", "check the network and npm's registry")
+        raise FetchError(
+            f"npm pack ended with status {run.returncode}: {reason}", "check the network and npm's registry"
+        )
     # npm's names of scoped packages differ between versions of npm; the archives are told apart by their checksums.
     found = {compute_integrity(path): path for path in folder.glob("*.tgz")}
     archives = {}
@@ -115,7 +127,9 @@ def extract_files(library: Any, archive: Path, folder: Path) -> None:
                 stream = file.extractfile(member)
                 content = stream.read() if stream else b""
                 if hashlib.sha256(content).hexdigest() != wanted.pop(source):
-                    raise FetchError(f"{label}: {source} has another checksum than in libraries.json", "correct the table")
+                    raise FetchError(
+                        f"{label}: {source} has another checksum than in libraries.json", "correct the table"
+                    )
                 path = library.find_path(source, folder)
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(content)

@@ -20,7 +20,7 @@ from anabatic.infer.server.request_limits import CURRENT_LIMITS
 from anabatic.infer.web.libraries import PATH_PREFIX
 
 KEYLESS_PATHS = ("/", "/health", "/favicon.ico")
-"""Paths without a key: the pages hold no data and ask their reader for one. So do their libraries below `PATH_PREFIX`."""
+"""Paths without a key: the pages hold no data and ask their reader for one. Their libraries need none either."""
 
 HEALTH_PATH = "/health"
 """Answered under any name: probes ask by an address."""
