@@ -9,6 +9,8 @@ import socket
 import httpx2
 import pytest
 
+from anabatic.infer.web import libraries
+from anabatic.infer.web import pages as web_pages
 from anabatic.studio.access import find_peer_user
 from unit.studio.serving import TOKEN, studio
 
@@ -103,3 +105,22 @@ def test_the_empty_pages_are_open_and_allow_no_foreign_program(locked):
         assert page.status_code == 200
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.skipif(
+    bool(libraries.find_wrong_files(libraries.read_table())),
+    reason="the libraries of the page were not fetched: python scripts/fetch_web_libraries.py",
+)
+def test_the_libraries_of_the_chat_page_are_as_open_as_the_page(locked):
+    path = "/" + web_pages.load_libraries().path
+    with httpx2.Client(base_url=locked.url) as client:
+        page = client.get("/chat")
+        assert f'src="{path[1:]}"' in page.text and web_pages.load_libraries().integrity in str(page.headers)
+        answer = client.get(path, headers={"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "no-cors"})
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/javascript")
+        assert (
+            client.get(path, headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}).status_code == 403
+        )
+        assert client.get(path, headers={"Host": "evil.example"}).status_code == 421
+        assert client.get("/assets/other.js").status_code == 404
+        assert client.get("/assetsx").status_code == 401
