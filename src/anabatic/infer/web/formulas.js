@@ -3,6 +3,7 @@
 // Opening mark, closing mark, on a line of its own?
 const FORMULA_MARKS = [["\\(", "\\)", false], ["\\[", "\\]", true], ["$$", "$$", true], ["$", "$", false]];
 const FORMULA_CHARS = 3_000;
+const MOST_CELLS = 4_000;
 const LONG_FORMULA = 80;
 const FORMULAS_KEPT = 2_000;
 const formulaCache = new Map();
@@ -21,9 +22,16 @@ const disarmFormula = (box) => {
   }
 };
 
+// Few characters make many elements: in rows that are filled up to the longest one, and with commands of their own.
+const isBomb = (tex) => {
+  if (/\\(?:[egx]?def|(?:re)?newcommand|providecommand|let|futurelet)(?![A-Za-z])/.test(tex)) return true;
+  const rows = tex.split(/\\\\|\\cr(?![A-Za-z])|\\newline(?![A-Za-z])|\\begin/);
+  return rows.length * Math.max(...rows.map((row) => row.split("&").length)) > MOST_CELLS;
+};
+
 const makeFormula = (tex, mark) => {
   const display = FORMULA_MARKS.find((one) => one[0] === mark)[2];
-  if (!globalThis.temml || tex.length > FORMULA_CHARS) return formulaSource(tex, mark, false);
+  if (!globalThis.temml || tex.length > FORMULA_CHARS || isBomb(tex)) return formulaSource(tex, mark, false);
   const box = display ? node("div", { class: "formula", tabindex: "0", lang: "" }) : node("span", { class: tex.length > LONG_FORMULA ? "math long" : "math", lang: "" });
   try {
     temml.render(tex, box, { displayMode: display, throwOnError: true, trust: false, maxExpand: 500, maxSize: [30, 300] });

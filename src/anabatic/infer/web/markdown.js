@@ -3,20 +3,26 @@
 const MARKDOWN_CHARS = 300_000; // what is longer is shown as it is
 const DEEPEST_BLOCK = 32; // levels of quotations and lists; what lies deeper is a paragraph
 const DEEPEST_NODE = 60;
-const MOST_NODES = 80_000; // of a text; what comes behind them is shown as it is
+const WIDEST_TABLE = 100; // columns
+const MOST_NODES = 50_000; // of a text; what comes behind them is shown as it is
 const BLOCKS_KEPT = 1_000;
+const REFERENCES_KEPT = 20;
 const TAGS = { s: "del", h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" };
 const CJK = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\u2018-\u201d\u3000-\u303f\uff00-\uffef]/u;
 
-// A model that repeats itself writes thousands of levels.
-const deepBlock = (state, start, end, silent) => {
-  if (state.level < DEEPEST_BLOCK) return false;
+// A model that repeats itself writes thousands of levels, or of columns: a paragraph is made of them.
+const plainBlock = (state, start, end, silent) => {
+  const isDeep = state.level >= DEEPEST_BLOCK;
+  const isWide = !isDeep && state.src.slice(state.bMarks[start], state.eMarks[start]).split("|", WIDEST_TABLE + 2).length > WIDEST_TABLE + 1;
+  if (!isDeep && !isWide) return false;
   if (silent) return true;
-  state.push("paragraph_open", "p", 1).map = [start, end];
+  let stop = isDeep ? end : start + 1;
+  while (stop < end && !state.isEmpty(stop)) stop += 1;
+  state.push("paragraph_open", "p", 1).map = [start, stop];
   const token = state.push("inline", "", 0);
-  Object.assign(token, { content: state.getLines(start, end, state.blkIndent, false).trim(), map: [start, end], children: [] });
+  Object.assign(token, { content: state.getLines(start, stop, state.blkIndent, false).trim(), map: [start, stop], children: [] });
   state.push("paragraph_close", "p", -1);
-  state.line = end;
+  state.line = stop;
   return true;
 };
 
@@ -38,8 +44,8 @@ const makeParser = () => {
   // A line of - below a text is a rule: as a heading, the text would change while a list below it is written.
   const parser = markdownit({ html: false, breaks: true, linkify: true }).disable("lheading");
   parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
-  parser.block.ruler.before("table", "deep", deepBlock);
-  parser.block.ruler.after("deep", "formula", formulaBlock, { alt: ["paragraph", "reference", "blockquote", "list"] });
+  parser.block.ruler.before("table", "plain", plainBlock);
+  parser.block.ruler.after("plain", "formula", formulaBlock, { alt: ["paragraph", "reference", "blockquote", "list"] });
   parser.inline.ruler.before("escape", "formula", formulaInside);
   allowMarksBesideChinese(parser.inline.State);
   return parser;
@@ -154,18 +160,45 @@ const plainBlocks = (text) => {
 };
 
 const blockCache = new Map();
-const renderBlock = (source, references, streaming, budget) => {
-  if (budget.nodes < 0) return plainBlocks(source);
-  const read = () => buildNodes(markdownParser.parse(source, { references: { ...references }, streaming }), streaming, budget);
-  if (streaming) return [...read().childNodes];
-  const key = [language, references && Object.keys(references).length ? JSON.stringify(references) : "", source].join("\0");
-  if (!blockCache.has(key)) {
-    if (blockCache.size >= BLOCKS_KEPT) blockCache.delete(blockCache.keys().next().value);
-    const made = read();
-    if (budget.nodes < 0) return [...made.childNodes];
-    blockCache.set(key, made);
+const knownReferences = [];
+
+// A short name of the addresses that [text][name] of a text refers to.
+const nameReferences = (references) => {
+  const text = JSON.stringify(references ?? {});
+  if (!knownReferences.includes(text)) {
+    if (knownReferences.length >= REFERENCES_KEPT) { knownReferences.length = 0; blockCache.clear(); }
+    knownReferences.push(text);
   }
-  return [...blockCache.get(key).cloneNode(true).childNodes];
+  return knownReferences.indexOf(text);
+};
+
+const renderBlock = (source, { references, name }, streaming, budget) => {
+  const read = () => buildNodes(markdownParser.parse(source, { references, streaming }), streaming, budget);
+  const key = [language, name, source].join("\0");
+  const known = streaming ? null : blockCache.get(key);
+  if (known) {
+    budget.nodes -= known.cost;
+    return [...known.made.cloneNode(true).childNodes];
+  }
+  const before = budget.nodes;
+  const made = read();
+  if (!streaming && budget.nodes >= 0) {
+    if (blockCache.size >= BLOCKS_KEPT) blockCache.delete(blockCache.keys().next().value);
+    blockCache.set(key, { made: made.cloneNode(true), cost: before - budget.nodes });
+  }
+  return [...made.childNodes];
+};
+
+// `open`: number of the block that still grows, if any.
+const renderBlocks = (blocks, references, open = -1) => {
+  const budget = { nodes: MOST_NODES };
+  const shared = { references: references ?? {}, name: nameReferences(references) };
+  const out = [];
+  for (const [at, source] of blocks.entries()) {
+    if (budget.nodes < 0) return [...out, ...plainBlocks(blocks.slice(at).join("\n"))];
+    out.push(...renderBlock(source, shared, at === open, budget));
+  }
+  return out;
 };
 
 // Answers that are being written: the text before the last block is not read again, because it cannot change any more.
@@ -187,13 +220,12 @@ const splitGrowing = (text) => {
 const markdown = (text, streaming = false) => {
   let clean = text.replace(/\r\n?/g, "\n").replaceAll("\0", "\ufffd");
   if (!markdownParser || clean.length > MARKDOWN_CHARS) return plainBlocks(clean);
-  const budget = { nodes: MOST_NODES };
   if (!streaming) {
     const env = {};
-    return splitBlocks(clean, env).flatMap((source) => renderBlock(source, env.references, false, budget));
+    return renderBlocks(splitBlocks(clean, env), env.references);
   }
   // The first character of a mark says nothing yet: shown, it would vanish with the next one.
   clean = clean.replace(/(?:(?:^|\n)[ \t]*(?:`{1,2}|~{1,2}|\$|#{1,6})|\\)$/, "");
   const blocks = splitGrowing(clean);
-  return blocks.flatMap((source, at) => renderBlock(source, undefined, at === blocks.length - 1, budget));
+  return renderBlocks(blocks, undefined, blocks.length - 1);
 };
