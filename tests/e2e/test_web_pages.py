@@ -11,6 +11,7 @@ from anabatic.testing.random_models import build_byte_tokenizer, build_random_mo
 from e2e.browser import NEEDED, find, texts, until
 from unit.infer.scripted import says
 from unit.infer.server.running import KEY, catalogue_of, serving
+from unit.web_libraries import NEEDS_LIBRARIES
 
 pytestmark = NEEDED
 
@@ -174,6 +175,7 @@ def test_errors_are_told_and_can_be_tried_again(browser, parts):
     assert texts(browser, "article.theirs .bad") == ["The server cannot be reached."]
 
 
+@NEEDS_LIBRARIES
 def test_text_of_a_model_never_becomes_html(page):
     html = markdown(page, "<img src=x onerror=stolen=1> **bold <b>x</b>** [a](javascript:stolen=1) [b](https://b.org/)")
     assert "<img" not in html
@@ -216,6 +218,7 @@ def test_what_others_left_in_the_storage_does_not_break_the_page(page):
         assert texts(page, "#talks li") == []
 
 
+@NEEDS_LIBRARIES
 def test_markdown(page):
     text = (
         "# Head\n\nA *b* `c*d*` ~~e~~ f_g_h\nnext\n\n- x\n  - y\n- z\n\n3. three\n4. four\n\n> quoted\n\n"

@@ -9,10 +9,10 @@ import socket
 import httpx2
 import pytest
 
-from anabatic.infer.web import libraries
 from anabatic.infer.web import pages as web_pages
 from anabatic.studio.access import find_peer_user
 from unit.studio.serving import TOKEN, studio
+from unit.web_libraries import NEEDS_LIBRARIES
 
 
 def test_the_owner_of_a_connection_is_found():
@@ -107,10 +107,7 @@ def test_the_empty_pages_are_open_and_allow_no_foreign_program(locked):
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
 
 
-@pytest.mark.skipif(
-    bool(libraries.find_wrong_files(libraries.read_table())),
-    reason="the libraries of the page were not fetched: python scripts/fetch_web_libraries.py",
-)
+@NEEDS_LIBRARIES
 def test_the_libraries_of_the_chat_page_are_as_open_as_the_page(locked):
     path = "/" + web_pages.load_libraries().path
     with httpx2.Client(base_url=locked.url) as client:

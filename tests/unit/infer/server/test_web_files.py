@@ -13,11 +13,7 @@ import pytest
 
 from anabatic.infer.web import libraries, pages
 from unit.infer.server.running import KEY, catalogue_of, serving
-
-NEEDS_LIBRARIES = pytest.mark.skipif(
-    bool(libraries.find_wrong_files(libraries.read_table())),
-    reason="the libraries of the page were not fetched: python scripts/fetch_web_libraries.py",
-)
+from unit.web_libraries import NEEDS_LIBRARIES
 
 
 @pytest.fixture(scope="module")
