@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,7 +19,9 @@ import yaml
 
 import anabatic
 from anabatic.core import extras
+from anabatic.infer.web import libraries
 from house import tree
+from unit.web_libraries import NEEDS_LIBRARIES
 
 OWN_IMPORTS = {
     "recipes/serve.py",
@@ -73,6 +77,43 @@ def test_wheel_names_its_licence_and_command(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Python: <3.14,>=3.10" in text
     assert "anabatic = anabatic.cli.app:main" in commands
+
+
+@NEEDS_LIBRARIES
+def test_wheel_holds_the_libraries_of_the_page_with_their_licences(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        contents = {name: file.read(name) for name in file.namelist() if "/libraries/" in name}
+    table = libraries.read_table()
+    for library in table:
+        for source, digest in library.sha256.items():
+            name = library.find_path(source).relative_to(tree.SRC).as_posix()
+            assert hashlib.sha256(contents[f"anabatic/{name}"]).hexdigest() == digest
+        licence = library.find_path(library.licence_file).relative_to(tree.ROOT).as_posix()
+        assert any(found.endswith(f".dist-info/licenses/{licence}") for found in contents)
+    assert len(contents) == sum(len(library.sha256) + 1 for library in table)
+
+
+@pytest.mark.parametrize("change", ["missing", "other"])
+def test_a_release_needs_the_libraries_of_the_page(archive: Path, tmp_path: Path, change: str) -> None:
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path, filter="data")
+    (root,) = tmp_path.iterdir()
+    folder = root / "src" / "anabatic" / "infer" / "web" / "libraries"
+    if change == "missing":
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        (folder / "temml").mkdir(parents=True, exist_ok=True)
+        (folder / "temml" / "temml.min.js").write_text("stolen = 1")
+    code = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
+    command = [sys.executable, "-c", code, tmp_path]
+    run = subprocess.run(
+        command, cwd=root, env={**os.environ, "ANABATIC_REQUIRE_WEB_LIBRARIES": "1"}, capture_output=True, text=True
+    )
+    assert run.returncode and "run python scripts/fetch_web_libraries.py" in run.stderr
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        assert not [name for name in file.namelist() if "/libraries/" in name]
 
 
 def test_wheel_holds_the_documentation(wheel: Path) -> None:
