@@ -14,6 +14,7 @@ OWN = {
     "evals/distributed_model.py": "between the ranks of a job",
     "infer/server/model_registry.py": "a value that was just written",
     "infer/tool_call_parser.py": "strict JSON of a model; its depth is looked at there",
+    "infer/web/libraries.py": "a table of this package; builds load the file by itself",
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",
     "sandbox/remote_calls.py": "messages of a hostile program; what they hold is checked as it is decoded",

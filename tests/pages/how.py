@@ -64,6 +64,7 @@ HOW = (
     How(".venv/bin/pre-commit", "no", "changes the checkout's hooks"),
     How("ssh -L", "no", "needs another machine"),
     How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
+    How("python scripts/fetch_web", "elsewhere", "needs npm and the network; tests/house/test_web_libraries.py"),
     How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),
     How("curl ", "curl"),
