@@ -104,8 +104,9 @@ def test_again_edit_another_model_and_forget(page, server):
     until(lambda: texts(page, "article.mine .body") == ["two"])
     until(lambda: find(page, "#log").get_attribute("aria-busy") == "false")
     turns = page.execute_script("return JSON.parse(localStorage.getItem('anabatic.talks'))")[0]["turns"]
-    assert len(turns) == 2
-    assert turns[1]["content"] == expected(server, [{"role": "user", "content": "two"}], "two")
+    assert [(turn["parent"], turn["content"]) for turn in turns if turn["role"] == "user"] == [(-1, "one"), (-1, "two")]
+    assert turns[-1]["content"] == expected(server, [{"role": "user", "content": "two"}], "two")
+    assert len(texts(page, "article")) == 2
     find(page, "#new").click()
     assert texts(page, "article") == []
     page.execute_script("document.querySelector('#talks .icon').click()")

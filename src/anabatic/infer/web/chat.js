@@ -1,17 +1,20 @@
-// The page itself: what is shown, and what clicks and keys do.
+// The page itself: what clicks and keys do.
 
 const NARROW = matchMedia("(max-width: 46rem)");
 let talk = null;
-let running = null; // AbortController of the answer that is being written
 
 const hint = () => { $("say").placeholder = word(NARROW.matches ? "sayShort" : "sayHint"); };
 
 const speak = () => {
   translate();
   hint();
+  checkTools();
   showTalks();
   showTurns();
 };
+
+// A keyboard on the screen must not come up unasked.
+const backToMessage = () => { if (!NARROW.matches) $("say").focus(); };
 
 const titleOf = (one) => one.title || word("untitled");
 
@@ -25,140 +28,51 @@ const showTalks = () => {
   }));
 };
 
-const showTurns = () => {
-  const turns = talk?.turns ?? [];
-  $("log").replaceChildren(...(turns.length ? turns.map(turnNode) : [node("p", { class: "empty" }, word("empty"))]));
-  $("log").scrollTop = $("log").scrollHeight;
+const choose = (one) => { if (one !== talk) halt(); talk = one; showSecond(); say(""); showTalks(); showTurns(); };
+
+const isServed = (model) => Boolean(model) && [...$("model").options].some((one) => one.value === model);
+
+// The model that last answered in a column.
+const lastModel = (column) => view(talk).columns[column]?.map((at) => talk.turns[at].model).findLast(Boolean);
+
+const modelOf = (column) => (column === 1 ? $("second").value || lastModel(1) : $("model").value);
+
+// A comparison that is opened goes on with its second model.
+const showSecond = () => { $("second").value = isServed(lastModel(1)) ? lastModel(1) : settings.second ?? ""; };
+
+// One column of the comparison goes on, without the other.
+const continueWith = (column) => {
+  halt(1 - column);
+  const used = lastModel(column);
+  keepColumn(talk, column);
+  for (const run of runs) run.column = undefined;
+  if (isServed(used)) { $("model").value = used; set("model", used); }
+  $("second").value = "";
+  set("second", "");
+  keep();
+  showTurns();
+  backToMessage();
 };
 
-// Reasoning is open until the answer begins; then it folds, unless the reader has opened or folded it.
-const reasoningNode = (turn) => {
-  const box = node("details", { class: "reasoning" }, node("summary", {}, word("reasoning")), ...markdown(turn.reasoning));
-  box.open = turn.unfolded ?? !turn.content;
-  box.querySelector("summary").addEventListener("click", () => { turn.unfolded = !box.open; });
-  return box;
+// Asks `text` below some turns: of one, the second model may answer beside; of two, each is the end of a column.
+const sendBelow = (parents, text) => {
+  const questions = parents.map((parent) => addTurn(talk, parent, { role: "user", content: text }));
+  const [first] = questions;
+  if (questions.length > 1) askBelow(questions.map((parent, column) => ({ parent, column })));
+  else if (columnOf(talk, first) !== undefined) askBelow([{ parent: first, column: columnOf(talk, first) }]);
+  else if ($("second").value) { halt(); askBelow([{ parent: first, column: 0 }, { parent: first, column: 1, second: true }]); }
+  else askBelow([{ parent: first }]);
 };
 
-const answerNodes = (turn) => [...(turn.reasoning ? [reasoningNode(turn)] : []), ...markdown(turn.content)];
-
-const turnNode = (turn, at) => {
-  const mine = turn.role === "user";
-  const body = node("div", { class: "body" }, ...(mine ? [node("p", { class: "plain-text" }, turn.content)] : answerNodes(turn)));
-  const tools = node("div", { class: "tools" });
-  if (turn.content) tools.append(button("copy", (one) => copyText(turn.content, one)));
-  if (mine) tools.append(button("edit", () => edit(at)));
-  const written = running && !turn.how && at === talk.turns.length - 1;
-  if (!mine && !written && at === talk.turns.length - 1) tools.append(button(turn.error ? "retry" : "again", () => answer(at)));
-  tools.append(node("span", { class: "fine how" }, turn.how ? howItWent(turn.how) : ""));
-  if (!mine && !turn.content && !turn.reasoning && turn.how && !turn.error) body.append(node("p", { class: "fine" }, word("wordless")));
-  if (turn.error) body.append(node("p", { class: "bad" }, turn.error));
-  return node("article", { class: mine ? "mine" : "theirs", "aria-label": mine ? word("you") : turn.model || word("model") },
-    node("h2", {}, mine ? word("you") : turn.model || word("model")), body, tools);
-};
-
-// What came at once has no speed.
-const lengthOf = ({ tokens, seconds, first }) => [
-  word("tokens", tokens),
-  ...(tokens > 1 && seconds - first > 0.005 ? [word("speed", ((tokens - 1) / (seconds - first)).toFixed(1))] : []),
-];
-
-const howItWent = (how) => {
-  const parts = how.tokens ? [...lengthOf(how), word("first", how.first.toFixed(2))] : [];
-  if (how.end === "length") parts.push(word("cut"));
-  if (how.end === "stopped") parts.push(word("stopped"));
-  return parts.join(" · ");
-};
-
-// Exchanges what has changed and leaves the rest: a selection and a button that was pressed stay.
-const redraw = (body, fresh) => {
-  fresh.forEach((one, at) => {
-    const old = body.childNodes[at];
-    if (!old) body.append(one);
-    else if (!old.isEqualNode(one)) old.replaceWith(one);
-  });
-  while (body.childNodes.length > fresh.length) body.lastChild.remove();
-};
-
-const edit = (at) => {
-  const shown = $("log").children[at];
-  const area = node("textarea", { rows: "3", "aria-label": word("edit") });
-  area.value = talk.turns[at].content;
-  const done = button("save", () => { const text = area.value.trim(); if (text) { talk.turns.length = at; send(text); } });
-  const body = shown.querySelector(".body");
-  body.replaceChildren(area, node("div", { class: "tools" }, done, button("cancel", showTurns)));
-  area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); showTurns(); }
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done.click(); }
-  });
-  area.focus();
-};
+// Sends a question in place of one that stays as a version.
+const sendAt = (ats, text) => { sendBelow(ats.map((at) => talk.turns[at].parent), text); backToMessage(); };
 
 const send = (text) => {
-  if (!talk) talk = store.create();
-  talk.turns.push({ role: "user", content: text });
+  talk ??= store.create();
   talk.title ||= text.slice(0, 60);
-  talk.at = Date.now();
-  answer(talk.turns.length);
+  const { shared, columns } = view(talk);
+  sendBelow(columns.length ? columns.map((path) => path.at(-1)) : [shared.at(-1) ?? ROOT], text);
 };
-
-// Writes the turn `at` anew; what was behind it is gone.
-const answer = async (at) => {
-  halt();
-  const mine = talk;
-  const own = new AbortController();
-  running = own;
-  mine.turns.length = at;
-  const turn = { role: "assistant", content: "", model: $("model").value };
-  const asked = mine.turns.slice();
-  mine.turns.push(turn);
-  busy(true);
-  keep();
-  showTalks();
-  showTurns();
-  let now = null;
-  let drawn = 0;
-  // Whoever leaves the page stops the answer; what the browser then says of the connection is no error.
-  own.leave = () => { const { text, reasoning, ...how } = now ?? {}; turn.how = { ...how, end: "stopped" }; own.left = true; };
-  const draw = () => {
-    drawn = 0;
-    follow((shown) => {
-      redraw(shown.querySelector(".body"), answerNodes(turn));
-      shown.querySelector(".how").textContent = lengthOf(now).join(" · ");
-    });
-  };
-  const follow = (change) => {
-    if (talk !== mine || mine.turns[at] !== turn) return;
-    const near = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
-    change($("log").children[at]);
-    if (near) $("log").scrollTop = $("log").scrollHeight;
-  };
-  try {
-    turn.how = await ask(asked, own.signal, (out) => { now = out; turn.content = out.text; turn.reasoning = out.reasoning; drawn ||= requestAnimationFrame(draw); });
-    delete turn.how.text;
-    delete turn.how.reasoning;
-    if (running === own) say(word("done"));
-  } catch (error) {
-    if (!own.left) turn.error = error.message;
-    if (running === own) say("");
-  }
-  cancelAnimationFrame(drawn);
-  if (running === own) { running = null; busy(false); }
-  keep();
-  follow((shown) => shown.replaceWith(turnNode(turn, at)));
-};
-
-const keep = () => { if (store.saveTalks()) say(word("full"), true); };
-
-const busy = (on) => {
-  $("send").hidden = on;
-  $("stop").hidden = !on;
-  $("log").setAttribute("aria-busy", String(on));
-  if (on) say(word("answering"));
-};
-
-const halt = () => { running?.abort(); running = null; busy(false); };
-
-const choose = (one) => { if (one !== talk) halt(); talk = one; say(""); showTalks(); showTurns(); };
 
 const grow = () => {
   const area = $("say");
@@ -171,21 +85,47 @@ const grow = () => {
 const loadModels = async () => {
   try {
     const found = await models();
-    const wanted = found.some((one) => one.id === settings.model) ? settings.model : found[0]?.id ?? "";
-    $("model").replaceChildren(...found.map((one) => node("option", { value: one.id }, one.root === null ? word("adapter", one.id) : one.id)));
-    if (!found.length) $("model").replaceChildren(node("option", { value: "" }, word("noModels")));
-    $("model").value = settings.model = wanted;
+    const known = (name) => found.some((one) => one.id === name);
+    const options = () => found.map((one) => node("option", { value: one.id }, one.root === null ? word("adapter", one.id) : one.id));
+    const none = (name) => node("option", { value: "", "data-words": name }, word(name));
+    $("model").replaceChildren(...(found.length ? options() : [none("noModels")]));
+    $("model").value = settings.model = known(settings.model) ? settings.model : found[0]?.id ?? "";
+    $("second").replaceChildren(none("noSecond"), ...options());
+    settings.second = known(settings.second) ? settings.second : "";
+    showSecond();
     if ($("status").classList.contains("bad")) say("");
   } catch (error) { say(error.message, true); }
 };
 
-const begin = () => {
-  frame(speak, loadModels);
+const submit = () => {
+  const text = $("say").value.trim();
+  if (!text || runs.size) return;
+  const problem = checkTools();
+  if (problem) { say(problem, true); return; }
+  $("say").value = "";
+  grow();
+  send(text);
+};
+
+const followStorage = (event) => {
+  if (event.key !== `${KEY}talks`) return;
+  talk = store.follow(talk, runs.size > 0);
+  showTalks();
+  const isTyped = [...document.querySelectorAll("#log textarea")].some((area) => area.value);
+  if (!runs.size && !isTyped) showTurns();
+};
+
+const listen = () => {
   for (const name of FIELDS) {
     $(name).value = settings[name] ?? "";
     $(name).addEventListener("change", () => set(name, $(name).value));
   }
+  $("tools").addEventListener("input", checkTools);
   $("model").addEventListener("change", () => set("model", $("model").value));
+  $("second").addEventListener("change", () => {
+    if (!$("second").value && view(talk).columns.length) continueWith(0);
+    set("second", $("second").value);
+  });
   $("new").addEventListener("click", () => { choose(null); fold(); $("say").focus(); });
   $("forget").addEventListener("click", () => {
     if (!confirm(word("forgetAsk"))) return;
@@ -194,29 +134,21 @@ const begin = () => {
     store.saveTalks();
     choose(null);
   });
-  $("stop").addEventListener("click", () => running?.abort());
+  $("stop").addEventListener("click", stopAll);
   $("say").addEventListener("input", grow);
   $("say").addEventListener("keydown", (event) => {
-    // While a word is being composed (Chinese input), Enter chooses it.
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
+    if (event.key === "Enter" && !event.shiftKey && !isComposing(event)) { event.preventDefault(); $("composer").requestSubmit(); }
   });
-  $("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const text = $("say").value.trim();
-    if (!text || running) return;
-    $("say").value = "";
-    grow();
-    send(text);
-  });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !event.isComposing) { running?.abort(); fold(); } });
+  $("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !isComposing(event)) { stopAll(); fold(); } });
   NARROW.addEventListener("change", hint);
-  addEventListener("pagehide", () => { if (running) { running.leave(); keep(); running.abort(); } });
-  addEventListener("storage", (event) => {
-    if (event.key !== `${KEY}talks`) return;
-    talk = store.follow(talk, Boolean(running));
-    showTalks();
-    if (!running && !document.querySelector("#log textarea")) showTurns();
-  });
+  addEventListener("pagehide", () => { if (runs.size) { for (const run of runs) run.leave(); keep(); stopAll(); } });
+  addEventListener("storage", followStorage);
+};
+
+const begin = () => {
+  frame(speak, loadModels);
+  listen();
   talk = store.talks[0] ?? null;
   speak();
   loadModels();

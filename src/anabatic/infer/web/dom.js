@@ -19,6 +19,9 @@ const button = (name, act) => {
   return made;
 };
 
+// While a word is being composed (Chinese input), Enter chooses it and Escape takes it back.
+const isComposing = (event) => event.isComposing || event.keyCode === 229;
+
 const copyText = async (text, button) => {
   try { await navigator.clipboard.writeText(text); }
   catch {

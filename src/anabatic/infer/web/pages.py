@@ -26,11 +26,15 @@ CHAT_PROGRAMS = (
     "settings.js",
     "dom.js",
     "server.js",
+    "tree.js",
     "store.js",
     "code_block.js",
     "formulas.js",
     "markdown.js",
+    "tools.js",
     "ask.js",
+    "turns.js",
+    "answers.js",
     "chat.js",
 )
 """Programs of the chat page, in the order in which they build on one another."""
@@ -57,7 +61,7 @@ def chat_page(home: str = "") -> WebPage:
     Args:
         home: address of the page that leads here, for a link back; empty: there is none.
     """
-    return build_page("chat.html.j2", ("base.css", "chat.css"), CHAT_PROGRAMS, home, bundle=load_libraries())
+    return build_page("chat.html.j2", ("base.css", "chat.css", "chat_turns.css"), CHAT_PROGRAMS, home, bundle=load_libraries())
 
 
 @cache
