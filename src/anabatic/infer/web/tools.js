@@ -77,7 +77,7 @@ const callNode = (call) => {
 
 const resultNode = (result) => node("section", { class: "result" }, node("h3", {}, word("resultOf", result.name)), ...fenced(result.content));
 
-// Fields to type in, one below the other. Enter goes to the next empty one, or is done; `cancel` may be missing.
+// Fields to type in, one below the other, each below its `lead`. Enter goes to the next empty one, or is done; `cancel` may be missing.
 const typingNode = (fields, done, { label, cancel } = {}) => {
   const areas = fields.map((field) => {
     const area = node("textarea", { rows: field.rows, "aria-label": field.label });
@@ -91,7 +91,7 @@ const typingNode = (fields, done, { label, cancel } = {}) => {
     done(areas.map((area) => area.value.trim()));
   };
   const box = node("form", { class: "typing" });
-  fields.forEach((field, at) => box.append(node("label", {}, node("span", { class: field.isNamed ? "fine" : "hidden" }, field.label), areas[at])));
+  fields.forEach((field, at) => box.append(...(field.lead ?? []), node("label", {}, node("span", { class: field.isNamed ? "fine" : "hidden" }, field.label), areas[at])));
   const buttons = node("div", { class: "tools" }, button(label, finish));
   if (cancel) buttons.append(button("cancel", cancel));
   box.append(buttons);
@@ -104,8 +104,10 @@ const typingNode = (fields, done, { label, cancel } = {}) => {
   return box;
 };
 
-// Where the results of an answer's calls are typed.
+// Calls, each with a field for its result.
 const resultsNode = (calls, done) => {
-  const fields = calls.map((call) => ({ label: word("resultOf", call.name), isNamed: true, rows: "2", value: call.draft ?? "", onInput: (text) => { call.draft = text; } }));
+  const fields = calls.map((call) => ({
+    lead: [callNode(call)], label: word("resultOf", call.name), isNamed: true, rows: "2", value: call.draft ?? "", onInput: (text) => { call.draft = text; },
+  }));
   return typingNode(fields, (values) => done(calls.map(({ id, name }, at) => ({ id, name, content: values[at] }))), { label: "sendResults" });
 };

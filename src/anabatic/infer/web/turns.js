@@ -10,11 +10,9 @@ const reasoningNode = (turn) => {
   return box;
 };
 
-const answerNodes = (turn) => [
-  ...(turn.reasoning ? [reasoningNode(turn)] : []),
-  ...markdown(turn.content),
-  ...(turn.calls ?? []).map(callNode),
-];
+const textNodes = (turn) => [...(turn.reasoning ? [reasoningNode(turn)] : []), ...markdown(turn.content)];
+
+const answerNodes = (turn) => [...textNodes(turn), ...(turn.calls ?? []).map(callNode)];
 
 // Exchanges what has changed and leaves the rest: a selection, a button that was pressed, what was folded.
 const redraw = (body, fresh) => {
@@ -117,12 +115,12 @@ const PARTS = {
 };
 
 const bodyOf = (turn, at) => {
+  const isComplete = turn.how && !turn.error && !["stopped", "length"].includes(turn.how.end);
+  if (turn.calls && isComplete && isLast(talk, at)) return [...textNodes(turn), resultsNode(turn.calls, (results) => answerCalls(at, results))];
   const out = answerNodes(turn);
   const isSilent = !turn.content && !turn.reasoning && !turn.calls;
-  const isDone = turn.how && !turn.error && !["stopped", "length"].includes(turn.how.end);
   if (isSilent && turn.how && !turn.error) out.push(node("p", { class: "fine" }, word("wordless")));
   if (turn.error) out.push(node("p", { class: "bad" }, turn.error));
-  if (turn.calls && isDone && isLast(talk, at)) out.push(resultsNode(turn.calls, (results) => answerCalls(at, results)));
   return out;
 };
 
