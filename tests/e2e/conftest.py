@@ -51,6 +51,24 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield driver
 
 
+@pytest.fixture
+def player(browser: Any) -> Iterator[Any]:
+    """A server with the chat page that plays answers."""
+    from e2e.openai_streams import playing
+
+    with playing() as made:
+        yield made
+        browser.get("about:blank")
+
+
+@pytest.fixture
+def page(browser: Any, player: Any) -> Any:
+    """The chat page of `player`."""
+    from e2e.chat_browser import opened
+
+    return opened(browser, player.url)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of these run commands, several of them one after the other; a slow machine needs minutes."""
     for item in items:

@@ -109,11 +109,19 @@ def asked(text: str) -> None:
     assert json.loads(text)["messages"]
 
 
+def tools(text: str) -> None:
+    """The field of the chat page; the page sends it with every question."""
+    from anabatic.infer.server.request_schema import ChatRequest
+
+    ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], "tools": json.loads(text)})
+
+
 JSON = {
     ("guides/chat.md", 0): row,
     ("guides/data.md", 0): row,
     ("guides/dpo.md", 0): asked,
     ("guides/inference.md", 0): answer,
+    ("guides/web.md", 0): tools,
 }
 """Page and number of the block -> who reads it."""
 

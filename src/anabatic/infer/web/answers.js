@@ -70,7 +70,7 @@ const follow = async (run) => {
   const draw = () => {
     frame = 0;
     change(run, (shown) => {
-      redraw(shown.querySelector(".body"), answerNodes(turn));
+      redraw(shown.querySelector(".body"), answerNodes(turn, true));
       shown.querySelector(".how").textContent = lengthOf(now).join(" · ");
     });
   };

@@ -112,7 +112,7 @@ const followStorage = (event) => {
   talk = store.follow(talk, runs.size > 0);
   showTalks();
   const isTyped = [...document.querySelectorAll("#log textarea")].some((area) => area.value);
-  if (!runs.size && !isTyped) showTurns();
+  if (!talk || !runs.size && !isTyped) showTurns();
 };
 
 const listen = () => {

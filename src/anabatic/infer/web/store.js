@@ -20,7 +20,7 @@ const readHow = ({ tokens, seconds, first, end }) => ({ tokens: Number(tokens) |
 
 // Makes sure that what the page shows has the type it expects.
 const readTurn = (turn, at, isTree) => {
-  const out = { ...turn, parent: isTree ? turn.parent : at - 1 };
+  const out = isTree ? { ...turn } : { ...turn, parent: at - 1, next: at + 1 };
   for (const name of ["model", "error", "reasoning"]) if (!isText(out[name])) delete out[name];
   if (out.how) out.how = readHow(out.how);
   return out;
@@ -31,7 +31,7 @@ const readTalk = (one) => {
   if (!Array.isArray(one?.turns) || !one.turns.every(isTurn)) return null;
   const turns = one.turns.map((turn, at) => readTurn(turn, at, isTree));
   if (!turns.every(({ parent }, at) => Number.isInteger(parent) && parent >= ROOT && parent < at)) return null;
-  return { ...one, id: String(one.id), at: Number(one.at) || 0, title: isText(one.title) ? one.title : "", version: FORMAT, turns };
+  return { next: 0, ...one, id: String(one.id), at: Number(one.at) || 0, title: isText(one.title) ? one.title : "", version: FORMAT, turns };
 };
 
 // What other programs or older pages left there must not break this one; what a newer page left is not touched.

@@ -3,16 +3,18 @@
 const articleOf = (at) => $("log").querySelector(`[data-turn="${at}"]`);
 
 // Reasoning is open until the answer begins; then it folds, unless the reader has opened or folded it.
-const reasoningNode = (turn) => {
-  const box = node("details", { class: "reasoning" }, node("summary", {}, word("reasoning")), ...markdown(turn.reasoning));
-  box.open = turn.unfolded ?? !(turn.content || turn.calls);
+const reasoningNode = (turn, grows) => {
+  const isOpen = !(turn.content || turn.calls);
+  const box = node("details", { class: "reasoning" }, node("summary", {}, word("reasoning")), ...markdown(turn.reasoning, grows && isOpen));
+  box.open = turn.unfolded ?? isOpen;
   box.querySelector("summary").addEventListener("click", () => { turn.unfolded = !box.open; });
   return box;
 };
 
-const textNodes = (turn) => [...(turn.reasoning ? [reasoningNode(turn)] : []), ...markdown(turn.content)];
+// `grows`: more of the turn will come.
+const spokenNodes = (turn, grows = false) => [...(turn.reasoning ? [reasoningNode(turn, grows)] : []), ...markdown(turn.content, grows)];
 
-const answerNodes = (turn) => [...textNodes(turn), ...(turn.calls ?? []).map(callNode)];
+const answerNodes = (turn, grows) => [...spokenNodes(turn, grows), ...(turn.calls ?? []).map(callNode)];
 
 // Exchanges what has changed and leaves the rest: a selection, a button that was pressed, what was folded.
 const redraw = (body, fresh) => {
@@ -116,8 +118,8 @@ const PARTS = {
 
 const bodyOf = (turn, at) => {
   const isComplete = turn.how && !turn.error && !["stopped", "length"].includes(turn.how.end);
-  if (turn.calls && isComplete && isLast(talk, at)) return [...textNodes(turn), resultsNode(turn.calls, (results) => answerCalls(at, results))];
-  const out = answerNodes(turn);
+  if (turn.calls && isComplete && isLast(talk, at)) return [...spokenNodes(turn), resultsNode(turn.calls, (results) => answerCalls(at, results))];
+  const out = answerNodes(turn, isRunning(at));
   const isSilent = !turn.content && !turn.reasoning && !turn.calls;
   if (isSilent && turn.how && !turn.error) out.push(node("p", { class: "fine" }, word("wordless")));
   if (turn.error) out.push(node("p", { class: "bad" }, turn.error));
@@ -137,8 +139,9 @@ const toolsOf = (turn, at, column) => {
 // Two answers of one model are numbered.
 const nameOf = (turn, column) => {
   const name = turn.model || word("model");
+  if (column === undefined) return name;
   const [left, right] = view(talk).columns.map(([first]) => talk.turns[first]?.model);
-  return column !== undefined && left === right ? `${name} · ${column + 1}` : name;
+  return left === right ? `${name} · ${column + 1}` : name;
 };
 
 // A turn, or a question that is in both columns: `ats` are its indices.
