@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 from selenium.webdriver.common.by import By
@@ -9,9 +10,11 @@ from selenium.webdriver.common.keys import Keys
 
 from anabatic.infer.engine import Engine
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from e2e import command
 from e2e.browser import NEEDED, find, texts, until
 from e2e.chat_browser import ask, bodies, choose, contents, is_idle, opened, press, stored
 from e2e.openai_streams import DONE, event, playing, text
+from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 
 pytestmark = NEEDED
@@ -148,3 +151,36 @@ def test_a_server_that_dies_in_mid_answer_is_told_in_both_columns(browser):
         assert all("broke off" in body for body in texts(page, ".column .body"))
     ask(page, "q2", answers=2)
     assert texts(page, ".column .bad")[2:] == ["The server cannot be reached."] * 2
+
+
+def test_a_real_server_is_killed_in_mid_answer(browser, tmp_path):
+    """`anabatic serve` with a model that never ends, and nothing left of it from one moment to the next."""
+    tokenizer = build_byte_tokenizer(tmp_path / "tokenizer")
+    model = says(tokenizer, ["x", "y"], max_len=2048, endless=True)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["serve", tmp_path / "model", "--port", port, "--device.type", "cpu", "--sampling.max-new-tokens", 1900]
+    process = command.start(words, tmp_path / "cache")
+    try:
+        command.wait_for(process, lambda: is_listening(port))
+        page = opened(browser, f"http://127.0.0.1:{port}/")
+        choose(page, "#second", find(page, "#model").get_attribute("value"))
+        find(page, "#say").send_keys("q", Keys.ENTER)
+        until(lambda: all(texts(page, ".column .body")) and len(texts(page, ".column")) == 2)
+    finally:
+        command.kill(process)
+        command.end(process, None)
+    until(lambda: is_idle(page))
+    assert all("xy" in body and "broke off" in body for body in texts(page, ".column .body"))
+    press(page, "Try again", ".column", 0)
+    until(lambda: "The server cannot be reached." in texts(page, ".column .body")[0] and is_idle(page))
+    assert "broke off" in texts(page, ".column .body")[1]
+    browser.get("about:blank")
+
+
+def is_listening(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
