@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from anabatic.infer.web.pages import chat_page
+from anabatic.infer.web.pages import chat_page, load_libraries
 
 DONE = "data: [DONE]\n\n"
 
@@ -80,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             data = [{"id": name, "root": name, "max_model_len": 64} for name in self.player.models]
             self._send(200, "application/json", json.dumps({"data": data}).encode())
+        elif (bundle := load_libraries()) and self.path == f"/{bundle.path}":
+            self._send(200, "text/javascript; charset=utf-8", bundle.content)
         else:
             self._send(200, "text/html; charset=utf-8", chat_page().html.encode(), chat_page().headers)
 

@@ -61,7 +61,9 @@ def chat_page(home: str = "") -> WebPage:
     Args:
         home: address of the page that leads here, for a link back; empty: there is none.
     """
-    return build_page("chat.html.j2", ("base.css", "chat.css", "chat_turns.css"), CHAT_PROGRAMS, home, bundle=load_libraries())
+    return build_page(
+        "chat.html.j2", ("base.css", "chat.css", "chat_turns.css"), CHAT_PROGRAMS, home, bundle=load_libraries()
+    )
 
 
 @cache
