@@ -36,7 +36,8 @@ def doctor(
     lang
         en or zh; default: the locale's.
     """
-    from anabatic.doctor import check_report, check_runner, language, machine_facts, target_machine
+    from anabatic.core import language
+    from anabatic.doctor import check_report, check_runner, machine_facts, target_machine
 
     report_language = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)

@@ -29,7 +29,8 @@ def env(
     lang
         en or zh; default: the locale's.
     """
-    from anabatic.doctor import language, machine_facts, shell_environment, target_machine
+    from anabatic.core import language
+    from anabatic.doctor import machine_facts, shell_environment, target_machine
 
     report_language = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)

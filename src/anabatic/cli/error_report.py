@@ -90,7 +90,8 @@ def _explain_error(error: BaseException) -> str:
         messages.insert(0, f"{type(cause).__name__}: {cause}")
         cause = cause.__cause__ or cause.__context__
     try:
-        from anabatic.doctor import knowledge_base, language
+        from anabatic.core import language
+        from anabatic.doctor import knowledge_base
         from anabatic.doctor.explain import diagnosis, rendering
 
         report = diagnosis.explain_text("\n".join(messages), knowledge_base.load_knowledge())

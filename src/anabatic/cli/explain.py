@@ -41,7 +41,8 @@ def explain(
     """
     from rich.console import Console
 
-    from anabatic.doctor import knowledge_base, language
+    from anabatic.core import language
+    from anabatic.doctor import knowledge_base
     from anabatic.doctor.explain import diagnosis, rendering
 
     report_language = language.choose_language(lang, os.environ)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anabatic.cli import command_tree
+from anabatic.core import language
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.formatting import did_you_mean
-from anabatic.doctor import language
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (_PACKAGE / "docs", _PACKAGE.parents[1] / "docs")

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from anabatic.core.language import Language, LocalizedText
 from anabatic.doctor.findings.catalog import REPORT_GROUPS
-from anabatic.doctor.findings.check_result import CheckResult, LocalizedText, Status
-from anabatic.doctor.language import Language
+from anabatic.doctor.findings.check_result import CheckResult, Status
 
 _STATUS_COLORS: dict[Status, str] = {"OK": "32", "WARN": "33", "FAIL": "31", "n/a": "2"}
 _STATUS_WIDTH, _INDENT = 5, 2

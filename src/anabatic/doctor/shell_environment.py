@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
+from anabatic.core.language import Language, LocalizedText
 from anabatic.device.table import DEVICES
 from anabatic.doctor.checks import cann, hardware, host, network, version_matrix
-from anabatic.doctor.findings.check_result import LocalizedText
-from anabatic.doctor.language import Language
 from anabatic.doctor.target_machine import TargetMachine
 
 _DRIVER_LIBRARIES = "/usr/local/Ascend/driver/lib64"

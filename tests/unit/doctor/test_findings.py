@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from anabatic.core.language import LocalizedText
 from anabatic.doctor import check_report
 from anabatic.doctor.check_runner import get_exit_code, run_checks
 from anabatic.doctor.checks.variable_rules import VARIABLE_RULES
 from anabatic.doctor.findings.catalog import FINDING_TYPES, REPORT_GROUPS
-from anabatic.doctor.findings.check_result import LocalizedText
 from anabatic.doctor.target_machine import open_root
 from unit.doctor import roots
 from unit.doctor.states import STATES

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from anabatic.core import language
 from anabatic.core.errors import ConfigError
-from anabatic.doctor import check_report, installed_packages, language, machine_facts, root_files, subprocess_runner
+from anabatic.doctor import check_report, installed_packages, machine_facts, root_files, subprocess_runner
 from anabatic.doctor.check_runner import CHECKS, get_exit_code, run_checks
 from anabatic.doctor.checks import npu_status
 from anabatic.doctor.checks.variable_rules import VARIABLE_RULES

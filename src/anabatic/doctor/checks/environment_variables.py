@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from anabatic.core.language import LocalizedText
 from anabatic.doctor.checks import cann, hardware, version_matrix
 from anabatic.doctor.checks.variable_rules import STACK_PREFIX, VARIABLE_RULES, VariableRule
 from anabatic.doctor.findings.catalog import make_result
-from anabatic.doctor.findings.check_result import CheckResult, LocalizedText
+from anabatic.doctor.findings.check_result import CheckResult
 from anabatic.doctor.target_machine import TargetMachine
 
 _MAX_SHOWN_CHARS = 60

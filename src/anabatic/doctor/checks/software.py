@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from anabatic.core.language import LocalizedText
 from anabatic.doctor.checks import cann, hardware, version_matrix
 from anabatic.doctor.findings.catalog import make_result
-from anabatic.doctor.findings.check_result import CheckResult, LocalizedText
+from anabatic.doctor.findings.check_result import CheckResult
 from anabatic.doctor.target_machine import TargetMachine
 
 _TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

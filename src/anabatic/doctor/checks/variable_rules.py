@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anabatic.doctor.findings.check_result import LocalizedText, Status
+from anabatic.core.language import LocalizedText
+from anabatic.doctor.findings.check_result import Status
 
 
 @dataclass(frozen=True)

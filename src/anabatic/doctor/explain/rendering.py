@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from anabatic.core.formatting import format_size
+from anabatic.core.language import Language
 from anabatic.doctor import knowledge_base
 from anabatic.doctor.check_report import wrap_text
 from anabatic.doctor.explain.diagnosis import LogFinding, LogReport
 from anabatic.doctor.explain.log_scan import Sighting
-from anabatic.doctor.language import Language
 
 MAX_OTHERS = 12
 """Rows of the list below the first cause; `--json` has all."""

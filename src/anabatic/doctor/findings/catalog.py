@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from anabatic.core.language import LocalizedText
 from anabatic.doctor.findings import hardware_table, host_table, software_table
-from anabatic.doctor.findings.check_result import CheckResult, FindingType, LocalizedText
+from anabatic.doctor.findings.check_result import CheckResult, FindingType
 
 FINDING_TYPES: dict[str, FindingType] = {
     **hardware_table.HARDWARE_FINDINGS,

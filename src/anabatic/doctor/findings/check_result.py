@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from anabatic.doctor.language import Language
+from anabatic.core.language import Language, LocalizedText
 
 Status = Literal["OK", "WARN", "FAIL", "n/a"]
-
-
-@dataclass(frozen=True)
-class LocalizedText:
-    """The same sentence in two languages; `{name}` stands for a value of the line."""
-
-    en: str
-    zh: str
-
-    def render_in(self, language: Language, values: dict[str, Any]) -> str:
-        """Return the sentence with its values."""
-        return (self.zh if language == "zh" else self.en).format(**values)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,8 @@ def explain_stderr(text: str) -> str:
     """Return one line from the knowledge of `anabatic explain`; empty if nothing matches."""
     if not text or os.environ.get(relaunch.EXPLAIN_VARIABLE) == "0":
         return ""
-    from anabatic.doctor import knowledge_base, language
+    from anabatic.core import language
+    from anabatic.doctor import knowledge_base
     from anabatic.doctor.explain import diagnosis, rendering
 
     return rendering.format_hint(

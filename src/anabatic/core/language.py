@@ -1,10 +1,11 @@
-"""Which language a report is written in."""
+"""Texts in English and Chinese, and which of the two a reader gets."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Literal, TextIO
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
@@ -13,6 +14,18 @@ Language = Literal["en", "zh"]
 _LANGUAGES: dict[str, Language] = {"en": "en", "zh": "zh"}
 _LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 """The first that is set decides (POSIX, section 8.2)."""
+
+
+@dataclass(frozen=True)
+class LocalizedText:
+    """The same sentence in two languages; `{name}` stands for a value."""
+
+    en: str
+    zh: str
+
+    def render_in(self, language: Language, values: dict[str, Any]) -> str:
+        """Return the sentence with its values."""
+        return (self.zh if language == "zh" else self.en).format(**values)
 
 
 def choose_language(requested: str | None, environ: Mapping[str, str]) -> Language:
