@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
-from anabatic.data.batching.loader import ValidationBatches
+from anabatic.data.batching.loader import ValidationBatches, list_source_kinds
 from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.forward import ModelRoot
@@ -34,6 +34,7 @@ class BitsPerByte:
         loss: nats per target token.
         num_bytes: UTF-8 bytes of the text.
         num_tokens: target tokens.
+        sources: source and kind of each text.
     """
 
     model_bits: float
@@ -41,6 +42,7 @@ class BitsPerByte:
     loss: float
     num_bytes: int
     num_tokens: int
+    sources: list[dict[str, str]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Return the `measure_bits_per_byte` entry of eval.json."""
@@ -50,6 +52,7 @@ class BitsPerByte:
             "loss": self.loss,
             "bytes": self.num_bytes,
             "tokens": self.num_tokens,
+            "sources": self.sources,
             "note": "gzip -9 over the same documents as one stream; the model reads each document alone",
         }
 
@@ -73,6 +76,7 @@ def measure_bits_per_byte(
         loss=float(measured["valid_loss"]),
         num_bytes=batches.num_bytes,
         num_tokens=int(measured["tokens"]),
+        sources=list_source_kinds([shards for shards, _ in batches.entries]),
     )
 
 

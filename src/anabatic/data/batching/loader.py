@@ -340,6 +340,17 @@ class PrefetchIterator(Generic[T]):
 _ValidationSegment = tuple[ShardSet | SequenceDataset, EntryLocation, int, int]
 
 
+def list_source_kinds(
+    parts: Sequence[ShardSet | ShardSubset | SequenceDataset], row_kind: str = "conversations"
+) -> list[dict[str, str]]:
+    """Return the source and the kind of each part, every pair once: `text`, `sequences`, or the kind of rows."""
+    pairs = [
+        (part.name, "sequences" if isinstance(part, SequenceDataset) else row_kind if part.is_chat else "text")
+        for part in parts
+    ]
+    return [{"source": source, "kind": kind} for source, kind in dict.fromkeys(pairs)]
+
+
 class ValidationBatches:
     """This rank's batches of one evaluation. Iterate it as often as needed; every pass is the same.
 

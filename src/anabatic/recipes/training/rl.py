@@ -81,6 +81,17 @@ class RolloutSource:
         """Whether questions are held out."""
         return bool(self.questions.heldout)
 
+    def describe_sources(self) -> dict[str, Any]:
+        """Return the fields of the event `data`."""
+        data = self.context.job.data
+        fields: dict[str, Any] = {"train": [{"source": source, "kind": "questions"} for source in data.train]}
+        if self.has_heldout:
+            fields["heldout"] = [{"source": source, "kind": "questions"} for source in data.valid or data.train]
+            if not data.valid:
+                total = len(self.questions.train) + len(self.questions.heldout)
+                fields["heldout_fraction"] = len(self.questions.heldout) / total
+        return fields
+
     def open_stream(
         self, objective: Objective, sizes: StepSizes, state: dict[str, Any], stopping: Callable[[], bool]
     ) -> RolloutBatches:

@@ -114,6 +114,9 @@ class BatchSource(Protocol):
     def eot_id(self) -> int:
         """The token that begins a document."""
 
+    def describe_sources(self) -> dict[str, Any]:
+        """What is trained on and what is held out: the fields of the event `data`."""
+
     def open_stream(
         self, objective: Objective, sizes: StepSizes, state: dict[str, Any], stopping: Callable[[], bool]
     ) -> BatchStream:
@@ -200,6 +203,7 @@ class Trainer:
         ):
             params, multiplying = count_parameters(model.network)
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
+            metrics.log_event("data", **self.batches.describe_sources())
             loop = self._make_loop_context(sizes, step, stream, tensors, metrics, samples)
             done = fit(replace(loop, device_window=watch, row_log=rows), progress)
             self.batches.log_summary(progress.loader)

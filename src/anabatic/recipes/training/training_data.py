@@ -14,7 +14,7 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching import curriculum
 from anabatic.data.batching.curriculum import DifficultyLevels
-from anabatic.data.batching.loader import Loader, ValidationBatches, WeightedSources
+from anabatic.data.batching.loader import Loader, ValidationBatches, WeightedSources, list_source_kinds
 from anabatic.data.batching.mixture import MixtureStage
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
 from anabatic.data.sequence.dataset import SequenceDataset
@@ -33,12 +33,26 @@ class TrainingData:
 
     Attributes:
         levels: the sources by difficulty, with the `curriculum` that draws from them; None: there is none.
+        row_kind: what rows are that are no plain text: `conversations` or `pairs`.
+        heldout_fraction: the share of the training sources that is held out; None: other sources are.
     """
 
     train: WeightedSources
     valid: list[ShardSet] | list[SequenceDataset] | None
     levels: DifficultyLevels | None = None
     curriculum: Curriculum | None = None
+    row_kind: str = "conversations"
+    heldout_fraction: float | None = None
+
+    def describe_sources(self) -> dict[str, Any]:
+        """Return the fields of the event `data`: the source and the kind of what is trained on and of what is held
+        out."""
+        fields: dict[str, Any] = {"train": list_source_kinds([part for part, _ in self.train], self.row_kind)}
+        if self.valid is not None:
+            fields["heldout"] = list_source_kinds(self.valid, self.row_kind)
+            if self.heldout_fraction is not None:
+                fields["heldout_fraction"] = self.heldout_fraction
+        return fields
 
     @property
     def token_sets(self) -> list[ShardSet | ShardSubset]:
@@ -88,7 +102,14 @@ def build_training_data(
             f"0 tokens of held-out data in {', '.join(part.name for part in valid)}",
             "name sources in data.valid, raise data.valid_fraction, or train without by --data.valid-fraction 0",
         )
-    return TrainingData(train, valid, levels, lessons)
+    return TrainingData(
+        train,
+        valid,
+        levels,
+        lessons,
+        row_kind="pairs" if learning.pairs else "conversations",
+        heldout_fraction=None if data.valid else data.valid_fraction,
+    )
 
 
 def _split_by_level(
@@ -143,6 +164,10 @@ class DatasetBatches:
     def eot_id(self) -> int:
         """The token that begins a document."""
         return self.data.train[0][0].eot
+
+    def describe_sources(self) -> dict[str, Any]:
+        """Return the fields of the event `data`."""
+        return self.data.describe_sources()
 
     def open_stream(
         self, objective: Objective, sizes: StepSizes, state: dict[str, Any], stopping: Callable[[], bool]
