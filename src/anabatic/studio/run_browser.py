@@ -196,7 +196,7 @@ class RunBrowser:
             **page.describe_run(run),
             "checkpoints": checkpoints,
             "logs": logs,
-            "notes": run.notes,
+            "notes": [note.en for note in run.notes],
             "spikes": spikes,
         }
 

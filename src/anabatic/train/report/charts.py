@@ -11,8 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from anabatic.core.formatting import format_count
+from anabatic.core.language import LocalizedText
 from anabatic.core.svg_plot import compute_ticks
 from anabatic.train.report.run_data import LevelCounts, Points
+from anabatic.train.report.words import as_text, join_texts, say
 
 BOX_SIZE = 1000.0
 MAX_POINTS = 700
@@ -23,7 +25,7 @@ MAX_DOTS = {"raw": 0, "line": 3, "points": 40}
 class Curve:
     """One curve of a chart; `style` is `raw` (faint), `line` or `points`."""
 
-    name: str
+    name: str | LocalizedText
     points: Points
     style: str = "line"
     colour: int = 1
@@ -33,7 +35,7 @@ class Curve:
 class CurvePath:
     """A drawn curve: the `d` of an SVG path, and of its dots."""
 
-    name: str
+    name: LocalizedText
     last: str
     d: str
     dots: str
@@ -45,14 +47,14 @@ class CurvePath:
 class Chart:
     """All that the template needs; positions are per cent of the plot, from the left and from the top."""
 
-    title: str
+    title: LocalizedText
     last: str
-    label: str
-    note: str
+    label: LocalizedText
+    note: LocalizedText | None
     paths: list[CurvePath]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    marks: list[tuple[float, str]]
+    marks: list[tuple[float, LocalizedText]]
     data: dict[str, Any] = field(default_factory=dict)
     wide: bool = False
     """As broad as the page, with a legend."""
@@ -67,14 +69,40 @@ class _AxisScale:
         return BOX_SIZE * (value - self.low) / (self.high - self.low)
 
 
+@dataclass
+class FigureCard:
+    """A panel whose curves have one value each: a figure says more than a lonely point.
+
+    Attributes:
+        values: (value, which one it is and after which step).
+    """
+
+    title: LocalizedText
+    values: list[tuple[str, LocalizedText]]
+
+
+def make_figure_card(
+    title: str | LocalizedText, lines: Sequence[Curve], write: Callable[[float], str]
+) -> FigureCard | None:
+    """Return the card of curves that have one value each; None: one of them has more, or none has any."""
+    known = [(line.name, [(step, y) for step, y in line.points if y is not None]) for line in lines]
+    found = [(name, points) for name, points in known if points]
+    if not found or any(len(points) > 1 for _, points in found):
+        return None
+    return FigureCard(
+        as_text(title),
+        [(write(value), say("after_step", name=as_text(name), step=f"{step:,}")) for name, ((step, value),) in found],
+    )
+
+
 def draw_chart(
-    title: str,
+    title: str | LocalizedText,
     lines: Sequence[Curve],
     write: Callable[[float], str],
     *,
     zero: bool = False,
     steps: tuple[int, int] | None = None,
-    marks: Sequence[tuple[int, str]] = (),
+    marks: Sequence[tuple[int, str | LocalizedText]] = (),
 ) -> Chart | None:
     """Draw `lines` over the step.
 
@@ -97,16 +125,17 @@ def draw_chart(
     sampled_lines = [(line, downsample_points(line.points)) for line in lines]
     main = next((line for line in lines if line.style == "line"), lines[0])
     values = [value for _, value in main.points if value is not None]
-    step_range = f"{main.points[0][0]:,} to {main.points[-1][0]:,}"
+    first, last = main.points[0][0], main.points[-1][0]
+    ends = {"begin": write(values[0]), "end": write(values[-1])}
     return Chart(
-        title=title,
+        title=as_text(title),
         last=write(values[-1]),
-        label=f"{title}, steps {step_range}: from {write(values[0])} to {write(values[-1])}",
-        note=f"{above:,} {'point lies' if above == 1 else 'points lie'} beyond the axis" if above else "",
+        label=say("chart.label", title=as_text(title), first=f"{first:,}", last=f"{last:,}", **ends),
+        note=say("chart.beyond" if above == 1 else "chart.beyond_many", count=f"{above:,}") if above else None,
         paths=[_draw_curve(line, points, x, y, write) for line, points in sampled_lines],
         x_ticks=make_step_ticks(x.low, x.high),
         y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in compute_ticks(y.low, y.high, 5)],
-        marks=[(x(step) / 10, text) for step, text in marks if x.low <= step <= x.high],
+        marks=[(x(step) / 10, as_text(text)) for step, text in marks if x.low <= step <= x.high],
         data={"series": [_hover_data(line, points, x, y, write) for line, points in sampled_lines]},
     )
 
@@ -196,7 +225,7 @@ def _draw_curve(line: Curve, points: Points, x: _AxisScale, y: _AxisScale, write
     dots = ""
     if len(finite) <= MAX_DOTS[line.style]:
         dots = "".join(f"M{x(step):.1f} {BOX_SIZE - y(value):.1f}h0" for step, value in finite)
-    return CurvePath(line.name, write(finite[-1][1]), _svg_path(points, x, y), dots, line.style, line.colour)
+    return CurvePath(as_text(line.name), write(finite[-1][1]), _svg_path(points, x, y), dots, line.style, line.colour)
 
 
 def _svg_path(points: Points, x: _AxisScale, y: _AxisScale) -> str:
@@ -219,7 +248,7 @@ def _hover_data(
 ) -> dict[str, Any]:
     finite = [(step, value) for step, value in points if value is not None]
     return {
-        "name": line.name,
+        "name": _both(as_text(line.name)),
         "colour": line.colour,
         "style": line.style,
         "step": [step for step, _ in finite],
@@ -227,6 +256,10 @@ def _hover_data(
         "y": [round(min(100.0, max(0.0, 100 - y(value) / 10)), 2) for _, value in finite],
         "text": [write(value) for _, value in finite],
     }
+
+
+def _both(text: LocalizedText) -> list[str]:
+    return [text.en, text.zh]
 
 
 def _format_step(value: float) -> str:
@@ -259,10 +292,11 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
         return BOX_SIZE * (step - low) / (high - low)
 
     paths = [
-        CurvePath(name, f"{draws[-1].samples[name]:,.0f}", "", "", "area", _pick_colour(names, name)) for name in names
+        CurvePath(as_text(name), f"{draws[-1].samples[name]:,.0f}", "", "", "area", _pick_colour(names, name))
+        for name in names
     ]
     series: list[dict[str, Any]] = [
-        {"name": path.name, "colour": path.colour, "style": "area", "step": [], "x": [], "y": [], "text": []}
+        {"name": _both(path.name), "colour": path.colour, "style": "area", "step": [], "x": [], "y": [], "text": []}
         for path in paths
     ]
     for first, last, fractions in columns:
@@ -278,13 +312,17 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
             hover["y"].append(round((bottom + top) / 20, 2))
             hover["text"].append(f"{fraction:.0%}")
             below += fraction
-    begins = [(before.step, f"stage {after.stage}") for before, after in pairwise(draws) if after.stage != before.stage]
-    latest = ", ".join(f"{path.name} {path.last}" for path in paths)
+    begins = [
+        (before.step, say("mark.stage", number=after.stage))
+        for before, after in pairwise(draws)
+        if after.stage != before.stage
+    ]
+    latest = join_texts(f"{path.name.en} {path.last}" for path in paths)
     return Chart(
-        title="Levels of the curriculum, share of the samples",
+        title=say("chart.levels"),
         last="",
-        label=f"Share of each level over the steps 1 to {columns[-1][1]:,}; samples in all: {latest}",
-        note="",
+        label=say("chart.levels_label", last=f"{columns[-1][1]:,}", latest=latest),
+        note=None,
         paths=paths,
         x_ticks=make_step_ticks(low, high),
         y_ticks=[(100.0 - fraction, f"{fraction} %") for fraction in (0, 25, 50, 75, 100)],

@@ -2,74 +2,80 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import time
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from anabatic.config.pipeline import PipelineJob
-from anabatic.core.formatting import format_count, format_duration, format_size
+from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
+from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.train.report import run_data
-from anabatic.train.report.charts import Chart, Curve, draw_chart, draw_levels_chart, smooth_points
+from anabatic.train.report.charts import Chart, FigureCard
+from anabatic.train.report.data_sources import (
+    NamedSource,
+    describe_data,
+    describe_sources,
+    differ_in_kind,
+    parse_sources,
+    read_data_sources,
+)
+from anabatic.train.report.rendering import TEMPLATE_FOLDER, format_date, render_page
+from anabatic.train.report.run_charts import build_panels
 from anabatic.train.report.run_data import GeneratedSample, RunData, parse_time, read_pipeline, read_run
+from anabatic.train.report.words import (
+    EVENT_WORDS,
+    FIELD_WORDS,
+    WORDS,
+    as_text,
+    join_texts,
+    say,
+    say_duration,
+    say_known,
+)
 
-TEMPLATE_FOLDER = Path(__file__).parent
 MAX_TEXT_CHARS = 4000
 MAX_SAMPLES = 8
 MAX_EVENTS = 200
 MISSING = "–"
-_HELDOUT_METRICS = ("bpb", "perplexity", "accuracy", "reward", "answer_tokens")
-_ANSWER_SIDES = ("chosen", "rejected")
 
-_STATE_LABELS = {
-    "done": ("done", "✓"),
-    "skip": ("up to date", "✓"),
-    "fail": ("failed", "✕"),
-    "interrupted": ("interrupted", "…"),
-    "run": ("unfinished", "…"),
-    "stale": ("out of date", "…"),
-    "": ("not run", "○"),
-}
-
-# Control characters are spelled out, what no HTML file can hold becomes the replacement character.
-_UNSAFE_CHARACTERS: dict[int, int | str] = {
-    **{code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if code not in (9, 10, 13)},
-    **{code: "\ufffd" for code in (*range(0xD800, 0xE000), 0xFFFE, 0xFFFF)},
-}
+_STATE_SIGNS = {"done": "✓", "skip": "✓", "fail": "✕", "interrupted": "…", "run": "…", "stale": "…", "": "○"}
 
 
-def write_run_report(folder: Path) -> Path:
+def write_run_report(folder: Path, language: Language | None = None) -> Path:
     """Write `folder/report.html` about one training run and return its path.
 
     Parts of the run that are missing are missing from the page; the page is written whole or not at all.
+
+    Args:
+        language: that the page is written in, before it asks the browser for the reader's; None: the locale's.
 
     Raises:
         Failure: the disk is full or the folder refuses writes.
     """
     run = read_run(folder, folder.resolve().name)
-    return _write_page(folder, render_run_page(folder, run))
+    return _write_page(folder, render_run_page(folder, run, language))
 
 
-def render_run_page(folder: Path, run: RunData) -> str:
+def render_run_page(folder: Path, run: RunData, language: Language | None = None) -> str:
     """Return the page about one training run."""
-    return _render_page(folder, run.name, [run])
+    return _render_page(folder, run.name, [run], language)
 
 
-def write_pipeline_report(out: Path, job: PipelineJob) -> Path:
+def write_pipeline_report(out: Path, job: PipelineJob, language: Language | None = None) -> Path:
     """Write `out/report.html` about all stages of `job`, those not yet run included, and return its path.
+
+    Args:
+        language: as of `write_run_report`.
 
     Raises:
         Failure: the disk is full or the folder refuses writes.
     """
-    return _write_page(out, _render_page(out, job.title or out.resolve().name, read_pipeline(out, job), table=True))
+    runs = read_pipeline(out, job)
+    return _write_page(out, _render_page(out, job.title or out.resolve().name, runs, language, table=True))
 
 
 def _write_page(folder: Path, page: str) -> Path:
@@ -78,21 +84,15 @@ def _write_page(folder: Path, page: str) -> Path:
     return path
 
 
-def _render_page(folder: Path, title: str, runs: Sequence[RunData], table: bool = False) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATE_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _render_page(
+    folder: Path, title: str, runs: Sequence[RunData], language: Language | None, table: bool = False
+) -> str:
     sections = [_build_section(run) for run in runs]
-    script = (TEMPLATE_FOLDER / "report.js").read_text(encoding="utf-8")
-    page = environment.get_template("report.html.j2").render(
+    return render_page(
+        "report.html.j2",
+        language or choose_language(None, os.environ),
         title=title,
-        style=Markup((TEMPLATE_FOLDER / "report.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        heading=say("report"),
         head=_header_parts(folder, runs),
         machine=_machine_rows(runs),
         notes=[(run.name, note) for run in runs for note in run.notes],
@@ -104,54 +104,70 @@ def _render_page(folder: Path, title: str, runs: Sequence[RunData], table: bool 
         others=[section for section in sections if not section["large"]],
         evaluations=[(run.name, rows) for run in runs if (rows := _task_scores(run))],
         chats=[(run.name, [_format_message(row) for row in run.chat]) for run in runs if run.chat],
-        written=_format_date(time.time()),
     )
-    return page.translate(_UNSAFE_CHARACTERS)
 
 
-def _header_parts(folder: Path, runs: Sequence[RunData]) -> list[str]:
+def _header_parts(folder: Path, runs: Sequence[RunData]) -> list[LocalizedText]:
     ended = max((run.end_time for run in runs if run.end_time is not None), default=None)
     seconds = sum(run.seconds or 0.0 for run in runs)
-    parts = [_format_date(ended) if ended else "", format_duration(seconds) if seconds else "", str(folder)]
-    return [part for part in parts if part]
+    parts = [format_date(ended)] if ended else []
+    return [*map(as_text, parts), *([say_duration(seconds)] if seconds else []), as_text(str(folder))]
 
 
-def _machine_rows(runs: Sequence[RunData]) -> list[tuple[str, str]]:
+def _machine_rows(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | LocalizedText]]:
     devices = [event for run in runs for event in run.events if event.get("event") == "device"]
     names = dict.fromkeys(str(event.get("name", "")) for event in devices if event.get("type") != "cpu")
     formats = dict.fromkeys(str(event["dtype"]) for event in devices if event.get("dtype"))
-    rows = [("processor", run_data.describe_cpu()), ("memory", run_data.describe_memory())]
+    rows: list[tuple[str, str | LocalizedText]] = [
+        ("processor", run_data.describe_cpu()),
+        ("memory", run_data.describe_memory()),
+    ]
     if devices:
-        rows.append(("accelerator", ", ".join(names) or "none, trained on the processor"))
-        rows.append(("number format", ", ".join(formats) or MISSING))
+        rows.append(("accelerator", ", ".join(names) or say("no_accelerator")))
+        rows.append(("number_format", ", ".join(formats) or MISSING))
     rows.append(("software", " · ".join(f"{name} {version}" for name, version in run_data.list_versions())))
     if commit := run_data.find_commit(TEMPLATE_FOLDER):
         rows.append(("commit", commit))
-    return rows
+    return [(say(key), value) for key, value in rows]
 
 
 def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:
-    """The last evaluation's bits per byte compared with gzip's."""
-    for run in reversed(runs):
+    """The last evaluation's bits per byte compared with gzip's, and over which text."""
+    for index, run in reversed(list(enumerate(runs))):
         values = run.evaluation.get("bits_per_byte")
         model = to_finite_number(values.get("model")) if isinstance(values, dict) else None
         if not isinstance(values, dict) or model is None:
             continue
         gzip = to_finite_number(values.get("gzip9"))
         top = max(model, gzip or 0.0) or 1.0
-        bars = [("this model", f"{model:.3f}", 100 * model / top, True)]
-        verdict = ""
+        bars = [(say("this_model"), f"{model:.3f}", 100 * model / top, True)]
+        verdict = None
         if gzip:
-            bars.append(("gzip -9", f"{gzip:.3f}", 100 * gzip / top, False))
-            verdict = f"{abs(1 - model / gzip):.0%} {'fewer' if model <= gzip else 'more'} bits than gzip -9"
+            bars.append((as_text("gzip -9"), f"{gzip:.3f}", 100 * gzip / top, False))
+            key = "fewer_bits" if model <= gzip else "more_bits"
+            verdict = say(key, share=f"{abs(1 - model / gzip):.0%}", other="gzip -9")
         amount = to_finite_number(values.get("bytes"))
+        over = say("heldout_bytes", size=format_size(amount)) if amount else say("heldout_text")
+        sources = parse_sources(values.get("sources"))
         return {
-            "stage": f"{run.name} (out of date)" if run.state == "stale" else run.name,
+            "stage": say("out_of_date", name=run.name) if run.state == "stale" else as_text(run.name),
             "value": f"{model:.3f}",
             "verdict": verdict,
             "bars": bars,
-            "over": f"{format_size(amount)} of held-out text" if amount else "held-out text",
+            "over": say("heldout_of", amount=over, sources=describe_sources(sources)) if sources else over,
+            "warning": _warn_of_other_kind(sources, runs[: index + 1]),
         }
+    return None
+
+
+def _warn_of_other_kind(sources: Sequence[NamedSource], runs: Sequence[RunData]) -> LocalizedText | None:
+    """The text of an evaluation is of another kind than what the last training before it read."""
+    for run in reversed(runs):
+        data = read_data_sources(run) if run.curves else None
+        if data is not None:
+            if not differ_in_kind(data.train, sources):
+                return None
+            return say("data.eval_other_kind", sources=describe_sources(data.train), name=run.name)
     return None
 
 
@@ -176,7 +192,7 @@ def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
         "chance": MISSING if chance is None else f"{chance:.1%}",
         "width": 100 * min(1.0, max(0.0, accuracy or 0.0)),
         "mark": None if chance is None else 100 * min(1.0, max(0.0, chance)),
-        "asked": "" if num_items is None else f"{num_items:,.0f} questions",
+        "asked": None if num_items is None else say("questions", count=f"{num_items:,.0f}"),
         "examples": [
             {
                 **{key: _shorten_text(_to_text(row.get(key, ""))) for key in ("prompt", "reply", "answer")},
@@ -187,7 +203,7 @@ def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _summary_facts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
+def _summary_facts(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | LocalizedText]]:
     """The strip of numbers under the scores."""
     summaries = [run.summary for run in runs if run.curves or "tokens" in run.summary]
     tokens, seconds, steps = (
@@ -196,16 +212,16 @@ def _summary_facts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     )
     params = [value for summary in summaries if (value := to_finite_number(summary.get("params")))]
     peaks = [value for summary in summaries if (value := to_finite_number(summary.get("peak_memory_bytes")))]
-    rows = [
+    rows: list[tuple[str, str | LocalizedText]] = [
         ("parameters", format_count(params[-1]) if params else ""),
-        ("training tokens", format_count(sum(tokens)) if tokens else ""),
-        ("optimizer steps", f"{sum(steps):,.0f}" if steps else ""),
-        ("training time", format_duration(sum(seconds)) if seconds else ""),
-        ("tokens per second", format_count(sum(tokens) / sum(seconds)) if tokens and sum(seconds) else ""),
-        ("peak memory", format_size(max(peaks)) if peaks else ""),
+        ("training_tokens", format_count(sum(tokens)) if tokens else ""),
+        ("optimizer_steps", f"{sum(steps):,.0f}" if steps else ""),
+        ("training_time", say_duration(sum(seconds)) if seconds else ""),
+        ("tokens_per_second", format_count(sum(tokens) / sum(seconds)) if tokens and sum(seconds) else ""),
+        ("peak_memory", format_size(max(peaks)) if peaks else ""),
         *_device_facts(summaries),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [(say(key), value) for key, value in rows if value]
 
 
 def _device_facts(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -226,9 +242,9 @@ def _device_facts(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         weighted_mean("energy_wh_per_mtoken"),
     )
     return [
-        ("device utilisation", "" if util is None else f"{util:.0f} %"),
-        ("device power", "" if power is None else f"{power:,.0f} W"),
-        ("energy per million tokens", "" if energy is None else f"{energy:,.3g} Wh"),
+        ("device_utilisation", "" if util is None else f"{util:.0f} %"),
+        ("device_power", "" if power is None else f"{power:,.0f} W"),
+        ("energy", "" if energy is None else f"{energy:,.3g} Wh"),
     ]
 
 
@@ -236,7 +252,7 @@ def _stage_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     longest = max((run.seconds or 0.0 for run in runs), default=0.0) or 1.0
     rows = []
     for run in runs:
-        word, sign = _STATE_LABELS.get(run.state, (run.state, "·"))
+        is_known = run.state in _STATE_SIGNS
         tokens = to_finite_number(run.summary.get("tokens"))
         loss, what = _final_loss(run)
         rows.append(
@@ -244,9 +260,9 @@ def _stage_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
                 "name": run.name,
                 "title": run.title or run.command,
                 "state": run.state or "none",
-                "word": word,
-                "sign": sign,
-                "seconds": MISSING if run.seconds is None else format_duration(run.seconds),
+                "word": say(f"state.{run.state}") if is_known else as_text(run.state),
+                "sign": _STATE_SIGNS.get(run.state, "·"),
+                "seconds": MISSING if run.seconds is None else say_duration(run.seconds),
                 "share": 100 * (run.seconds or 0.0) / longest,
                 "tokens": MISSING if tokens is None else format_count(tokens),
                 "loss": MISSING if loss is None else f"{loss:.3f}",
@@ -256,23 +272,31 @@ def _stage_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     return rows
 
 
-def _final_loss(run: RunData) -> tuple[float | None, str]:
-    last = (
-        ("valid_reward", "valid_reward", "held-out reward"),
-        ("valid_loss", "valid_loss", "held-out"),
-        ("train_loss", "loss", "training"),
-    )
-    for key, curve, what in last:
+def _final_loss(run: RunData) -> tuple[float | None, LocalizedText | None]:
+    for key, curve in (("valid_reward", "valid_reward"), ("valid_loss", "valid_loss"), ("train_loss", "loss")):
         value = to_finite_number(run.summary.get(key))
         if value is None:
             value = next((y for _, y in reversed(run.curves.get(curve, [])) if y is not None), None)
         if value is not None:
-            return value, what
-    return None, ""
+            return value, say(f"what.{key}")
+    return None, None
 
 
 def describe_run(run: RunData) -> dict[str, Any]:
-    """Return what is shown of a run next to its charts: facts, samples, events, config; all of it plain text."""
+    """Return what is shown of a run next to its charts: facts, samples, events, config; all of it plain English."""
+    described: dict[str, Any] = _to_english(_describe_run(run))
+    return described
+
+
+def _to_english(value: Any) -> Any:
+    if isinstance(value, LocalizedText):
+        return value.en
+    if isinstance(value, dict):
+        return {key: _to_english(part) for key, part in value.items()}
+    return [_to_english(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _describe_run(run: RunData) -> dict[str, Any]:
     began = next((time for event in run.events if (time := parse_time(event.get("time"))) is not None), None)
     return {
         "name": run.name,
@@ -286,107 +310,21 @@ def describe_run(run: RunData) -> dict[str, Any]:
 
 
 def _build_section(run: RunData) -> dict[str, Any]:
-    charts = _build_charts(run)
-    section = {**describe_run(run), "loss": charts[0], "charts": [chart for chart in charts[1:] if chart]}
-    return {**section, "large": any(section[key] for key in ("loss", "charts", "samples"))}
-
-
-def _build_charts(run: RunData) -> list[Chart | None]:
-    """The loss first, then the small ones, on one horizontal axis; None where the run has no such numbers."""
-    every = [step for points in run.curves.values() for step, _ in points]
-    resumes = [event for event in run.events if event.get("event") == "resume"]
-    common: dict[str, Any] = {
-        "steps": (min(every), max(every)) if every else None,
-        "marks": [(int(step), "resumed") for event in resumes if (step := to_finite_number(event.get("step")))],
+    panels = build_panels(run)
+    charts = [panel for panel in panels if isinstance(panel, Chart)]
+    section = {
+        **_describe_run(run),
+        "cards": [panel for panel in panels if isinstance(panel, FigureCard)],
+        "main": charts[0] if charts and charts[0] is panels[0] else None,
+        "charts": [chart for chart in charts if chart is not panels[0]],
+        "data": None,
+        "data_warning": None,
     }
-    losses = [
-        *_smoothed_curves(run, "loss", "training"),
-        Curve("held out", run.curves.get("valid_loss", []), "points", 2),
-    ]
-    held_out = {key: [Curve("held out", run.curves.get(f"valid_{key}", []), "points", 2)] for key in _HELDOUT_METRICS}
-    accuracy = [*_smoothed_curves(run, "accuracy", "training"), *held_out["accuracy"]]
-    answers = [Curve(side, run.curves.get(f"rewards/{side}", []), colour=n) for n, side in enumerate(_ANSWER_SIDES, 1)]
-    answered = [*_smoothed_curves(run, "answer_tokens", "training"), *held_out["answer_tokens"]]
-    rewarded = bool(run.curves.get("reward"))
-    rate = [Curve("learning rate", run.curves.get("lr", []))]
-    unit = "of a pair" if answers[0].points else "of the advantages" if rewarded else "nats per token"
-    loss = draw_chart(f"Loss, {unit}", losses, lambda y: f"{y:.4g}", **common)
-    reward = draw_chart(
-        "Mean reward",
-        [*_smoothed_curves(run, "reward", "training"), *held_out["reward"]],
-        _format_three_digits,
-        **common,
-    )
-    return [
-        reward if rewarded else loss,
-        loss if rewarded else None,
-        draw_chart("Held-out bits per byte", held_out["bpb"], lambda y: f"{y:.4g}", **common),
-        draw_chart("Held-out perplexity", held_out["perplexity"], lambda y: f"{y:.4g}", **common),
-        draw_chart("Accuracy", accuracy, lambda y: f"{100 * y:.4g} %", **common),
-        draw_chart("Rewards: chosen, rejected", answers, lambda y: f"{y:.3g}", **common),
-        draw_chart("Tokens of an answer", answered, _format_three_digits, zero=True, **common),
-        draw_chart(
-            "Truncated answers", _smoothed_curves(run, "truncated"), lambda y: f"{100 * y:.4g} %", zero=True, **common
-        ),
-        draw_chart(
-            "Entropy of the answers, nats per token",
-            _smoothed_curves(run, "entropy"),
-            _format_three_digits,
-            zero=True,
-            **common,
-        ),
-        draw_chart(
-            "Divergence from the reference, nats per token",
-            _smoothed_curves(run, "kl"),
-            _format_three_digits,
-            zero=True,
-            **common,
-        ),
-        draw_chart(
-            "Log-probability: engine to training",
-            _smoothed_curves(run, "logprob_diff"),
-            _format_three_digits,
-            zero=True,
-            **common,
-        ),
-        draw_chart("Learning rate", rate, lambda y: f"{y:.3g}", zero=True, **common),
-        draw_chart("Gradient norm", _smoothed_curves(run, "grad_norm"), lambda y: f"{y:.3g}", zero=True, **common),
-        draw_chart("Tokens per second", _smoothed_curves(run, "tokens_per_s"), _format_count, zero=True, **common),
-        draw_chart(
-            "Device utilisation: mean, least, most",
-            _utilization_curves(run),
-            lambda y: f"{y:.0f} %",
-            zero=True,
-            **common,
-        ),
-        draw_chart(
-            "Device power", _smoothed_curves(run, "device_power_w_mean"), lambda y: f"{y:,.0f} W", zero=True, **common
-        ),
-        draw_levels_chart(run.level_counts, common["steps"]),
-    ]
-
-
-def _utilization_curves(run: RunData) -> list[Curve]:
-    kinds = (("mean", "line", 1), ("min", "raw", 2), ("max", "raw", 2))
-    return [Curve(kind, run.curves.get(f"device_util_pct_{kind}", []), style, colour) for kind, style, colour in kinds]
-
-
-def _format_three_digits(number: float) -> str:
-    return f"{number:.3g}"
-
-
-def _format_count(number: float) -> str:
-    return format_count(number).replace(".0", "")
-
-
-def _smoothed_curves(run: RunData, key: str, name: str = "") -> list[Curve]:
-    """A measured curve, faint, under its moving average; the curve alone when it is short."""
-    points = run.curves.get(key, [])
-    smoothed = smooth_points(points)
-    space = f"{name}, " if name else ""
-    if smoothed is points:
-        return [Curve(name or "measured", points)]
-    return [Curve(f"{space}measured", points, "raw"), Curve(f"{space}smoothed", smoothed)]
+    data = read_data_sources(run) if run.curves else None
+    if data is not None:
+        section["data"] = describe_data(data)
+        section["data_warning"] = say("data.other_kind") if data.is_other_kind else None
+    return {**section, "large": bool(panels or section["samples"])}
 
 
 def _group_samples(samples: Sequence[GeneratedSample]) -> list[dict[str, Any]]:
@@ -403,29 +341,36 @@ def _group_samples(samples: Sequence[GeneratedSample]) -> list[dict[str, Any]]:
     return result
 
 
-def _format_sample_step(sample: GeneratedSample) -> str:
-    return f"{sample.step:,}" if sample.reward is None else f"{sample.step:,} (reward {sample.reward:.3g})"
+def _format_sample_step(sample: GeneratedSample) -> LocalizedText:
+    step = f"{sample.step:,}"
+    return as_text(step) if sample.reward is None else say("sample_reward", step=step, reward=f"{sample.reward:.3g}")
 
 
-def _format_event(event: dict[str, Any], began: float | None) -> tuple[str, str, str]:
+def _format_event(event: dict[str, Any], began: float | None) -> tuple[LocalizedText, LocalizedText, LocalizedText]:
     when = parse_time(event.get("time"))
-    elapsed = "" if when is None or began is None else f"+{format_duration(max(0.0, when - began))}"
-    rest = [f"{key} {_to_text(value)}" for key, value in event.items() if key not in ("time", "event")]
-    return elapsed, str(event.get("event", "")), ", ".join(rest)
+    elapsed = as_text("")
+    if when is not None and began is not None:
+        elapsed = join_texts(["+", say_duration(max(0.0, when - began))], "", "")
+    rest = [
+        join_texts([say_known(FIELD_WORDS, key), _to_text(value)], " ", " ")
+        for key, value in event.items()
+        if key not in ("time", "event")
+    ]
+    return elapsed, say_known(EVENT_WORDS, str(event.get("event", ""))), join_texts(rest)
 
 
-def _format_message(row: dict[str, Any]) -> tuple[str, str]:
-    return str(row.get("role", "")), _shorten_text(_to_text(row.get("content", "")))
+def _format_message(row: dict[str, Any]) -> tuple[str, LocalizedText, LocalizedText]:
+    role = str(row.get("role", ""))
+    word = say(f"role.{role}") if f"role.{role}" in WORDS else as_text(role)
+    return role, word, _shorten_text(_to_text(row.get("content", "")))
 
 
 def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _shorten_text(text: str) -> str:
+def _shorten_text(text: str) -> LocalizedText:
     rest = len(text) - MAX_TEXT_CHARS
-    return text if rest <= 0 else f"{text[:MAX_TEXT_CHARS]} … ({rest:,} characters more)"
-
-
-def _format_date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    if rest <= 0:
+        return as_text(text)
+    return say("more_characters", text=text[:MAX_TEXT_CHARS], count=f"{rest:,}")

@@ -1,5 +1,36 @@
 "use strict";
-document.documentElement.classList.add("js");
+const root = document.documentElement;
+root.classList.add("js");
+
+/* The reader's language: chosen here before, else the browser's first that the page has, else the page's own. */
+const LANGUAGES = ["en", "zh"];
+const words = JSON.parse(document.getElementById("texts").textContent);
+const KEPT = "anabatic.settings"; // the studio and the chat page keep theirs here too
+const kept = () => {
+  try { return JSON.parse(localStorage.getItem(KEPT)) ?? {}; } catch { return {}; } // no storage, or not ours
+};
+const keep = (code) => {
+  try { localStorage.setItem(KEPT, JSON.stringify({ ...kept(), language: code })); return true; } catch { return false; }
+};
+const wished = [kept().language, ...navigator.languages.map((code) => code.toLowerCase().split("-")[0]), root.lang];
+let language = wished.find((code) => LANGUAGES.includes(code));
+const side = () => LANGUAGES.indexOf(language);
+const ATTRIBUTES = ["aria-label", "data-label"];
+const switches = [...document.querySelectorAll(".languages button")];
+const translate = () => {
+  root.lang = language;
+  for (const element of document.querySelectorAll("[data-text]")) {
+    element.textContent = words.texts[element.dataset.text][side()];
+  }
+  for (const name of ATTRIBUTES) {
+    for (const element of document.querySelectorAll(`[data-text-${name}]`)) {
+      element.setAttribute(name, words.texts[element.getAttribute(`data-text-${name}`)][side()]);
+    }
+  }
+  for (const button of switches) button.setAttribute("aria-pressed", String(button.lang === language));
+};
+translate();
+for (const button of switches) button.addEventListener("click", () => { language = button.lang; keep(language); translate(); });
 
 /* Charts: a vertical cursor, a dot on each curve and the values, by pointer, finger or arrow keys. */
 for (const plot of document.querySelectorAll(".plot")) {
@@ -34,7 +65,7 @@ for (const plot of document.querySelectorAll(".plot")) {
     at = Math.max(0, Math.min(all.length - 1, index));
     const [step, x] = all[at];
     tip.replaceChildren();
-    add(tip, "b", "").textContent = "step " + step.toLocaleString("en");
+    add(tip, "b", "").textContent = words.step[side()].replace("{step}", step.toLocaleString("en"));
     series.forEach((one, k) => {
       const i = nearest(one.x, x);
       const near = one.x.length > 0 && Math.abs(one.x[i] - x) < 1;
@@ -44,7 +75,7 @@ for (const plot of document.querySelectorAll(".plot")) {
       dots[k].style.top = one.y[i] + "%";
       const row = add(tip, "span", "c" + one.colour + " " + one.style);
       add(row, "i", "");
-      add(row, "span", "").textContent = one.name;
+      add(row, "span", "").textContent = one.name[side()];
       add(row, "b", "").textContent = one.text[i];
     });
     cursor.style.left = x + "%";

@@ -17,7 +17,9 @@ from anabatic.config.pipeline import PipelineJob
 from anabatic.core import json_reader
 from anabatic.core.formatting import format_size
 from anabatic.core.json_reader import to_finite_number
+from anabatic.core.language import LocalizedText
 from anabatic.core.paths import RunFolder
+from anabatic.train.report.words import as_text, say
 
 Points = list[tuple[int, float | None]]
 """(step, value) by rising step; None where the value was not finite."""
@@ -75,7 +77,7 @@ class RunData:
     evaluation: dict[str, Any] = field(default_factory=dict)
     chat: list[dict[str, Any]] = field(default_factory=list)
     config: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: list[LocalizedText] = field(default_factory=list)
 
 
 def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunData:
@@ -120,7 +122,7 @@ def read_pipeline(out: Path, job: PipelineJob) -> list[RunData]:
         run.seconds = run.seconds if seconds is None else seconds
         run.end_time = run.end_time if ended is None else ended
         if run.state == "stale":
-            run.notes.append("made before the settings changed; it is made again when the run continues")
+            run.notes.append(say("stale_note"))
         runs.append(run)
     return runs
 
@@ -197,16 +199,16 @@ def _parse_level_counts(step: int, row: dict[str, Any]) -> LevelCounts | None:
     return LevelCounts(step, int(stage), known) if known else None
 
 
-def _read_json_object(path: Path, notes: list[str]) -> dict[str, Any]:
+def _read_json_object(path: Path, notes: list[LocalizedText]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         value = json_reader.loads(path.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
-        notes.append(f"{path.name} is left out, it is not JSON: {error}")
+        notes.append(say("left_out", file=path.name, why=error))
         return {}
     if not isinstance(value, dict):
-        notes.append(f"{path.name} is left out, it holds no JSON object")
+        notes.append(say("left_out_type", file=path.name))
         return {}
     return value
 
@@ -232,14 +234,14 @@ def parse_cpu_name(cpuinfo: str) -> str:
     return _ARM_CPU_NAMES.get(part) or platform.processor() or platform.machine() or "unknown"
 
 
-def describe_cpu() -> str:
+def describe_cpu() -> LocalizedText:
     """Return the processor and its cores."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     threads = psutil.cpu_count() or 1
     cores = psutil.cpu_count(logical=False) or threads
-    words = f"{cores} core{'s' if cores > 1 else ''}"
-    return f"{parse_cpu_name(text)}, {words}" + (f" ({threads} threads)" if threads != cores else "")
+    key = f"{'cores' if cores > 1 else 'core'}{'_threads' if threads != cores else ''}"
+    return say(key, name=parse_cpu_name(text), cores=cores, threads=threads)
 
 
 def describe_memory() -> str:
@@ -258,16 +260,18 @@ def list_versions() -> list[tuple[str, str]]:
     return [*found, ("anabatic", __version__)]
 
 
-def find_commit(folder: Path) -> str:
-    """Return the short commit of the git checkout that tracks `folder`, with `+` when files changed; else ``.
+def find_commit(folder: Path) -> LocalizedText | None:
+    """Return the short commit of the git checkout that tracks `folder`, and whether files changed; else None.
 
     A folder that merely lies inside a checkout, as a virtual environment does, has no commit.
     """
     if not _run_git(folder, "ls-files", "--", "."):
-        return ""
+        return None
     short = _run_git(folder, "rev-parse", "--short=10", "HEAD")
     changed = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
-    return f"{short}{' + changes' if short and changed else ''}"
+    if not short:
+        return None
+    return say("changed", commit=short) if changed else as_text(short)
 
 
 def _run_git(folder: Path, *arguments: str) -> str:

@@ -1,0 +1,121 @@
+"""A report as one HTML file: style, program, logo and the texts of both languages inside.
+
+The page is written in one language and holds the texts of the other, so that it can be read without its program too.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from anabatic.core.language import Language, LocalizedText
+from anabatic.core.logo import FAVICON_URL, INLINE_LOGO
+from anabatic.train.report.words import as_text, say
+
+TEMPLATE_FOLDER = Path(__file__).parent
+
+# Control characters are spelled out, what no HTML file can hold becomes the replacement character.
+_UNSAFE_CHARACTERS: dict[int, int | str] = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if code not in (9, 10, 13)},
+    **{code: "\ufffd" for code in (*range(0xD800, 0xE000), 0xFFFE, 0xFFFF)},
+}
+
+
+class _PageTexts:
+    """The texts of a page that differ between the languages, each once; the program of the page finds them by number.
+
+    Args:
+        language: in which the page is written.
+    """
+
+    def __init__(self, language: Language) -> None:
+        self.language = language
+        self._numbers: dict[LocalizedText, int] = {}
+
+    def write(self, text: str | LocalizedText) -> str | Markup:
+        """Return a text as an element; one that is the same in both languages stays as it is."""
+        text = as_text(text)
+        shown: str = getattr(text, self.language)
+        if text.en == text.zh:
+            return shown
+        return Markup('<bdi data-text="{}">{}</bdi>').format(self._number(text), shown)
+
+    def write_word(self, key: str, **figures: object) -> str | Markup:
+        """Return a text of the table as an element."""
+        return self.write(say(key, **figures))
+
+    def write_attribute(self, name: str, text: str | LocalizedText) -> Markup:
+        """Return an attribute with a text, for the tag of an element."""
+        text = as_text(text)
+        shown: str = getattr(text, self.language)
+        if text.en == text.zh:
+            return Markup('{}="{}"').format(name, shown)
+        return Markup('{0}="{1}" data-text-{0}="{2}"').format(name, shown, self._number(text))
+
+    def as_json(self) -> Markup:
+        """Return the texts, for a script element."""
+        texts = [[side.translate(_UNSAFE_CHARACTERS) for side in (text.en, text.zh)] for text in self._numbers]
+        step = say("step", step="{step}")
+        return Markup(escape_json({"texts": texts, "step": [step.en, step.zh]}))
+
+    def _number(self, text: LocalizedText) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+
+def render_page(template: str, language: Language, **values: Any) -> str:
+    """Return the page of a template of this folder, written in `language`."""
+    texts = _PageTexts(language)
+    script = _read_file("report.js")
+    page = (
+        _make_environment()
+        .get_template(template)
+        .render(
+            **values,
+            language=language,
+            t=texts.write,
+            w=texts.write_word,
+            attribute=texts.write_attribute,
+            say=say,
+            texts=texts,
+            style=Markup(_read_file("report.css")),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            logo=Markup(INLINE_LOGO),
+            favicon=Markup(FAVICON_URL),
+            date=format_date(time.time()),
+        )
+    )
+    return page.translate(_UNSAFE_CHARACTERS)
+
+
+def escape_json(value: Any) -> str:
+    """Return JSON that no script element ends in."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def format_date(seconds: float) -> str:
+    """Return a Unix time as the local date and time, in the form of ISO 8601 that readers of both languages use."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+@cache
+def _make_environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATE_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _read_file(name: str) -> str:
+    return (TEMPLATE_FOLDER / name).read_text(encoding="utf-8")
