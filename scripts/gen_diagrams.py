@@ -1,4 +1,5 @@
-"""Write docs/*/assets/*.svg from scripts/diagrams.yaml: boxes and arrows, in both languages, for light and dark pages.
+"""Write docs/*/assets/*.svg: the logo, and from scripts/diagrams.yaml boxes and arrows, in both languages, for light and
+dark pages.
 
 usage: python scripts/gen_diagrams.py [--check]     --check only says whether the pictures are current
 
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from anabatic.core.logo import LOGO_SVG
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "scripts" / "diagrams.yaml"
@@ -210,7 +213,7 @@ def main() -> int:
         ROOT / "docs" / code / "assets" / f"{name}.svg": drawn(spec, code)
         for code in LANGUAGES
         for name, spec in specs.items()
-    }
+    } | {ROOT / "docs" / code / "assets" / "logo.svg": LOGO_SVG for code in LANGUAGES}
     stale = [path for path, new in pictures.items() if not path.exists() or path.read_text(encoding="utf-8") != new]
     checks = "--check" in sys.argv[1:]
     for path in [] if checks else stale:

@@ -118,6 +118,13 @@ _ENTRIES = (
     _job("eval", USE, "runs/mine --data.valid unseen.txt"),
     _job("serve", USE, "runs/mine --port 8000"),
     _job("studio", USE, "runs"),
+    CommandEntry(
+        "report",
+        "Write the report of a run again, or compare several runs on one page.",
+        USE,
+        "runs/one runs/two",
+        "anabatic.cli.report:report",
+    ),
     _job("merge", USE, "--model runs/mine --out runs/merged"),
     _job("export", USE, "runs/mine --out exported"),
     _job("push", USE, "runs/mine --to OWNER/NAME"),

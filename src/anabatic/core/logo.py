@@ -12,7 +12,7 @@ _SHAPES = (
     '<path d="M4.5 18C12.5 18 11.5 6.5 19.5 6M11.5 18C16 18 15.5 12.5 19.5 12" fill="none" stroke="#fff" '
     'stroke-width="2.3" stroke-linecap="round"/>'
 )
-LOGO_SVG = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">{_SHAPES}</svg>\n'
+LOGO_SVG = f'<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64" viewBox="0 0 24 24">{_SHAPES}</svg>\n'
 """A file."""
 INLINE_LOGO = f'<svg class="logo" viewBox="0 0 24 24" aria-hidden="true">{_SHAPES}</svg>'
 """An element of a page; the name that follows it says what a screen reader needs."""

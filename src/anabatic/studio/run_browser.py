@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -207,9 +207,8 @@ class RunBrowser:
             KeyError: no listed run has one of these ids.
         """
         entries = [(self._entries[key], self._follow_run(key)) for key in keys if key]
-        return asdict(
-            comparison.compare_runs([read_run(entry.folder, entry.name, followed.rows) for entry, followed in entries])
-        )
+        runs = [read_run(entry.folder, entry.name, followed.rows) for entry, followed in entries]
+        return comparison.compare_runs(runs).as_json()
 
     def read_log(self, key: str, rank: int) -> str:
         """Return the end of the log of one rank.

@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from anabatic.core import log
+from anabatic.core import log, logo
 from anabatic.infer.web import libraries
 from anabatic.infer.web.libraries import LibraryBundle
 
@@ -100,7 +100,12 @@ def build_page(
     program = f'"use strict";\n(() => {{\n{program}\n}})();\n'
     environment = Environment(loader=FileSystemLoader([folder, WEB_FOLDER]), undefined=StrictUndefined, autoescape=True)
     html = environment.get_template(template).render(
-        style=Markup(style), program=Markup(program), home=home, bundle=bundle
+        style=Markup(style),
+        program=Markup(program),
+        home=home,
+        logo=Markup(logo.INLINE_LOGO),
+        favicon=Markup(logo.FAVICON_URL),
+        bundle=bundle,
     )
     scripts = f"'{_hash_source(program)}'" + (f" '{bundle.integrity}'" if bundle else "")
     policy = (

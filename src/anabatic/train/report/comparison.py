@@ -9,11 +9,15 @@ from typing import Any
 
 from anabatic.config.loading import yaml_reader
 from anabatic.core.errors import ConfigError
-from anabatic.core.formatting import format_count, format_duration, format_size
+from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
+from anabatic.core.language import LocalizedText
 from anabatic.train.report.run_data import Points, RunData
+from anabatic.train.report.words import as_text, say_duration
 
 MISSING = "–"
+MAX_COMPARED = 8
+"""Runs that have a colour of their own."""
 IGNORED_SETTINGS = ("out",)
 """Settings that differ between any two runs."""
 _MAX_VALUE_CHARS = 200
@@ -24,13 +28,17 @@ class ComparedRow:
     """One setting or figure.
 
     Attributes:
-        values: text of each run, in order.
-        best: index of the best run; None: there is none, or all are equal.
+        values: text of each run, in order; a duration in both languages.
+        best: index of the best run; None: no value is better than the others, or several share the best.
     """
 
     name: str
-    values: list[str]
+    values: Sequence[str | LocalizedText]
     best: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row with English texts."""
+        return {"name": self.name, "values": [as_text(value).en for value in self.values], "best": self.best}
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,14 @@ class ComparedRuns:
     settings: list[ComparedRow] = field(default_factory=list)
     figures: list[ComparedRow] = field(default_factory=list)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what the studio's page reads, with English texts."""
+        return {
+            "names": self.names,
+            "settings": [row.as_json() for row in self.settings],
+            "figures": [row.as_json() for row in self.figures],
+        }
+
 
 def compare_runs(runs: Sequence[RunData]) -> ComparedRuns:
     """Compare runs by their settings (config.yaml) and their last, best and mean metrics."""
@@ -53,16 +69,18 @@ def compare_runs(runs: Sequence[RunData]) -> ComparedRuns:
 
 
 def _compare_settings(runs: Sequence[RunData]) -> list[ComparedRow]:
-    trees = [_read_settings(run.config) for run in runs]
+    trees = [read_settings(run.config) for run in runs]
     rows = []
     for key in dict.fromkeys(key for tree in trees for key in tree):
         values = [_format_value(tree[key]) if key in tree else MISSING for tree in trees]
-        if key not in IGNORED_SETTINGS and len(set(values)) > 1:
+        known = {value for value, tree in zip(values, trees, strict=True) if tree}  # a torn file differs in nothing
+        if key not in IGNORED_SETTINGS and len(known) > 1:
             rows.append(ComparedRow(key, values))
     return rows
 
 
-def _read_settings(config: str) -> dict[str, Any]:
+def read_settings(config: str) -> dict[str, Any]:
+    """Return the settings of a config.yaml by dotted key; empty where it cannot be read."""
     try:
         return _flatten(yaml_reader.parse_yaml(config, "config.yaml").tree, "")
     except ConfigError:  # torn or foreign: the run has no known settings
@@ -85,7 +103,7 @@ def _format_value(value: Any) -> str:
 class _Figure:
     name: str
     read: Callable[[RunData], float | None]
-    format: Callable[[float], str]
+    format: Callable[[float], str | LocalizedText]
     prefer: Callable[[Sequence[float]], float] | None = None
 
 
@@ -134,7 +152,7 @@ _FIGURES = (
     _Figure("tokens per second", _median("tokens_per_s"), format_count, max),
     _Figure("mfu", _median("mfu"), _format_percent, max),
     _Figure("peak memory", _extreme("memory_bytes", max), format_size, min),
-    _Figure("training time", _summary("seconds"), format_duration),
+    _Figure("training time", _summary("seconds"), say_duration),
     _Figure("parameters", _summary("params"), format_count),
 )
 
@@ -152,7 +170,8 @@ def _compare_figures(runs: Sequence[RunData]) -> list[ComparedRow]:
             continue
         best = None
         if figure.prefer is not None and len(set(known)) > 1:
-            best = values.index(figure.prefer(known))
+            first = figure.prefer(known)
+            best = values.index(first) if known.count(first) == 1 else None
         rows.append(
             ComparedRow(figure.name, [MISSING if value is None else figure.format(value) for value in values], best)
         )

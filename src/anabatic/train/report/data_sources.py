@@ -87,11 +87,12 @@ def describe_data(data: DataSources) -> LocalizedText:
     if not data.heldout:
         return say("data.training", sources=train)
     if data.heldout_fraction is not None:
-        return say("data.share", sources=train, share=f"{100 * data.heldout_fraction:.3g} %")
+        return say("data.share", sources=train, share=f"{100 * data.heldout_fraction:.3g}\u00a0%")
     return say("data.heldout", sources=train, heldout=describe_sources(data.heldout))
 
 
 def _shorten(source: str) -> str:
+    source = source.rstrip(":")  # of `stdlib:`, which has no path
     return source if len(source) <= MAX_NAME_CHARS else f"…{source[-MAX_NAME_CHARS:]}"
 
 

@@ -45,19 +45,22 @@ MISSING = "–"
 _STATE_SIGNS = {"done": "✓", "skip": "✓", "fail": "✕", "interrupted": "…", "run": "…", "stale": "…", "": "○"}
 
 
-def write_run_report(folder: Path, language: Language | None = None) -> Path:
-    """Write `folder/report.html` about one training run and return its path.
+def write_run_report(folder: Path, language: Language | None = None, path: Path | None = None) -> Path:
+    """Write the page about one training run and return its path.
 
     Parts of the run that are missing are missing from the page; the page is written whole or not at all.
 
     Args:
         language: that the page is written in, before it asks the browser for the reader's; None: the locale's.
+        path: of the page; None: `folder/report.html`.
 
     Raises:
         Failure: the disk is full or the folder refuses writes.
     """
     run = read_run(folder, folder.resolve().name)
-    return _write_page(folder, render_run_page(folder, run, language))
+    path = path or RunFolder(folder).report
+    write_atomic(path, render_run_page(folder, run, language))
+    return path
 
 
 def render_run_page(folder: Path, run: RunData, language: Language | None = None) -> str:
@@ -75,12 +78,8 @@ def write_pipeline_report(out: Path, job: PipelineJob, language: Language | None
         Failure: the disk is full or the folder refuses writes.
     """
     runs = read_pipeline(out, job)
-    return _write_page(out, _render_page(out, job.title or out.resolve().name, runs, language, table=True))
-
-
-def _write_page(folder: Path, page: str) -> Path:
-    path = RunFolder(folder).report
-    write_atomic(path, page)
+    path = RunFolder(out).report
+    write_atomic(path, _render_page(out, job.title or out.resolve().name, runs, language, table=True))
     return path
 
 

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from anabatic.core import extras
+from anabatic.core.logo import FAVICON_URL, INLINE_LOGO
 from anabatic.vessels.maps.drawn_vessels import DrawnVessel, split_at_antimeridian
 
 TEMPLATE_FOLDER = Path(__file__).parent
@@ -62,6 +63,8 @@ def render_local_page(vessels: Sequence[DrawnVessel], title: str, num_left_out: 
     text = describe_map(vessels, num_left_out)
     return environment.get_template("map.html.j2").render(
         title=title,
+        logo=Markup(INLINE_LOGO),
+        favicon=Markup(FAVICON_URL),
         label=f"Map. {text}",
         summary=text,
         wrong=sum(vessel.is_wrong for vessel in vessels),

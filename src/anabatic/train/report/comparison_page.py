@@ -1,0 +1,176 @@
+"""Several runs on one page: a column per run for final figures and settings, and their curves in one chart each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from anabatic.core.errors import ConfigError
+from anabatic.core.language import Language, LocalizedText, choose_language
+from anabatic.core.paths import write_atomic
+from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card, smooth_points
+from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, read_settings
+from anabatic.train.report.data_sources import DataSources, describe_data, read_data_sources
+from anabatic.train.report.rendering import render_page
+from anabatic.train.report.run_charts import (
+    format_four_digits,
+    format_percent,
+    format_short_count,
+    format_three_digits,
+)
+from anabatic.train.report.run_data import RunData, read_run
+from anabatic.train.report.words import join_texts, say
+
+FIRST_COLOUR = 11
+"""Class of the first run's colour in report.css."""
+_RUN_FILES = ("metrics.jsonl", "events.jsonl", "config.yaml", "summary.json")
+_CURVES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("loss", "train_loss", format_four_digits),
+    ("valid_loss", "valid_loss", format_four_digits),
+    ("reward", "train_reward", format_three_digits),
+    ("valid_reward", "valid_reward", format_three_digits),
+    ("valid_bpb", "valid_bpb", format_four_digits),
+    ("valid_accuracy", "valid_accuracy", format_percent),
+    ("lr", "lr", format_three_digits),
+    ("grad_norm", "grad_norm", format_three_digits),
+    ("tokens_per_s", "tokens_per_s", format_short_count),
+)
+"""Key of the curve, word of its chart, value as text."""
+NUM_MAIN = 4
+"""The first of them are drawn large: what was learned."""
+
+
+def require_run_folders(folders: Sequence[Path]) -> None:
+    """Make sure that each folder holds a run of its own.
+
+    Raises:
+        ConfigError: there are too many, one is no run folder or the folder of a pipeline, or one is given twice.
+    """
+    if len(folders) > MAX_COMPARED:
+        raise ConfigError(f"{len(folders)} runs, at most {MAX_COMPARED} can be compared", "leave some out")
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder", "name the folder of a run: anabatic report runs/mine")
+        if (before := seen.setdefault(folder.resolve(), folder)) is not folder:
+            raise ConfigError(f"{before} and {folder} are the same run", "name each run once")
+        if not any((folder / name).is_file() for name in _RUN_FILES):
+            stages = sorted({path.parent.name for path in folder.glob("*/metrics.jsonl")})
+            hint = f"name its stages, for example {folder / stages[0]}" if stages else "name the folder of a run"
+            raise ConfigError(f"{folder} holds none of {', '.join(_RUN_FILES)}", hint)
+
+
+def write_comparison(folders: Sequence[Path], path: Path, language: Language | None = None) -> Path:
+    """Write the comparison of several run folders to `path` and return it.
+
+    Raises:
+        ConfigError: as `require_run_folders`.
+        Failure: the file cannot be written.
+    """
+    require_run_folders(folders)
+    runs = [read_run(folder, name) for folder, name in zip(folders, choose_names(folders), strict=True)]
+    write_atomic(path, render_comparison(runs, folders, language))
+    return path
+
+
+def choose_names(folders: Sequence[Path]) -> list[str]:
+    """Return a name per folder: as many of its last parts as tell it from the others."""
+    parts = [folder.resolve().parts for folder in folders]
+    names = []
+    for own in parts:
+        size = 1
+        while size < len(own) and sum(other[-size:] == own[-size:] for other in parts) > 1:
+            size += 1
+        names.append(str(Path(*own[-size:])))
+    return names
+
+
+def render_comparison(runs: Sequence[RunData], folders: Sequence[Path], language: Language | None = None) -> str:
+    """Return the page that compares runs.
+
+    Args:
+        runs: up to `MAX_COMPARED`, with the names to show.
+        folders: of the runs.
+        language: that the page is written in, before it asks the browser for the reader's; None: the locale's.
+    """
+    compared = compare_runs(runs)
+    sources = [read_data_sources(run) for run in runs]
+    panels = _build_panels(runs)
+    described = [describe_data(data) if data else None for data in sources]
+    known_data = {text for text in described if text is not None}
+    shared = next(iter(known_data)) if len(known_data) == 1 else None
+    known_settings = sum(bool(read_settings(run.config)) for run in runs)
+    return render_page(
+        "comparison.html.j2",
+        language or choose_language(None, os.environ),
+        title=" · ".join(run.name for run in runs),
+        heading=say("compared_runs"),
+        count=len(runs),
+        notes=[*[(run.name, note) for run in runs for note in _list_notes(run)], *_note_heldout(sources)],
+        runs=[
+            {
+                "name": run.name,
+                "colour": FIRST_COLOUR + index,
+                "folder": str(folder),
+                "data": described[index] if shared is None else None,
+                "warning": say("data.other_kind") if shared is None and data and data.is_other_kind else None,
+            }
+            for index, (run, folder, data) in enumerate(zip(runs, folders, sources, strict=True))
+        ],
+        shared_data=shared,
+        shared_warning=say("data.other_kind")
+        if shared is not None and any(data is not None and data.is_other_kind for data in sources)
+        else None,
+        figures=[(say(f"figure.{row.name}"), row) for row in compared.figures],
+        settings=compared.settings,
+        no_settings=None
+        if compared.settings
+        else say("compared.same" if known_settings > 1 else "compared.no_settings"),
+        main=[panel for panel in panels[:NUM_MAIN] if isinstance(panel, Chart)],
+        charts=[panel for panel in panels[NUM_MAIN:] if isinstance(panel, Chart)],
+        cards=[panel for panel in panels if isinstance(panel, FigureCard)],
+    )
+
+
+def _list_notes(run: RunData) -> list[LocalizedText]:
+    notes = list(run.notes)
+    if not any(run.curves.values()):
+        notes.append(say("compared.no_metrics"))
+    if not read_settings(run.config):
+        notes.append(say("compared.no_config"))
+    return notes
+
+
+def _note_heldout(sources: Sequence[DataSources | None]) -> list[tuple[str, LocalizedText]]:
+    """Held-out figures of different data do not say which model is better."""
+    known = {
+        (one.heldout, one.heldout_fraction, one.train if one.heldout_fraction is not None else ())
+        for one in sources
+        if one is not None and one.heldout
+    }
+    return [("", say("compared.heldout_differs"))] if len(known) > 1 else []
+
+
+def _build_panels(runs: Sequence[RunData]) -> list[Chart | FigureCard | None]:
+    every = [step for run in runs for points in run.curves.values() for step, _ in points]
+    common: dict[str, Any] = {"steps": (min(every), max(every)) if every else None}
+    panels: list[Chart | FigureCard | None] = []
+    for key, word, write in _CURVES:
+        lines = [
+            Curve(run.name, _prepare_points(key, run), "line", FIRST_COLOUR + index) for index, run in enumerate(runs)
+        ]
+        title = say(f"chart.{word}")
+        chart = make_figure_card(title, lines, write) or draw_chart(title, lines, write, **common)
+        if isinstance(chart, Chart):
+            values = join_texts([say("compared.value", name=path.name, value=path.last) for path in chart.paths])
+            chart.last = ""  # of one run alone
+            chart.label = say("compared.label", title=title, values=values)
+        panels.append(chart)
+    return panels
+
+
+def _prepare_points(key: str, run: RunData) -> list[tuple[int, float | None]]:
+    points = run.curves.get(key, [])
+    return points if key.startswith("valid_") or key == "lr" else smooth_points(points)
