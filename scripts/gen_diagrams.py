@@ -1,4 +1,4 @@
-"""Write docs/*/assets/*.svg: the logo, and from scripts/diagrams.yaml boxes and arrows, in both languages, for light and
+"""Write docs/*/assets/*.svg: the logo, and boxes and arrows from scripts/diagrams.yaml, in both languages, for light and
 dark pages.
 
 usage: python scripts/gen_diagrams.py [--check]     --check only says whether the pictures are current

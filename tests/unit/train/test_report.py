@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +26,7 @@ from anabatic.testing.fake_runs import (
 )
 from anabatic.train.report import run_data
 from anabatic.train.report.page import write_pipeline_report, write_run_report
-
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-class Page(HTMLParser):
-    """A parsed page: balanced tags, the visible text, the attributes and the scripts."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(convert_charrefs=True)
-        self.source = path.read_text(encoding="utf-8")
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.scripts: list[tuple[str, str]] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.feed(self.source)
-        self.close()
-        assert self.open == []
-        self.text = " ".join("".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag == "script":
-            self.scripts.append((dict(attrs).get("type") or "", ""))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            kind, before = self.scripts[-1]
-            self.scripts[-1] = (kind, before + data)
-        elif not self.open or self.open[-1] != "style":
-            self.words.append(data + (" " if data.strip() else ""))
-
-    def charts(self) -> list[list[dict[str, Any]]]:
-        return [json.loads(code)["series"] for kind, code in self.scripts if kind == "application/json"]
+from unit.train.report_pages import Page
 
 
 @pytest.fixture
@@ -98,7 +56,7 @@ def test_a_pipeline(demo: tuple[Path, PipelineJob]) -> None:
         "assistant 你好!",
         'train: ["stdlib:"]',
         "+1m31s skip step 41, reason gradient norm not finite",
-        "tokenizer · configuration vocab_size: 4096",
+        "tokenizer · Configuration vocab_size: 4096",
         "accelerator none, trained on the processor",
         "number format bf16",
         "Python",
@@ -107,7 +65,11 @@ def test_a_pipeline(demo: tuple[Path, PipelineJob]) -> None:
     titles = [value for _, name, value in page.attributes if name == "aria-label"]
     assert sum(title.startswith("Loss, nats per token, steps 1 to") for title in titles) == 3
     assert len(page.charts()) == 3 * 7 + 1
-    assert [series["name"] for series in page.charts()[0]] == ["training, measured", "training, smoothed", "held out"]
+    assert [series["name"][0] for series in page.charts()[0]] == [
+        "training, measured",
+        "training, smoothed",
+        "held out",
+    ]
 
 
 def test_nothing_is_loaded_from_elsewhere(demo: tuple[Path, PipelineJob]) -> None:
@@ -245,7 +207,10 @@ def test_one_point_and_numbers_that_are_none(tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('[1]\n{"step": 7, "ki')
     page = Page(write_run_report(tmp_path))
-    assert [series[0]["text"] for series in page.charts()] == [["3.25"], ["0"], ["100"]]
+    assert page.charts() == []
+    for words in ("Loss, nats per token 3.25 training, after step 5", "Learning rate 0 learning rate, after step 5"):
+        assert words in page.text
+    assert "Tokens per second 100 measured, after step 5" in page.text
     assert "NaN" not in page.source and "Infinity" not in page.source
 
 
@@ -312,7 +277,7 @@ def test_names_of_processors() -> None:
 
 
 def test_commit(tmp_path: Path) -> None:
-    assert run_data.find_commit(tmp_path) == ""
+    assert run_data.find_commit(tmp_path) is None
 
     def git(*arguments: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
@@ -324,7 +289,8 @@ def test_commit(tmp_path: Path) -> None:
     (tmp_path / "tracked" / "file").write_text("1")
     git("add", "tracked/file")
     git("commit", "-m", "first")
-    assert re.fullmatch(r"[0-9a-f]{10}", run_data.find_commit(tmp_path / "tracked"))
-    assert run_data.find_commit(tmp_path / "ignored") == ""
+    assert (commit := run_data.find_commit(tmp_path / "tracked")) and re.fullmatch(r"[0-9a-f]{10}", commit.zh)
+    assert run_data.find_commit(tmp_path / "ignored") is None
     (tmp_path / "tracked" / "file").write_text("2")
-    assert run_data.find_commit(tmp_path / "tracked").endswith(" + changes")
+    commit = run_data.find_commit(tmp_path / "tracked")
+    assert commit and commit.en.endswith(" + changes") and commit.zh.endswith("（有未提交的改动）")

@@ -50,8 +50,8 @@ def test_shares_are_those_of_the_stretch_not_of_the_run() -> None:
     drawn = draw_levels_chart(draws, (1, 30))
     assert drawn is not None
     assert [one["text"] for one in drawn.data["series"]] == [["100%", "0%", "25%"], ["0%", "100%", "75%"]]
-    assert [(path.name, path.last) for path in drawn.paths] == [("easy", "9"), ("hard", "7")]
-    assert drawn.marks == [(1000 * 10 / 30 / 10, "stage 2")]
+    assert [(path.name.en, path.last) for path in drawn.paths] == [("easy", "9"), ("hard", "7")]
+    assert [(x, mark.en) for x, mark in drawn.marks] == [(1000 * 10 / 30 / 10, "stage 2")]
 
 
 def test_any_number_of_levels() -> None:
