@@ -351,11 +351,16 @@ def _format_event(event: dict[str, Any], began: float | None) -> tuple[Localized
     if when is not None and began is not None:
         elapsed = join_texts(["+", say_duration(max(0.0, when - began))], "", "")
     rest = [
-        join_texts([say_known(FIELD_WORDS, key), _to_text(value)], " ", " ")
+        join_texts([say_known(FIELD_WORDS, key), _describe_value(value)], " ", " ")
         for key, value in event.items()
         if key not in ("time", "event")
     ]
     return elapsed, say_known(EVENT_WORDS, str(event.get("event", ""))), join_texts(rest)
+
+
+def _describe_value(value: Any) -> str | LocalizedText:
+    sources = parse_sources(value)  # empty unless the value names sources
+    return describe_sources(sources) if sources else _to_text(value)
 
 
 def _format_message(row: dict[str, Any]) -> tuple[str, LocalizedText, LocalizedText]:
