@@ -132,11 +132,11 @@ def _known_values(points: Points) -> list[float]:
 
 
 def _format_number(value: float) -> str:
-    return f"{value:.4g}"
+    return f"{value:#.4g}".rstrip(".")  # with the zeros: columns of numbers of one length
 
 
 def _format_percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    return f"{100 * value:.1f} %"
 
 
 _FIGURES = (

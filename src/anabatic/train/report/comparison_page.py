@@ -53,7 +53,7 @@ def require_run_folders(folders: Sequence[Path]) -> None:
     seen: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder", "name the folder of a run: anabatic report runs/mine")
+            raise ConfigError(f"{folder} is not a folder", "name the folder of a run: anabatic report runs/mine")
         if (before := seen.setdefault(folder.resolve(), folder)) is not folder:
             raise ConfigError(f"{before} and {folder} are the same run", "name each run once")
         if not any((folder / name).is_file() for name in _RUN_FILES):
@@ -159,7 +159,8 @@ def _build_panels(runs: Sequence[RunData]) -> list[Chart | FigureCard | None]:
     panels: list[Chart | FigureCard | None] = []
     for key, word, write in _CURVES:
         lines = [
-            Curve(run.name, _prepare_points(key, run), "line", FIRST_COLOUR + index) for index, run in enumerate(runs)
+            Curve(run.name, _prepare_points(key, run), _choose_style(key), FIRST_COLOUR + index)
+            for index, run in enumerate(runs)
         ]
         title = say(f"chart.{word}")
         chart = make_figure_card(title, lines, write) or draw_chart(title, lines, write, **common)
@@ -169,6 +170,10 @@ def _build_panels(runs: Sequence[RunData]) -> list[Chart | FigureCard | None]:
             chart.label = say("compared.label", title=title, values=values)
         panels.append(chart)
     return panels
+
+
+def _choose_style(key: str) -> str:
+    return "points" if key.startswith("valid_") else "line"
 
 
 def _prepare_points(key: str, run: RunData) -> list[tuple[int, float | None]]:

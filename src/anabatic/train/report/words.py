@@ -179,7 +179,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "模型最后一次训练用的是另一类数据：{sources}（{name}）。",
     ),
     # comparison
-    "compared.title": ("{count} runs compared", "{count} 个训练的对比"),
+    "compared.title": ("{count} runs compared", "{count} 次训练的对比"),
     "compared.figures": ("Final figures", "最终指标"),
     "compared.settings": ("Settings that differ", "不同的设置"),
     "compared.figure": ("Figure", "指标"),
@@ -187,7 +187,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "compared.same": ("All settings are the same.", "所有设置都相同。"),
     "compared.no_settings": (
         "The settings of fewer than two runs are known.",
-        "已知设置的训练不足两个。",
+        "设置已知的训练不足两次。",
     ),
     "compared.label": ("{title}, last values: {values}", "{title}，最后的值：{values}"),
     "compared.value": ("{name} {value}", "{name} {value}"),
@@ -198,8 +198,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "compared.no_config": ("has no readable config.yaml", "没有可读取的 config.yaml"),
     "compared.nothing": ("None of the runs has written any metrics.", "这些训练都没有写入任何指标。"),
     "compared.heldout_differs": (
-        "The runs were measured on different held-out data; their held-out figures are not comparable.",
-        "各训练的留出数据不同，留出集指标不可直接比较。",
+        "The runs name different held-out data; unless these are the same text, their held-out figures are not comparable.",
+        "各次训练所写的留出数据不同；除非内容相同，否则留出集指标不可直接比较。",
     ),
     "figure.loss": ("training loss, last", "训练损失（最后）"),
     "figure.valid_loss": ("held-out loss, lowest", "留出集损失（最低）"),
