@@ -9,7 +9,7 @@ from pathlib import Path
 from anabatic.core.errors import ConfigError
 
 
-def report(*runs: Path, out: Path | None = None, lang: str | None = None) -> None:
+def report(*runs: Path, out: str | None = None, lang: str | None = None) -> None:
     """Write the report of a run again, or compare up to eight runs: final figures, curves, settings that differ.
 
     Parameters
@@ -17,22 +17,21 @@ def report(*runs: Path, out: Path | None = None, lang: str | None = None) -> Non
     runs
         Run folders.
     out
-        HTML file; default: report.html in the folder of one run, comparison.html here for several.
+        HTML file, or folder for it; default: report.html in the folder of one run, comparison.html here for several.
     lang
         en or zh: the language without JavaScript, and where the browser asks for neither; default: the locale's.
     """
     from anabatic.core import language
+    from anabatic.core.paths import resolve_output_file
     from anabatic.train.report import comparison_page, page
 
     chosen = language.choose_language(lang, os.environ)
     folders = [folder.expanduser() for folder in runs]
     if not folders:
         raise ConfigError("no run is named", "anabatic report runs/one runs/two")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"--out is {out}, which is a folder", f"name a file: --out {out / 'comparison.html'}")
+    comparison_page.require_run_folders(folders)
     if len(folders) == 1:
-        comparison_page.require_run_folders(folders)
-        path = page.write_run_report(folders[0], chosen, out)
+        path = page.write_run_report(folders[0], chosen, resolve_output_file(out, "report.html") if out else None)
     else:
-        path = comparison_page.write_comparison(folders, out or Path("comparison.html"), chosen)
+        path = comparison_page.write_comparison(folders, resolve_output_file(out or ".", "comparison.html"), chosen)
     sys.stdout.write(f"{path}\n")

@@ -72,7 +72,9 @@ def make_pages(tmp_path: Path, language: str) -> list[Page]:
         for at, state in enumerate(states)
     ]
     write_jsonl(tmp_path / "pipeline.jsonl", [*rows, {**rows[0], "state": "skip"}])
-    job = PipelineJob(title="流水线", stages={str(at + 1): PipelineStage(command="pretrain", title="阶段") for at in range(6)})
+    job = PipelineJob(
+        title="流水线", stages={str(at + 1): PipelineStage(command="pretrain", title="阶段") for at in range(6)}
+    )
     written = [write_run_report(folder, language) for folder in folders]  # type: ignore[arg-type]
     written.append(write_pipeline_report(tmp_path, job, language))  # type: ignore[arg-type]
     written.append(write_comparison([*folders, tmp_path / "4"], tmp_path / "c.html", language))  # type: ignore[arg-type]

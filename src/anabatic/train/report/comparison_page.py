@@ -54,8 +54,9 @@ def require_run_folders(folders: Sequence[Path]) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder", "name the folder of a run: anabatic report runs/mine")
-        if (before := seen.setdefault(folder.resolve(), folder)) is not folder:
+        if (before := seen.get(folder.resolve())) is not None:
             raise ConfigError(f"{before} and {folder} are the same run", "name each run once")
+        seen[folder.resolve()] = folder
         if not any((folder / name).is_file() for name in _RUN_FILES):
             stages = sorted({path.parent.name for path in folder.glob("*/metrics.jsonl")})
             hint = f"name its stages, for example {folder / stages[0]}" if stages else "name the folder of a run"

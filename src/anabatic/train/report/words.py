@@ -22,8 +22,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "of_stage": ("{name} · {what}", "{name} · {what}"),
     "earlier_events": ("{count} earlier events are in events.jsonl", "更早的 {count} 个事件见 events.jsonl"),
     "written": (
-        "Written by anabatic, {date}. The numbers behind the curves are in each stage's metrics.jsonl.",
-        "由 anabatic 生成，{date}。曲线的原始数据在各阶段的 metrics.jsonl 中。",
+        "Written by anabatic, {date}. The numbers behind the curves are in the metrics.jsonl of each run.",
+        "由 anabatic 生成，{date}。曲线的原始数据在每次训练的 metrics.jsonl 中。",
     ),
     "more_characters": ("{text} … ({count} characters more)", "{text} …（还有 {count} 个字符）"),
     "left_out": ("{file} is left out, it is not JSON: {why}", "{file} 未采用，它不是 JSON：{why}"),
