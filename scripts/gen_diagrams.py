@@ -1,5 +1,4 @@
-"""Write docs/*/assets/*.svg: the logo, and boxes and arrows from scripts/diagrams.yaml, in both languages, for light and
-dark pages.
+"""Write docs/*/assets/*.svg: the logo, and boxes and arrows from scripts/diagrams.yaml in both languages.
 
 usage: python scripts/gen_diagrams.py [--check]     --check only says whether the pictures are current
 

@@ -198,7 +198,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "compared.no_config": ("has no readable config.yaml", "没有可读取的 config.yaml"),
     "compared.nothing": ("None of the runs has written any metrics.", "这些训练都没有写入任何指标。"),
     "compared.heldout_differs": (
-        "The runs name different held-out data; unless these are the same text, their held-out figures are not comparable.",
+        "The runs name different held-out data; unless the texts are the same, their held-out figures are not "
+        "comparable.",
         "各次训练所写的留出数据不同；除非内容相同，否则留出集指标不可直接比较。",
     ),
     "figure.loss": ("training loss, last", "训练损失（最后）"),
