@@ -23,7 +23,8 @@ for (const element of document.querySelectorAll("body *")) {
   const box = element.getBoundingClientRect();
   if (box.right > innerWidth + 0.5 || box.left < -0.5) found.push(element.outerHTML.slice(0, 120));
   if (element.scrollWidth > element.clientWidth + 1 && style.display !== "inline"
-      && style.textOverflow !== "ellipsis" && !element.closest(".plot, .bar")) found.push("wide: " + element.outerHTML.slice(0, 120));
+      && style.textOverflow !== "ellipsis" && !element.closest(".plot, .bar"))
+    found.push("wide: " + element.outerHTML.slice(0, 120));
 }
 if (document.documentElement.scrollWidth > innerWidth) found.push("the page scrolls sideways");
 return found;

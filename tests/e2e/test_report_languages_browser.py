@@ -1,4 +1,4 @@
-"""The report and the comparison in the reader's language, in a real browser: locale, switch, keyboard, paper, labels."""
+"""The report and the comparison in the reader's language, in a real browser: locale, switch, labels, paper."""
 
 from __future__ import annotations
 
