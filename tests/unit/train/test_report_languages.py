@@ -14,7 +14,7 @@ from anabatic.testing.fake_runs import START_TIME, write_jsonl, write_pipeline_r
 from anabatic.train.report import run_data
 from anabatic.train.report.comparison_page import write_comparison
 from anabatic.train.report.page import write_pipeline_report, write_run_report
-from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS, WORDS, say, say_duration
+from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS, WORDS, describe_duration, get_text
 from unit.train.report_pages import Page, write_full_run
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
@@ -45,11 +45,11 @@ def test_every_text_has_both_languages_and_the_same_figures() -> None:
 
 
 def test_figures_that_are_texts_follow_the_language() -> None:
-    assert say("measured_in", name=say("out_of_date", name="a{b}")).zh == "在 a{b}（已过期） 中测得"
-    assert [say_duration(seconds).zh for seconds in (4.2, 185, 7620)] == ["4.2 秒", "3 分 05 秒", "2 小时 07 分"]
-    assert [say_duration(seconds).en for seconds in (4.2, 185, 7620)] == ["4.2s", "3m05s", "2h07m"]
+    assert get_text("measured_in", name=get_text("out_of_date", name="a{b}")).zh == "在 a{b}（已过期） 中测得"
+    assert [describe_duration(seconds).zh for seconds in (4.2, 185, 7620)] == ["4.2 秒", "3 分 05 秒", "2 小时 07 分"]
+    assert [describe_duration(seconds).en for seconds in (4.2, 185, 7620)] == ["4.2s", "3m05s", "2h07m"]
     with pytest.raises(KeyError):
-        say("measured_in")
+        get_text("measured_in")
 
 
 def make_pages(tmp_path: Path, language: str) -> list[Page]:

@@ -14,7 +14,7 @@ from anabatic.core.formatting import format_count
 from anabatic.core.language import LocalizedText
 from anabatic.core.svg_plot import compute_ticks
 from anabatic.train.report.run_data import LevelCounts, Points
-from anabatic.train.report.words import as_text, join_texts, say
+from anabatic.train.report.words import as_text, get_text, join_texts
 
 BOX_SIZE = 1000.0
 MAX_POINTS = 700
@@ -91,7 +91,10 @@ def make_figure_card(
         return None
     return FigureCard(
         as_text(title),
-        [(write(value), say("after_step", name=as_text(name), step=f"{step:,}")) for name, ((step, value),) in found],
+        [
+            (write(value), get_text("after_step", name=as_text(name), step=f"{step:,}"))
+            for name, ((step, value),) in found
+        ],
     )
 
 
@@ -130,8 +133,8 @@ def draw_chart(
     return Chart(
         title=as_text(title),
         last=write(values[-1]),
-        label=say("chart.label", title=as_text(title), first=f"{first:,}", last=f"{last:,}", **ends),
-        note=say("chart.beyond" if above == 1 else "chart.beyond_many", count=f"{above:,}") if above else None,
+        label=get_text("chart.label", title=as_text(title), first=f"{first:,}", last=f"{last:,}", **ends),
+        note=get_text("chart.beyond" if above == 1 else "chart.beyond_many", count=f"{above:,}") if above else None,
         paths=[_draw_curve(line, points, x, y, write) for line, points in sampled_lines],
         x_ticks=make_step_ticks(x.low, x.high),
         y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in compute_ticks(y.low, y.high, 5)],
@@ -313,15 +316,15 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
             hover["text"].append(f"{fraction:.0%}")
             below += fraction
     begins = [
-        (before.step, say("mark.stage", number=after.stage))
+        (before.step, get_text("mark.stage", number=after.stage))
         for before, after in pairwise(draws)
         if after.stage != before.stage
     ]
     latest = join_texts(f"{path.name.en} {path.last}" for path in paths)
     return Chart(
-        title=say("chart.levels"),
+        title=get_text("chart.levels"),
         last="",
-        label=say("chart.levels_label", last=f"{columns[-1][1]:,}", latest=latest),
+        label=get_text("chart.levels_label", last=f"{columns[-1][1]:,}", latest=latest),
         note=None,
         paths=paths,
         x_ticks=make_step_ticks(low, high),

@@ -13,7 +13,7 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
 from anabatic.train.report.run_data import Points, RunData
-from anabatic.train.report.words import as_text, say_duration
+from anabatic.train.report.words import as_text, describe_duration
 
 MISSING = "–"
 MAX_COMPARED = 8
@@ -152,7 +152,7 @@ _FIGURES = (
     _Figure("tokens per second", _median("tokens_per_s"), format_count, max),
     _Figure("mfu", _median("mfu"), _format_percent, max),
     _Figure("peak memory", _extreme("memory_bytes", max), format_size, min),
-    _Figure("training time", _summary("seconds"), say_duration),
+    _Figure("training time", _summary("seconds"), describe_duration),
     _Figure("parameters", _summary("params"), format_count),
 )
 

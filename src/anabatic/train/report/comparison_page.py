@@ -13,7 +13,7 @@ from anabatic.core.paths import write_atomic
 from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card, smooth_points
 from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, read_settings
 from anabatic.train.report.data_sources import DataSources, describe_data, read_data_sources
-from anabatic.train.report.rendering import render_page
+from anabatic.train.report.localized_page import render_page
 from anabatic.train.report.run_charts import (
     format_four_digits,
     format_percent,
@@ -21,7 +21,7 @@ from anabatic.train.report.run_charts import (
     format_three_digits,
 )
 from anabatic.train.report.run_data import RunData, read_run
-from anabatic.train.report.words import join_texts, say
+from anabatic.train.report.words import get_text, join_texts
 
 FIRST_COLOUR = 11
 """Class of the first run's colour in report.css."""
@@ -107,7 +107,7 @@ def render_comparison(runs: Sequence[RunData], folders: Sequence[Path], language
         "comparison.html.j2",
         language or choose_language(None, os.environ),
         title=" · ".join(run.name for run in runs),
-        heading=say("compared_runs"),
+        heading=get_text("compared_runs"),
         count=len(runs),
         notes=[*[(run.name, note) for run in runs for note in _list_notes(run)], *_note_heldout(sources)],
         runs=[
@@ -116,19 +116,19 @@ def render_comparison(runs: Sequence[RunData], folders: Sequence[Path], language
                 "colour": FIRST_COLOUR + index,
                 "folder": str(folder),
                 "data": described[index] if shared is None else None,
-                "warning": say("data.other_kind") if shared is None and data and data.is_other_kind else None,
+                "warning": get_text("data.other_kind") if shared is None and data and data.is_other_kind else None,
             }
             for index, (run, folder, data) in enumerate(zip(runs, folders, sources, strict=True))
         ],
         shared_data=shared,
-        shared_warning=say("data.other_kind")
+        shared_warning=get_text("data.other_kind")
         if shared is not None and any(data is not None and data.is_other_kind for data in sources)
         else None,
-        figures=[(say(f"figure.{row.name}"), row) for row in compared.figures],
+        figures=[(get_text(f"figure.{row.name}"), row) for row in compared.figures],
         settings=compared.settings,
         no_settings=None
         if compared.settings
-        else say("compared.same" if known_settings > 1 else "compared.no_settings"),
+        else get_text("compared.same" if known_settings > 1 else "compared.no_settings"),
         main=[panel for panel in panels[:NUM_MAIN] if isinstance(panel, Chart)],
         charts=[panel for panel in panels[NUM_MAIN:] if isinstance(panel, Chart)],
         cards=[panel for panel in panels if isinstance(panel, FigureCard)],
@@ -138,9 +138,9 @@ def render_comparison(runs: Sequence[RunData], folders: Sequence[Path], language
 def _list_notes(run: RunData) -> list[LocalizedText]:
     notes = list(run.notes)
     if not any(run.curves.values()):
-        notes.append(say("compared.no_metrics"))
+        notes.append(get_text("compared.no_metrics"))
     if not read_settings(run.config):
-        notes.append(say("compared.no_config"))
+        notes.append(get_text("compared.no_config"))
     return notes
 
 
@@ -151,7 +151,7 @@ def _note_heldout(sources: Sequence[DataSources | None]) -> list[tuple[str, Loca
         for one in sources
         if one is not None and one.heldout
     }
-    return [("", say("compared.heldout_differs"))] if len(known) > 1 else []
+    return [("", get_text("compared.heldout_differs"))] if len(known) > 1 else []
 
 
 def _build_panels(runs: Sequence[RunData]) -> list[Chart | FigureCard | None]:
@@ -163,12 +163,12 @@ def _build_panels(runs: Sequence[RunData]) -> list[Chart | FigureCard | None]:
             Curve(run.name, _prepare_points(key, run), _choose_style(key), FIRST_COLOUR + index)
             for index, run in enumerate(runs)
         ]
-        title = say(f"chart.{word}")
+        title = get_text(f"chart.{word}")
         chart = make_figure_card(title, lines, write) or draw_chart(title, lines, write, **common)
         if isinstance(chart, Chart):
-            values = join_texts([say("compared.value", name=path.name, value=path.last) for path in chart.paths])
+            values = join_texts([get_text("compared.value", name=path.name, value=path.last) for path in chart.paths])
             chart.last = ""  # of one run alone
-            chart.label = say("compared.label", title=title, values=values)
+            chart.label = get_text("compared.label", title=title, values=values)
         panels.append(chart)
     return panels
 

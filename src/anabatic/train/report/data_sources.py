@@ -11,7 +11,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
 from anabatic.train.report.run_data import RunData
-from anabatic.train.report.words import WORDS, join_texts, say
+from anabatic.train.report.words import WORDS, get_text, join_texts
 
 MAX_NAMED = 4
 MAX_NAME_CHARS = 60
@@ -75,20 +75,20 @@ def parse_sources(rows: Any) -> tuple[NamedSource, ...]:
 def describe_sources(sources: Sequence[NamedSource]) -> LocalizedText:
     """Return `conversations of a.jsonl, plain text of b.txt`."""
     named = join_texts(
-        [say(f"data.{one.kind}", source=_shorten(one.source)) for one in sources[:MAX_NAMED]], ", ", "、"
+        [get_text(f"data.{one.kind}", source=_shorten(one.source)) for one in sources[:MAX_NAMED]], ", ", "、"
     )
     rest = len(sources) - MAX_NAMED
-    return say("data.more", sources=named, count=rest) if rest > 0 else named
+    return get_text("data.more", sources=named, count=rest) if rest > 0 else named
 
 
 def describe_data(data: DataSources) -> LocalizedText:
     """Return the sentence that names the training data and the held-out data."""
     train = describe_sources(data.train)
     if not data.heldout:
-        return say("data.training", sources=train)
+        return get_text("data.training", sources=train)
     if data.heldout_fraction is not None:
-        return say("data.share", sources=train, share=f"{100 * data.heldout_fraction:.3g}\u00a0%")
-    return say("data.heldout", sources=train, heldout=describe_sources(data.heldout))
+        return get_text("data.share", sources=train, share=f"{100 * data.heldout_fraction:.3g}\u00a0%")
+    return get_text("data.heldout", sources=train, heldout=describe_sources(data.heldout))
 
 
 def _shorten(source: str) -> str:

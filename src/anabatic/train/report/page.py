@@ -23,7 +23,7 @@ from anabatic.train.report.data_sources import (
     parse_sources,
     read_data_sources,
 )
-from anabatic.train.report.rendering import TEMPLATE_FOLDER, format_date, render_page
+from anabatic.train.report.localized_page import TEMPLATE_FOLDER, format_date, render_page
 from anabatic.train.report.run_charts import build_panels
 from anabatic.train.report.run_data import GeneratedSample, RunData, parse_time, read_pipeline, read_run
 from anabatic.train.report.words import (
@@ -31,10 +31,10 @@ from anabatic.train.report.words import (
     FIELD_WORDS,
     WORDS,
     as_text,
+    describe_duration,
+    get_known_text,
+    get_text,
     join_texts,
-    say,
-    say_duration,
-    say_known,
 )
 
 MAX_TEXT_CHARS = 4000
@@ -91,7 +91,7 @@ def _render_page(
         "report.html.j2",
         language or choose_language(None, os.environ),
         title=title,
-        heading=say("report"),
+        heading=get_text("report"),
         head=_header_parts(folder, runs),
         machine=_machine_rows(runs),
         notes=[(run.name, note) for run in runs for note in run.notes],
@@ -110,7 +110,7 @@ def _header_parts(folder: Path, runs: Sequence[RunData]) -> list[LocalizedText]:
     ended = max((run.end_time for run in runs if run.end_time is not None), default=None)
     seconds = sum(run.seconds or 0.0 for run in runs)
     parts = [format_date(ended)] if ended else []
-    return [*map(as_text, parts), *([say_duration(seconds)] if seconds else []), as_text(str(folder))]
+    return [*map(as_text, parts), *([describe_duration(seconds)] if seconds else []), as_text(str(folder))]
 
 
 def _machine_rows(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | LocalizedText]]:
@@ -122,12 +122,12 @@ def _machine_rows(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | Lo
         ("memory", run_data.describe_memory()),
     ]
     if devices:
-        rows.append(("accelerator", ", ".join(names) or say("no_accelerator")))
+        rows.append(("accelerator", ", ".join(names) or get_text("no_accelerator")))
         rows.append(("number_format", ", ".join(formats) or MISSING))
     rows.append(("software", " · ".join(f"{name} {version}" for name, version in run_data.list_versions())))
     if commit := run_data.find_commit(TEMPLATE_FOLDER):
         rows.append(("commit", commit))
-    return [(say(key), value) for key, value in rows]
+    return [(get_text(key), value) for key, value in rows]
 
 
 def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:
@@ -139,21 +139,21 @@ def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:
             continue
         gzip = to_finite_number(values.get("gzip9"))
         top = max(model, gzip or 0.0) or 1.0
-        bars = [(say("this_model"), f"{model:.3f}", 100 * model / top, True)]
+        bars = [(get_text("this_model"), f"{model:.3f}", 100 * model / top, True)]
         verdict = None
         if gzip:
             bars.append((as_text("gzip -9"), f"{gzip:.3f}", 100 * gzip / top, False))
             key = "fewer_bits" if model <= gzip else "more_bits"
-            verdict = say(key, share=f"{abs(1 - model / gzip):.0%}", other="gzip -9")
+            verdict = get_text(key, share=f"{abs(1 - model / gzip):.0%}", other="gzip -9")
         amount = to_finite_number(values.get("bytes"))
-        over = say("heldout_bytes", size=format_size(amount)) if amount else say("heldout_text")
+        over = get_text("heldout_bytes", size=format_size(amount)) if amount else get_text("heldout_text")
         sources = parse_sources(values.get("sources"))
         return {
-            "stage": say("out_of_date", name=run.name) if run.state == "stale" else as_text(run.name),
+            "stage": get_text("out_of_date", name=run.name) if run.state == "stale" else as_text(run.name),
             "value": f"{model:.3f}",
             "verdict": verdict,
             "bars": bars,
-            "over": say("heldout_of", amount=over, sources=describe_sources(sources)) if sources else over,
+            "over": get_text("heldout_of", amount=over, sources=describe_sources(sources)) if sources else over,
             "warning": _warn_of_other_kind(sources, runs[: index + 1]),
         }
     return None
@@ -166,7 +166,7 @@ def _warn_of_other_kind(sources: Sequence[NamedSource], runs: Sequence[RunData])
         if data is not None:
             if not differ_in_kind(data.train, sources):
                 return None
-            return say("data.eval_other_kind", sources=describe_sources(data.train), name=run.name)
+            return get_text("data.eval_other_kind", sources=describe_sources(data.train), name=run.name)
     return None
 
 
@@ -191,7 +191,7 @@ def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
         "chance": MISSING if chance is None else f"{chance:.1%}",
         "width": 100 * min(1.0, max(0.0, accuracy or 0.0)),
         "mark": None if chance is None else 100 * min(1.0, max(0.0, chance)),
-        "asked": None if num_items is None else say("questions", count=f"{num_items:,.0f}"),
+        "asked": None if num_items is None else get_text("questions", count=f"{num_items:,.0f}"),
         "examples": [
             {
                 **{key: _shorten_text(_to_text(row.get(key, ""))) for key in ("prompt", "reply", "answer")},
@@ -215,12 +215,12 @@ def _summary_facts(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | L
         ("parameters", format_count(params[-1]) if params else ""),
         ("training_tokens", format_count(sum(tokens)) if tokens else ""),
         ("optimizer_steps", f"{sum(steps):,.0f}" if steps else ""),
-        ("training_time", say_duration(sum(seconds)) if seconds else ""),
+        ("training_time", describe_duration(sum(seconds)) if seconds else ""),
         ("tokens_per_second", format_count(sum(tokens) / sum(seconds)) if tokens and sum(seconds) else ""),
         ("peak_memory", format_size(max(peaks)) if peaks else ""),
         *_device_facts(summaries),
     ]
-    return [(say(key), value) for key, value in rows if value]
+    return [(get_text(key), value) for key, value in rows if value]
 
 
 def _device_facts(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -259,9 +259,9 @@ def _stage_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
                 "name": run.name,
                 "title": run.title or run.command,
                 "state": run.state or "none",
-                "word": say(f"state.{run.state}") if is_known else as_text(run.state),
+                "word": get_text(f"state.{run.state}") if is_known else as_text(run.state),
                 "sign": _STATE_SIGNS.get(run.state, "·"),
-                "seconds": MISSING if run.seconds is None else say_duration(run.seconds),
+                "seconds": MISSING if run.seconds is None else describe_duration(run.seconds),
                 "share": 100 * (run.seconds or 0.0) / longest,
                 "tokens": MISSING if tokens is None else format_count(tokens),
                 "loss": MISSING if loss is None else f"{loss:.3f}",
@@ -277,7 +277,7 @@ def _final_loss(run: RunData) -> tuple[float | None, LocalizedText | None]:
         if value is None:
             value = next((y for _, y in reversed(run.curves.get(curve, [])) if y is not None), None)
         if value is not None:
-            return value, say(f"what.{key}")
+            return value, get_text(f"what.{key}")
     return None, None
 
 
@@ -322,7 +322,7 @@ def _build_section(run: RunData) -> dict[str, Any]:
     data = read_data_sources(run) if run.curves else None
     if data is not None:
         section["data"] = describe_data(data)
-        section["data_warning"] = say("data.other_kind") if data.is_other_kind else None
+        section["data_warning"] = get_text("data.other_kind") if data.is_other_kind else None
     return {**section, "large": bool(panels or section["samples"])}
 
 
@@ -342,20 +342,22 @@ def _group_samples(samples: Sequence[GeneratedSample]) -> list[dict[str, Any]]:
 
 def _format_sample_step(sample: GeneratedSample) -> LocalizedText:
     step = f"{sample.step:,}"
-    return as_text(step) if sample.reward is None else say("sample_reward", step=step, reward=f"{sample.reward:.3g}")
+    return (
+        as_text(step) if sample.reward is None else get_text("sample_reward", step=step, reward=f"{sample.reward:.3g}")
+    )
 
 
 def _format_event(event: dict[str, Any], began: float | None) -> tuple[LocalizedText, LocalizedText, LocalizedText]:
     when = parse_time(event.get("time"))
     elapsed = as_text("")
     if when is not None and began is not None:
-        elapsed = join_texts(["+", say_duration(max(0.0, when - began))], "", "")
+        elapsed = join_texts(["+", describe_duration(max(0.0, when - began))], "", "")
     rest = [
-        join_texts([say_known(FIELD_WORDS, key), _describe_value(value)], " ", " ")
+        join_texts([get_known_text(FIELD_WORDS, key), _describe_value(value)], " ", " ")
         for key, value in event.items()
         if key not in ("time", "event")
     ]
-    return elapsed, say_known(EVENT_WORDS, str(event.get("event", ""))), join_texts(rest)
+    return elapsed, get_known_text(EVENT_WORDS, str(event.get("event", ""))), join_texts(rest)
 
 
 def _describe_value(value: Any) -> str | LocalizedText:
@@ -365,7 +367,7 @@ def _describe_value(value: Any) -> str | LocalizedText:
 
 def _format_message(row: dict[str, Any]) -> tuple[str, LocalizedText, LocalizedText]:
     role = str(row.get("role", ""))
-    word = say(f"role.{role}") if f"role.{role}" in WORDS else as_text(role)
+    word = get_text(f"role.{role}") if f"role.{role}" in WORDS else as_text(role)
     return role, word, _shorten_text(_to_text(row.get("content", "")))
 
 
@@ -377,4 +379,4 @@ def _shorten_text(text: str) -> LocalizedText:
     rest = len(text) - MAX_TEXT_CHARS
     if rest <= 0:
         return as_text(text)
-    return say("more_characters", text=text[:MAX_TEXT_CHARS], count=f"{rest:,}")
+    return get_text("more_characters", text=text[:MAX_TEXT_CHARS], count=f"{rest:,}")

@@ -18,7 +18,7 @@ from anabatic.train.report.charts import (
     smooth_points,
 )
 from anabatic.train.report.run_data import RunData
-from anabatic.train.report.words import say
+from anabatic.train.report.words import get_text
 
 _ANSWER_SIDES = ("chosen", "rejected")
 _RESUMED = "resume"
@@ -31,20 +31,20 @@ def build_panels(run: RunData) -> list[Chart | FigureCard]:
     common: dict[str, Any] = {
         "steps": (min(every), max(every)) if every else None,
         "marks": [
-            (int(step), say("mark.resumed")) for event in resumes if (step := to_finite_number(event.get("step")))
+            (int(step), get_text("mark.resumed")) for event in resumes if (step := to_finite_number(event.get("step")))
         ],
     }
 
     def draw(
         title: str, lines: Sequence[Curve], write: Callable[[float], str] = format_three_digits, *, zero: bool = False
     ) -> Chart | FigureCard | None:
-        text = say(f"chart.{title}")
+        text = get_text(f"chart.{title}")
         return make_figure_card(text, lines, write) or draw_chart(text, lines, write, zero=zero, **common)
 
     panels = [
         *_learning_panels(run, draw),
         *_answer_panels(run, draw),
-        draw("lr", [Curve(say("curve.lr"), run.curves.get("lr", []))], zero=True),
+        draw("lr", [Curve(get_text("curve.lr"), run.curves.get("lr", []))], zero=True),
         draw("grad_norm", _smoothed_curves(run, "grad_norm"), zero=True),
         draw("tokens_per_s", _smoothed_curves(run, "tokens_per_s"), format_short_count, zero=True),
         draw("utilization", _utilization_curves(run), lambda y: f"{y:.0f} %", zero=True),
@@ -81,7 +81,7 @@ def _learning_panels(run: RunData, draw: _Draw) -> list[Chart | FigureCard | Non
 def _answer_panels(run: RunData, draw: _Draw) -> list[Chart | FigureCard | None]:
     """Return what was measured of preferred and of drawn answers."""
     sides = [
-        Curve(say(f"curve.{side}"), run.curves.get(f"rewards/{side}", []), colour=number)
+        Curve(get_text(f"curve.{side}"), run.curves.get(f"rewards/{side}", []), colour=number)
         for number, side in enumerate(_ANSWER_SIDES, 1)
     ]
     lengths = [*_smoothed_curves(run, "answer_tokens", is_training=True), heldout_curve(run, "answer_tokens")]
@@ -97,7 +97,7 @@ def _answer_panels(run: RunData, draw: _Draw) -> list[Chart | FigureCard | None]
 
 def heldout_curve(run: RunData, metric: str) -> Curve:
     """Return the curve of a held-out metric as points."""
-    return Curve(say("curve.heldout"), run.curves.get(f"valid_{metric}", []), "points", 2)
+    return Curve(get_text("curve.heldout"), run.curves.get(f"valid_{metric}", []), "points", 2)
 
 
 def format_three_digits(number: float) -> str:
@@ -123,7 +123,7 @@ def format_short_count(number: float) -> str:
 def _utilization_curves(run: RunData) -> list[Curve]:
     kinds = (("mean", "line", 1), ("min", "raw", 2), ("max", "raw", 2))
     return [
-        Curve(say(f"curve.{kind}"), run.curves.get(f"device_util_pct_{kind}", []), style, colour)
+        Curve(get_text(f"curve.{kind}"), run.curves.get(f"device_util_pct_{kind}", []), style, colour)
         for kind, style, colour in kinds
     ]
 
@@ -134,8 +134,8 @@ def _smoothed_curves(run: RunData, key: str, is_training: bool = False) -> list[
     smoothed = smooth_points(points)
 
     def name(kind: str) -> LocalizedText:
-        return say(f"curve.training_{kind}" if is_training else f"curve.{kind}")
+        return get_text(f"curve.training_{kind}" if is_training else f"curve.{kind}")
 
     if smoothed is points:
-        return [Curve(say("curve.training") if is_training else say("curve.measured"), points)]
+        return [Curve(get_text("curve.training") if is_training else get_text("curve.measured"), points)]
     return [Curve(name("measured"), points, "raw"), Curve(name("smoothed"), smoothed)]

@@ -19,7 +19,7 @@ from anabatic.core.formatting import format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
 from anabatic.core.paths import RunFolder
-from anabatic.train.report.words import as_text, say
+from anabatic.train.report.words import as_text, get_text
 
 Points = list[tuple[int, float | None]]
 """(step, value) by rising step; None where the value was not finite."""
@@ -122,7 +122,7 @@ def read_pipeline(out: Path, job: PipelineJob) -> list[RunData]:
         run.seconds = run.seconds if seconds is None else seconds
         run.end_time = run.end_time if ended is None else ended
         if run.state == "stale":
-            run.notes.append(say("stale_note"))
+            run.notes.append(get_text("stale_note"))
         runs.append(run)
     return runs
 
@@ -205,10 +205,10 @@ def _read_json_object(path: Path, notes: list[LocalizedText]) -> dict[str, Any]:
     try:
         value = json_reader.loads(path.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
-        notes.append(say("left_out", file=path.name, why=error))
+        notes.append(get_text("left_out", file=path.name, why=error))
         return {}
     if not isinstance(value, dict):
-        notes.append(say("left_out_type", file=path.name))
+        notes.append(get_text("left_out_type", file=path.name))
         return {}
     return value
 
@@ -241,7 +241,7 @@ def describe_cpu() -> LocalizedText:
     threads = psutil.cpu_count() or 1
     cores = psutil.cpu_count(logical=False) or threads
     key = f"{'cores' if cores > 1 else 'core'}{'_threads' if threads != cores else ''}"
-    return say(key, name=parse_cpu_name(text), cores=cores, threads=threads)
+    return get_text(key, name=parse_cpu_name(text), cores=cores, threads=threads)
 
 
 def describe_memory() -> str:
@@ -271,7 +271,7 @@ def find_commit(folder: Path) -> LocalizedText | None:
     changed = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
     if not short:
         return None
-    return say("changed", commit=short) if changed else as_text(short)
+    return get_text("changed", commit=short) if changed else as_text(short)
 
 
 def _run_git(folder: Path, *arguments: str) -> str:

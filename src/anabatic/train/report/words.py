@@ -268,7 +268,7 @@ FIELD_WORDS: dict[str, tuple[str, str]] = {
 """Names of what an event says; others are shown as they were written."""
 
 
-def say(key: str, /, **figures: object) -> LocalizedText:
+def get_text(key: str, /, **figures: object) -> LocalizedText:
     """Return the text of `key` with its figures; a figure that is a text itself is taken in the same language.
 
     Raises:
@@ -277,7 +277,7 @@ def say(key: str, /, **figures: object) -> LocalizedText:
     return _fill(WORDS[key], figures)
 
 
-def say_known(table: Mapping[str, tuple[str, str]], name: str) -> LocalizedText:
+def get_known_text(table: Mapping[str, tuple[str, str]], name: str) -> LocalizedText:
     """Return the text of a name that a run wrote, or the name itself where the table has none."""
     return LocalizedText(*table[name]) if name in table else as_text(name)
 
@@ -293,7 +293,7 @@ def join_texts(parts: Iterable[str | LocalizedText], en: str = ", ", zh: str = "
     return LocalizedText(en.join(text.en for text in texts), zh.join(text.zh for text in texts))
 
 
-def say_duration(seconds: float) -> LocalizedText:
+def describe_duration(seconds: float) -> LocalizedText:
     """Return `3m05s` and its Chinese form."""
     english = format_duration(seconds)
     if seconds < 60:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from anabatic.core.language import Language, LocalizedText
 from anabatic.core.logo import FAVICON_URL, INLINE_LOGO
-from anabatic.train.report.words import as_text, say
+from anabatic.train.report.words import as_text, get_text
 
 TEMPLATE_FOLDER = Path(__file__).parent
 
@@ -50,7 +50,7 @@ class _PageTexts:
 
     def write_word(self, key: str, **figures: object) -> str | Markup:
         """Return a text of the table as an element."""
-        return self.write(say(key, **figures))
+        return self.write(get_text(key, **figures))
 
     def write_attribute(self, name: str, text: str | LocalizedText) -> Markup:
         """Return an attribute with a text, for the tag of an element."""
@@ -63,7 +63,7 @@ class _PageTexts:
     def as_json(self) -> Markup:
         """Return the texts, for a script element."""
         texts = [[side.translate(_UNSAFE_CHARACTERS) for side in (text.en, text.zh)] for text in self._numbers]
-        step = say("step", step="{step}")
+        step = get_text("step", step="{step}")
         return Markup(escape_json({"texts": texts, "step": [step.en, step.zh]}))
 
     def _number(self, text: LocalizedText) -> int:
@@ -83,7 +83,7 @@ def render_page(template: str, language: Language, **values: Any) -> str:
             t=texts.write,
             w=texts.write_word,
             attribute=texts.write_attribute,
-            say=say,
+            get_text=get_text,
             texts=texts,
             style=Markup(_read_file("report.css")),
             script=Markup(script),
