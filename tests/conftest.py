@@ -23,6 +23,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     MKL_NUM_THREADS="1",
     NO_COLOR="1",
+    LC_ALL="C.UTF-8",  # reports and messages are in the language of the locale
 )
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
 hypothesis.settings.load_profile("untimed")
