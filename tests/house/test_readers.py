@@ -13,7 +13,6 @@ OWN = {
     "doctor/bundle.py": "a report that was just made",
     "evals/distributed_model.py": "between the ranks of a job",
     "infer/server/model_registry.py": "a value that was just written",
-    "infer/tool_call_parser.py": "strict JSON of a model; its depth is looked at there",
     "infer/web/libraries.py": "a table of this package; builds load the file by itself",
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",

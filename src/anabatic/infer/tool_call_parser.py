@@ -1,52 +1,27 @@
-"""Calls of tools in what a model says: found while the text comes, at whatever place it is cut.
+"""Tool calls in the text of a model, found while it arrives, at whatever place it is cut.
 
-Two ways of writing them are known. Hermes and Qwen (from 2.5): `<tool_call>` JSON with `name` and `arguments`
-`</tool_call>`, among other text. Llama 3: the answer is JSON with `name` and `parameters`, several divided by
-semicolons (Meta's "Model Cards & Prompt formats", Llama 3.1 and 3.2). Which one a model was taught is asked of its
-chat template. What is malformed, or calls a tool that was not offered, stays text.
+Two formats are known. Hermes and Qwen (from 2.5): `<tool_call>` JSON with `name` and `arguments` `</tool_call>`, among
+other text. Llama 3: the answer is JSON with `name` and `parameters`, several separated by semicolons (Meta's "Model
+Cards & Prompt formats", Llama 3.1 and 3.2). The chat template shows which one a model was taught. A call begins once
+the name of an offered tool is known; what never gets that far stays text.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from anabatic.core import json_reader
 from anabatic.core.errors import AnabaticError
 from anabatic.data.tokenizer.hf_folder import render_chat
 from anabatic.infer.text_stream import measure_overlap
+from anabatic.infer.tool_call_reader import CallReader, JsonValueScanner, ParsedSegment, skip_blanks
 
 ToolCallStyle = Literal["hermes", "llama3"]
 VLLM_PARSERS: dict[ToolCallStyle, str] = {"hermes": "hermes", "llama3": "llama3_json"}
 """What vLLM calls the two (docs.vllm.ai, "Tool Calling")."""
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 _PROBE_NAME = "probe0name"
-
-
-@dataclass(frozen=True)
-class ParsedCall:
-    """A tool, and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class ParsedSegment:
-    """A part of an answer.
-
-    Attributes:
-        raw: the part as it was written; all parts together are the answer.
-        text: what is said of it.
-        call: what it calls.
-    """
-
-    raw: str
-    text: str = ""
-    call: ParsedCall | None = None
 
 
 class ToolCallParser(Protocol):
@@ -68,15 +43,22 @@ def detect_style(tokenizer: Any) -> ToolCallStyle | None:
     ]
     text = _render_template(tokenizer, messages, None)
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    before, found, after = text.partition(CALL_OPEN)
-    if found and CALL_OPEN not in special:
-        inner, closed, _ = after.partition(CALL_CLOSE)
-        return "hermes" if closed and _parse_call(inner, "arguments", {_PROBE_NAME}) is not None else None
+    if CALL_OPEN in text and CALL_OPEN not in special:
+        return "hermes" if CALL_CLOSE in text and _finds_probe(HermesParser([_PROBE_NAME]), text) else None
     start = text.find('{"name": "' + _PROBE_NAME)
-    if start < 0:
-        return None
-    end = _JsonObjectScanner().find_end(text, start)
-    return "llama3" if end > 0 and _parse_call(text[start:end], "parameters", {_PROBE_NAME}) is not None else None
+    return "llama3" if start >= 0 and _finds_probe(make_parser("llama3", [_PROBE_NAME]), text[start:]) else None
+
+
+def _finds_probe(parser: ToolCallParser, text: str) -> bool:
+    """True when a parser finds the call of the probe, with its arguments."""
+    segments = parser.push_text(text)
+    found = [at for at, segment in enumerate(segments) if segment.name is not None]
+    if not found:
+        return False
+    try:
+        return isinstance(json_reader.loads("".join(segment.arguments for segment in segments[found[0] :])), dict)
+    except ValueError:
+        return False
 
 
 def shows_tools(tokenizer: Any) -> bool:
@@ -93,177 +75,211 @@ def _render_template(tokenizer: Any, messages: list[dict[str, Any]], tools: list
 
 
 def make_parser(kind: ToolCallStyle, names: Collection[str], several: bool = True) -> ToolCallParser:
-    """Return a reader of answers.
+    """Return a parser of answers.
 
     Args:
-        names: of the tools that may be called.
-        several: more than one call is allowed; what comes behind the first one is text otherwise.
+        names: names of the offered tools.
+        several: more than one call is allowed; otherwise, what follows the first one is text.
     """
     return _PARSERS[kind](names, several)
 
 
-class HermesParser:
+def make_forced_parser(names: Collection[str], tool_name: str | None) -> ToolCallParser:
+    """Return a parser of answers whose form was prescribed by `build_call_schema`.
+
+    Args:
+        names: names of the offered tools.
+        tool_name: the answer is the arguments of this tool; None: a list of calls.
+    """
+    return _CallListParser(names, True, ",", True) if tool_name is None else _ArgumentsParser(tool_name)
+
+
+class _CallParser:
+    """What the parsers of calls share: the call that is being read, and the text that is held until it is decided."""
+
+    def __init__(self, names: Collection[str], several: bool) -> None:
+        self._names, self._allows_several = names, several
+        self._held: list[str] = []
+        self._reader: CallReader | None = None
+        self._num_calls = 0
+
+    def _allows_call(self) -> bool:
+        return self._allows_several or not self._num_calls
+
+    def _read_call(self, events: list[ParsedSegment], reader: CallReader, text: str, at: int) -> int:
+        """Continue a call at `text[at]`; return the index after the part that was used."""
+        is_new = reader.name is None
+        end = reader.read(text, at)
+        if end == at and reader.outcome is None:
+            return end
+        self._held.append(text[at:end])
+        if reader.name is not None:
+            self._num_calls += is_new
+            events.append(reader.take_segment("".join(self._held)))
+            self._held = []
+        if reader.outcome is not None:
+            self._reader = None
+        return end
+
+
+class HermesParser(_CallParser):
     """Calls between tags, among other text. Blanks before a call belong to it."""
 
     def __init__(self, names: Collection[str], several: bool = True) -> None:
-        self._names, self._allows_several = names, several
-        self._buffer = ""
-        self._scanner = _JsonObjectScanner()
-        self._num_calls = 0
+        super().__init__(names, several)
+        self._rest = ""  # shorter than a tag
 
     def push_text(self, piece: str) -> list[ParsedSegment]:
         """Return the parts that have become certain."""
-        self._buffer += piece
-        return self._parse_buffer(False)
+        return self._parse(piece, False)
 
     def flush(self) -> list[ParsedSegment]:
         """Return what is left."""
-        events = self._parse_buffer(True)
-        blank, self._buffer = self._buffer, ""
-        if blank:
-            events.append(ParsedSegment(blank, "" if self._num_calls else blank))
+        events = self._parse("", True)
+        raw, self._rest, self._held = "".join(self._held) + self._rest, "", []
+        if raw and self._reader is not None and self._reader.name is not None:
+            events.append(ParsedSegment(raw))  # the beginning of a closing tag
+        elif raw:
+            events.append(ParsedSegment(raw, "" if self._num_calls and not raw.strip() else raw))
+        self._reader = None
         return events
 
-    def _parse_buffer(self, last: bool) -> list[ParsedSegment]:
+    def _parse(self, piece: str, last: bool) -> list[ParsedSegment]:
+        text, at, reader = self._rest + piece, 0, self._reader
         events: list[ParsedSegment] = []
-        while True:
-            start = self._buffer.find(CALL_OPEN) if self._allows_several or not self._num_calls else -1
-            if start < 0:
-                kept = 0 if last else measure_overlap(self._buffer, CALL_OPEN)
-                self._emit_text(events, len(self._buffer[: len(self._buffer) - kept].rstrip()))
-                return events
-            self._emit_text(events, len(self._buffer[:start].rstrip()))
-            start = self._buffer.find(CALL_OPEN)
-            end = self._find_call_end(start + len(CALL_OPEN), last)
-            if end == 0:
-                return events
-            text = self._buffer[start + len(CALL_OPEN) : end].removesuffix(CALL_CLOSE)
-            call = _parse_call(text, "arguments", self._names) if end > 0 else None
-            self._scanner = _JsonObjectScanner()
-            if call is None:
-                self._emit_text(events, start + len(CALL_OPEN))
-                continue
-            events.append(ParsedSegment(self._buffer[:end], call=call))
-            self._buffer = self._buffer[end:]
-            self._num_calls += 1
+        while at < len(text):
+            if reader is None:
+                end = self._read_text(events, text, at, last)
+            else:
+                end = self._read_call(events, reader, text, at)
+                if reader.outcome == "failed":
+                    self._emit_held(events, "")
+            if end == at and reader is self._reader:
+                break
+            at, reader = end, self._reader
+        self._rest = text[at:]
+        return events
 
-    def _find_call_end(self, start: int, last: bool) -> int:
-        """Return where the call ends that begins at `start`; 0: further text decides; -1: it is none."""
-        end = self._scanner.find_end(self._buffer, start)
-        if end > 0:
-            rest = self._buffer[end:].lstrip()
-            if rest.startswith(CALL_CLOSE):
-                return len(self._buffer) - len(rest) + len(CALL_CLOSE)
-            end = 0 if CALL_CLOSE.startswith(rest) else -1
-        return -1 if last else end
+    def _read_text(self, events: list[ParsedSegment], text: str, at: int, last: bool) -> int:
+        start = text.find(CALL_OPEN, at) if self._allows_call() else -1
+        end = start if start >= 0 else len(text) - (0 if last else measure_overlap(text[at:], CALL_OPEN))
+        if text[at:end].strip():
+            self._emit_held(events, text[at:end])
+        else:
+            self._held.append(text[at:end])
+        if start < 0:
+            return end
+        self._held.append(CALL_OPEN)
+        self._reader = CallReader(self._names, CALL_CLOSE)
+        return start + len(CALL_OPEN)
 
-    def _emit_text(self, events: list[ParsedSegment], count: int) -> None:
-        if count > 0:
-            text, self._buffer = self._buffer[:count], self._buffer[count:]
-            self._scanner.shift_position(count)
-            events.append(ParsedSegment(text, text))
+    def _emit_held(self, events: list[ParsedSegment], more: str) -> None:
+        """Emit the text that is held and `more`, except the blanks at the end."""
+        whole = "".join(self._held) + more
+        sure = whole.rstrip()
+        self._held = [whole[len(sure) :]]
+        events.append(ParsedSegment(sure, sure))
 
 
-class Llama3Parser:
-    """An answer that is nothing but calls, divided by semicolons."""
+class _CallListParser(_CallParser):
+    """An answer that is nothing but calls with a sign between them. Other text makes the rest of the answer text.
 
-    def __init__(self, names: Collection[str], several: bool = True) -> None:
-        self._names, self._allows_several = names, several
-        self._buffer = ""
-        self._scanner = _JsonObjectScanner()
-        self._num_calls = 0
+    Args:
+        separator: the sign.
+        is_enclosed: the calls are between square brackets.
+    """
+
+    def __init__(self, names: Collection[str], several: bool, separator: str, is_enclosed: bool) -> None:
+        super().__init__(names, several)
+        self._is_enclosed = is_enclosed
+        self._next = {"open": {"[": "call"}, "between": {separator: "call"} | ({"]": "end"} if is_enclosed else {})}
+        self._expected = "open" if is_enclosed else "call"
         self._is_plain_text = False
 
     def push_text(self, piece: str) -> list[ParsedSegment]:
         """Return the parts that have become certain."""
-        self._buffer += piece
-        return self._parse_buffer()
+        events: list[ParsedSegment] = []
+        at = 0
+        while at < len(piece) and not self._is_plain_text:
+            if (reader := self._reader) is None:
+                at = self._read_between(piece, at)
+                continue
+            at = self._read_call(events, reader, piece, at)
+            self._expected, self._is_plain_text = "between", reader.outcome == "failed"
+        if self._is_plain_text and (raw := "".join(self._held) + piece[at:]):
+            self._held = []
+            events.append(ParsedSegment(raw, raw))
+        return events
 
     def flush(self) -> list[ParsedSegment]:
-        """Return what is left."""
-        events = self._parse_buffer()
-        rest, self._buffer = self._buffer, ""
-        if rest:
-            events.append(ParsedSegment(rest, "" if self._num_calls and not rest.strip(" \t\r\n;") else rest))
-        return events
+        """Return what is left. In a list, the beginning of another call is dropped; otherwise it is text."""
+        raw, self._held = "".join(self._held), []
+        is_dropped = self._num_calls > 0 and (self._is_enclosed or self._reader is None)
+        return [ParsedSegment(raw, "" if is_dropped else raw)] if raw else []
 
-    def _parse_buffer(self) -> list[ParsedSegment]:
+    def _read_between(self, text: str, at: int) -> int:
+        start = skip_blanks(text, at)
+        self._held.append(text[at:start])
+        if start == len(text):
+            return start
+        if self._expected == "call" and text[start] == "{" and self._allows_call():
+            self._reader = CallReader(self._names)
+        elif (expected := self._next.get(self._expected, {}).get(text[start])) is not None:
+            self._expected = expected
+            self._held.append(text[start])
+            return start + 1
+        else:
+            self._is_plain_text = True
+        return start
+
+
+class _ArgumentsParser:
+    """An answer that is the arguments of one tool."""
+
+    def __init__(self, tool_name: str) -> None:
+        self._tool_name = tool_name
+        self._held: list[str] = []
+        self._scanner: JsonValueScanner | None = None
+        self._is_plain_text = False
+
+    def push_text(self, piece: str) -> list[ParsedSegment]:
+        """Return the parts that have become certain."""
         events: list[ParsedSegment] = []
-        while not self._is_plain_text:
-            start = self._find_call_start()
-            end = self._scanner.find_end(self._buffer, start) if start >= 0 else -1
-            if end == 0:
-                return events
-            call = _parse_call(self._buffer[start:end], "parameters", self._names) if end > 0 else None
-            if call is None or (self._num_calls and not self._allows_several):
-                self._is_plain_text = True
-                break
-            events.append(ParsedSegment(self._buffer[:end], call=call))
-            self._buffer, self._scanner = self._buffer[end:], _JsonObjectScanner()
-            self._num_calls += 1
-        if self._buffer:
-            events.append(ParsedSegment(self._buffer, self._buffer))
-            self._buffer = ""
+        at = 0
+        if self._scanner is None and not self._is_plain_text:
+            at = skip_blanks(piece, 0)
+            self._held.append(piece[:at])
+            self._is_plain_text = at < len(piece) and piece[at] != "{"
+        if at < len(piece) and not self._is_plain_text:
+            at = self._read_arguments(events, piece, at)
+        if self._is_plain_text and (raw := "".join(self._held) + piece[at:]):
+            self._held = []
+            events.append(ParsedSegment(raw, raw))
         return events
 
-    def _find_call_start(self) -> int:
-        """Return where the next call may begin; -1: none does."""
-        found = _CALL_SEPARATOR.match(self._buffer) if self._num_calls else _LEADING_SPACE.match(self._buffer)
-        return found.end() if found else -1
+    def _read_arguments(self, events: list[ParsedSegment], piece: str, at: int) -> int:
+        name = self._tool_name if self._scanner is None else None
+        scanner = self._scanner = self._scanner or JsonValueScanner(has_tags=False)
+        if not scanner.is_complete:
+            end = scanner.scan(piece, at)
+            raw, self._held = "".join(self._held) + piece[at:end], []
+            events.append(ParsedSegment(raw, name=name, arguments=piece[at:end], ends_call=scanner.is_complete))
+            at = end
+        start = skip_blanks(piece, at)
+        self._held.append(piece[at:start])
+        self._is_plain_text = start < len(piece)
+        return start
+
+    def flush(self) -> list[ParsedSegment]:
+        """Return the blanks that are left."""
+        raw, self._held = "".join(self._held), []
+        return [ParsedSegment(raw, "" if self._scanner is not None else raw)] if raw else []
 
 
-_LEADING_SPACE = re.compile(r"\s*")
-_CALL_SEPARATOR = re.compile(r"\s*;?\s*$|\s*;\s*(?=\{)")
 _PARSERS: dict[ToolCallStyle, Callable[[Collection[str], bool], ToolCallParser]] = {
     "hermes": HermesParser,
-    "llama3": Llama3Parser,
+    "llama3": lambda names, several: _CallListParser(names, several, ";", False),
 }
-
-
-class ForcedCallParser:
-    """An answer whose form was prescribed: the arguments of one tool, or a list of calls, each certain when it ends."""
-
-    def __init__(self, names: Collection[str], tool_name: str | None) -> None:
-        self._names, self._forced_tool = names, tool_name
-        self._buffer = ""
-        self._scanner = _JsonObjectScanner()
-        self._num_calls = 0
-        self._is_plain_text = False
-
-    def push_text(self, piece: str) -> list[ParsedSegment]:
-        """Return the calls that have ended; the arguments of one tool are JSON only as a whole."""
-        self._buffer += piece
-        return [] if self._forced_tool is not None else self._parse_buffer()
-
-    def flush(self) -> list[ParsedSegment]:
-        """Return what is left. A call that was cut is given up where others are whole, and stays text otherwise."""
-        rest, self._buffer = self._buffer, ""
-        if not rest:
-            return []
-        if self._forced_tool is not None and isinstance(value := _parse_strict_json(rest), dict):
-            return [ParsedSegment(rest, call=ParsedCall(self._forced_tool, _dump_arguments(value)))]
-        return [ParsedSegment(rest, "" if self._num_calls and not self._is_plain_text else rest)]
-
-    def _parse_buffer(self) -> list[ParsedSegment]:
-        events: list[ParsedSegment] = []
-        while not self._is_plain_text and (
-            found := (_NEXT_FORCED_CALL if self._num_calls else _FIRST_FORCED_CALL).match(self._buffer)
-        ):
-            end = self._scanner.find_end(self._buffer, found.end())
-            if end == 0:
-                break
-            call = _parse_call(self._buffer[found.end() : end], "parameters", self._names)
-            if call is None:
-                self._is_plain_text = True
-                break
-            events.append(ParsedSegment(self._buffer[:end], call=call))
-            self._buffer, self._scanner = self._buffer[end:], _JsonObjectScanner()
-            self._num_calls += 1
-        return events
-
-
-_FIRST_FORCED_CALL = re.compile(r"\s*\[\s*(?=\{)")
-_NEXT_FORCED_CALL = re.compile(r"\s*,\s*(?=\{)")
 MAX_FORCED_CALLS = 32
 """In one answer that must call: a small model repeats itself until its answer is cut."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -291,72 +307,3 @@ def build_call_schema(tools: list[dict[str, Any]], tool_name: str | None, severa
     ]
     max_calls = MAX_FORCED_CALLS if several else 1
     return {"type": "array", "minItems": 1, "maxItems": max_calls, "items": {"anyOf": calls}}
-
-
-class _JsonObjectScanner:
-    """Finds the end of a JSON object whose text is not whole yet, each sign looked at once."""
-
-    def __init__(self) -> None:
-        self._position, self._depth, self._in_string = 0, 0, False
-
-    def shift_position(self, count: int) -> None:
-        """The text has lost so many characters at its beginning."""
-        self._position = max(0, self._position - count)
-
-    def find_end(self, text: str, start: int) -> int:
-        """Return the index after the object that begins at `start` (or after blanks); 0: not yet; -1: there is none."""
-        if not self._depth:
-            begin = len(text) - len(text[start:].lstrip())
-            if begin == len(text):
-                return 0
-            if text[begin] != "{":
-                return -1
-            self._position, self._depth = begin + 1, 1
-        for delimiter in _JSON_DELIMITERS.finditer(text, self._position):
-            self._position = delimiter.end()
-            if delimiter[0] == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string and delimiter[0] in "{}":
-                self._depth += 1 if delimiter[0] == "{" else -1
-                if not self._depth:
-                    return self._position
-        return 0
-
-
-_JSON_DELIMITERS = re.compile(r'\\.|["{}]', re.DOTALL)
-
-
-def _parse_call(text: str, key: str, names: Collection[str]) -> ParsedCall | None:
-    """Return the call that a text is."""
-    return _to_call(_parse_strict_json(text), key, names)
-
-
-def _to_call(value: Any, key: str, names: Collection[str]) -> ParsedCall | None:
-    if not isinstance(value, dict) or not isinstance(value.get(key), dict):
-        return None
-    name = value.get("name")
-    return ParsedCall(name, _dump_arguments(value[key])) if isinstance(name, str) and name in names else None
-
-
-def _parse_strict_json(text: str) -> Any:
-    """Return what a text of strict JSON holds; None: it is none."""
-    try:
-        return json_reader.require_shallow(json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _parse_finite(number: str) -> float:
-    value = float(number)
-    if abs(value) == float("inf"):
-        raise ValueError(f"{number} is too large")
-    return value
-
-
-def _dump_arguments(arguments: dict[str, Any]) -> str:
-    text = json.dumps(arguments, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(arguments)

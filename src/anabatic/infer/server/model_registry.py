@@ -90,9 +90,8 @@ class ServedModel:
             return None
         if body.is_call_forced():
             choice = body.tool_choice
-            return tool_call_parser.ForcedCallParser(
-                names, choice.function.name if isinstance(choice, NamedTool) else None
-            )
+            tool_name = choice.function.name if isinstance(choice, NamedTool) else None
+            return tool_call_parser.make_forced_parser(names, tool_name)
         several = body.parallel_tool_calls is not False
         return (
             None if self.tool_call_style is None else tool_call_parser.make_parser(self.tool_call_style, names, several)

@@ -83,11 +83,11 @@ class CompletionBuilder:
                 reasoning, content = thoughts.push_text(answer.text, True)
                 out["message"] |= {"content": content} | ({"reasoning_content": reasoning} if reasoning else {})
             if reader := self.make_parser():
-                heard = ToolCallStream(reader)
-                text, calls = heard.push_text(content, True)
-                out["finish_reason"] = heard.resolve_finish_reason(answer.finish_reason)
-                if calls:
-                    out["message"] |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
+                call_stream = ToolCallStream(reader)
+                text, deltas = split_parts(call_stream.push_text(content, True))
+                out["finish_reason"] = call_stream.resolve_finish_reason(answer.finish_reason)
+                if deltas:
+                    out["message"] |= {"content": text or None, "tool_calls": _join_deltas(deltas)}
         else:
             out["text"] = (self.echo_texts[at] if self.echo_texts else "") + answer.text
         if self.has_logprobs:
@@ -111,9 +111,18 @@ class CompletionBuilder:
             body["logprobs"] = self._build_logprobs(request, sent_tokens, upto)
         return self._build_chunk(at, body)
 
-    def tool_call_chunk(self, at: int, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return a chunk with calls of tools, each whole."""
-        return self._build_chunk(at, {"delta": {"tool_calls": list(calls)}})
+    def tool_call_chunks(self, at: int, delta: ToolCallDelta) -> list[dict[str, Any]]:
+        """Return the chunks of a part of a call: id and name where it begins, then a piece of its arguments.
+
+        Id, type and name are only in the first chunk of a call, as in OpenAI's streams.
+        """
+        entries: list[dict[str, Any]] = []
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": ""}
+            entries.append({"index": delta.index, "id": delta.id, "type": "function", "function": function})
+        if delta.arguments:
+            entries.append({"index": delta.index, "function": {"arguments": delta.arguments}})
+        return [self._build_chunk(at, {"delta": {"tool_calls": [entry]}}) for entry in entries]
 
     def last_chunk(self, at: int, finish_reason: str) -> dict[str, Any]:
         """Return the chunk that closes an answer."""
@@ -190,19 +199,19 @@ class ChunkFormatter:
     def format_delta(self, piece: TextDelta) -> list[bytes]:
         """Return the chunks of a piece."""
         shape, at, text, end = self._builder, piece.index, piece.text, piece.finish_reason
-        calls: list[dict[str, Any]] = []
+        deltas: list[ToolCallDelta] = []
         reasoning = ""
         if (thoughts := self._reasoning_parsers[at]) is not None:
             reasoning, text = thoughts.push_text(text, bool(end))
         if (one := self._call_streams[at]) is not None:
-            text, calls = one.push_text(text, bool(end))
+            text, deltas = split_parts(one.push_text(text, bool(end)))
             end = one.resolve_finish_reason(end)
         chunks = []
         if text or reasoning or (shape.has_logprobs and piece.num_tokens > self._sent_tokens[at]):
             sent, self._sent_tokens[at] = self._sent_tokens[at], piece.num_tokens
             chunks.append(shape.text_chunk(at, text, self._requests[at], sent, piece.num_tokens, reasoning))
-        if calls:
-            chunks.append(shape.tool_call_chunk(at, calls))
+        for delta in deltas:
+            chunks += shape.tool_call_chunks(at, delta)
         if end:
             chunks.append(shape.last_chunk(at, end))
         return [_encode_event(chunk) for chunk in chunks]
@@ -221,9 +230,23 @@ def _encode_event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _without_index(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call as whole answers have it: only streamed ones are numbered."""
-    return {key: value for key, value in call.items() if key != "index"}
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """What is new of one call.
+
+    Attributes:
+        index: number of the call within its answer, from 0.
+        id: identity of the call.
+        name: the tool, where the call begins; None later.
+        arguments: a piece of the arguments.
+        ends_call: the arguments are complete.
+    """
+
+    index: int
+    id: str
+    name: str | None
+    arguments: str
+    ends_call: bool
 
 
 class ToolCallStream:
@@ -232,25 +255,49 @@ class ToolCallStream:
     def __init__(self, reader: ToolCallParser) -> None:
         self._parser = reader
         self._num_calls = 0
+        self._call_id = ""
 
-    def push_text(self, piece: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Take a piece; return the text and the calls that are certain.
+    def push_text(self, piece: str, last: bool) -> list[str | ToolCallDelta]:
+        """Take a piece; return the text and the parts of calls that are certain, in their order.
 
         Args:
             last: nothing more will come.
         """
-        events = self._parser.push_text(piece) + (self._parser.flush() if last else [])
-        calls = []
-        for call in [event.call for event in events if event.call is not None]:
-            function = {"name": call.name, "arguments": call.arguments}
-            calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function})
-        first, self._num_calls = self._num_calls, self._num_calls + len(calls)
-        numbered = [{"index": first + at} | call for at, call in enumerate(calls)]
-        return "".join(event.text for event in events), numbered
+        parts: list[str | ToolCallDelta] = []
+        for segment in self._parser.push_text(piece) + (self._parser.flush() if last else []):
+            if segment.text:
+                parts.append(segment.text)
+            if segment.name is not None:
+                self._num_calls, self._call_id = self._num_calls + 1, f"call_{uuid.uuid4().hex}"
+            if segment.name is not None or segment.arguments or segment.ends_call:
+                parts.append(
+                    ToolCallDelta(
+                        self._num_calls - 1, self._call_id, segment.name, segment.arguments, segment.ends_call
+                    )
+                )
+        return parts
 
     def resolve_finish_reason(self, finish_reason: str) -> str:
         """Return why the answer ended: whoever called has not merely stopped."""
         return "tool_calls" if self._num_calls and finish_reason == "stop" else finish_reason
+
+
+def split_parts(parts: Sequence[str | ToolCallDelta]) -> tuple[str, list[ToolCallDelta]]:
+    """Return the text of an answer's parts, and the parts of its calls."""
+    text = "".join(part for part in parts if isinstance(part, str))
+    return text, [part for part in parts if isinstance(part, ToolCallDelta)]
+
+
+def _join_deltas(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """Return the calls of a whole answer."""
+    calls = [delta for delta in deltas if delta.name is not None]
+    arguments: list[list[str]] = [[] for _ in calls]
+    for delta in deltas:
+        arguments[delta.index].append(delta.arguments)
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(pieces)}}
+        for call, pieces in zip(calls, arguments, strict=True)
+    ]
 
 
 class _TokenFormatter:

@@ -17,7 +17,7 @@ from anabatic.infer.reasoning_parser import ReasoningParser
 from anabatic.infer.request import Completion, Request
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.engine_worker import TextDelta
-from anabatic.infer.server.response_builder import ToolCallStream, count_usage
+from anabatic.infer.server.response_builder import ToolCallDelta, ToolCallStream, count_usage
 from anabatic.infer.server.responses_schema import ResponsesRequest
 from anabatic.infer.tool_call_parser import ToolCallParser
 
@@ -99,6 +99,7 @@ class ResponseEventFormatter:
         self._output: list[dict[str, Any]] = []
         self._text: list[str] = []
         self._has_open_message = False  # one is open
+        self._arguments: list[str] = []  # of the last call
         self._status = "in_progress"
         self._sequence_number = 0
 
@@ -126,26 +127,26 @@ class ResponseEventFormatter:
     def format_delta(self, piece: TextDelta) -> list[bytes]:
         """Return the events of a piece."""
         text, end = piece.text, piece.finish_reason
-        calls: list[dict[str, Any]] = []
         reasoning = ""
         if self._reasoning_parser is not None:
             reasoning, text = self._reasoning_parser.push_text(text, bool(end))
+        parts: list[str | ToolCallDelta] = [text] if text else []
         if self._call_stream is not None:
-            text, calls = self._call_stream.push_text(text, bool(end))
+            parts = self._call_stream.push_text(text, bool(end))
         events = self._add_reasoning(reasoning) if reasoning else []
-        if text or calls or end:
-            events += self._close_reasoning("incomplete" if end == "length" and not text else "completed")
-        events += self._add_text(text) if text else []
-        if calls:
-            events += self._close_message("completed")
-        for call in calls:
-            events += self._add_call(call)
-        if end:
-            status = "incomplete" if end == "length" else "completed"
-            if all(one["type"] == "reasoning" for one in self._output):  # a response has a message, even an empty one
-                events += self._open_message()
-            events += self._close_message(status)
-            self._status = status
+        if parts or end:
+            events += self._close_reasoning("incomplete" if end == "length" and not parts else "completed")
+        for part in parts:
+            events += self._add_text(part) if isinstance(part, str) else self._add_call_delta(part)
+        return events + (self._end_output(end) if end else [])
+
+    def _end_output(self, finish_reason: str) -> list[bytes]:
+        status = "incomplete" if finish_reason == "length" else "completed"
+        events = self._close_call("incomplete")
+        if all(one["type"] == "reasoning" for one in self._output):  # a response has a message, even an empty one
+            events += self._open_message()
+        events += self._close_message(status)
+        self._status = status
         return events
 
     def finish_stream(self) -> list[bytes]:
@@ -190,7 +191,7 @@ class ResponseEventFormatter:
         ]
 
     def _add_text(self, text: str) -> list[bytes]:
-        events = [] if self._has_open_message else self._open_message()
+        events = [] if self._has_open_message else [*self._close_call("incomplete"), *self._open_message()]
         self._text.append(text)
         at = self._item_position()
         return [
@@ -225,19 +226,31 @@ class ResponseEventFormatter:
             self._encode_event("response.output_item.done", output_index=at["output_index"], item=item),
         ]
 
-    def _add_call(self, call: dict[str, Any]) -> list[bytes]:
-        """A call comes whole."""
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call["id"], "name": name}
-        self._output.append(item | {"arguments": "", "status": "in_progress"})
-        index, at = len(self._output) - 1, self._item_position()
-        added = self._encode_event("response.output_item.added", output_index=index, item=self._output[-1])
-        self._output[-1] = item | {"arguments": arguments, "status": "completed"}
+    def _add_call_delta(self, delta: ToolCallDelta) -> list[bytes]:
+        events = []
+        if delta.name is not None:
+            events += [*self._close_message("completed"), *self._close_call("incomplete")]
+            item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": delta.id, "name": delta.name}
+            self._output.append(item | {"arguments": "", "status": "in_progress"})
+            self._arguments = []
+            index = len(self._output) - 1
+            events.append(self._encode_event("response.output_item.added", output_index=index, item=self._output[-1]))
+        if delta.arguments:
+            self._arguments.append(delta.arguments)
+            at = self._item_position()
+            events.append(self._encode_event("response.function_call_arguments.delta", **at, delta=delta.arguments))
+        return events + (self._close_call("completed") if delta.ends_call else [])
+
+    def _close_call(self, status: str) -> list[bytes]:
+        """End the call that is open, if one is. A call that is cut off has the arguments that came."""
+        if not self._output or (item := self._output[-1])["type"] != "function_call" or item["status"] != "in_progress":
+            return []
+        arguments = "".join(self._arguments)
+        item |= {"arguments": arguments, "status": status}
+        at, name = self._item_position(), item["name"]
         return [
-            added,
-            self._encode_event("response.function_call_arguments.delta", **at, delta=arguments),
             self._encode_event("response.function_call_arguments.done", **at, name=name, arguments=arguments),
-            self._encode_event("response.output_item.done", output_index=index, item=self._output[-1]),
+            self._encode_event("response.output_item.done", output_index=at["output_index"], item=item),
         ]
 
     def _item_position(self) -> dict[str, Any]:

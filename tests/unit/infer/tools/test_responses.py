@@ -19,7 +19,9 @@ WEATHER = {"type": "function", "name": "weather", "description": "of a town", "p
 ADD = {"type": "function", "name": "add"}
 CALLS = ("Let me see.", "<tool_call>", '{"name": "add", "arguments": {}', "}", "</tool_call>", "\n<tool_call",
          '>{"name": "weather", "arguments": {"town": "Oslo"}}</tool_call>')  # fmt: skip
-SAID = {"calls": CALLS, "plain": ("It is ", "cold.")}
+BITS = ("<tool_call>", '{"name": "wea', 'ther', '", "arguments": {"to', 'wn": "Os', 'lo 你"', "}}</tool_call>",
+        "\n\nDone.", '<tool_call>{"name": "add"}</tool_call>')  # fmt: skip
+SAID = {"calls": CALLS, "plain": ("It is ", "cold."), "bits": BITS}
 NEEDS_FORMS = pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="constrain is not installed")
 
 
@@ -89,12 +91,63 @@ def test_a_stream_tells_what_the_whole_answer_says(client, model):
     assert places == list(range(len(said.output)))
 
 
-def test_the_client_follows_a_stream(client):
-    with client.responses.stream(model="calls", input="Oslo?", tools=[WEATHER, ADD]) as stream:
-        for _ in stream:
-            pass
+CALL_EVENTS = ["function_call_arguments.done", "output_item.done"]
+MESSAGE_EVENTS = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+                  "content_part.done", "output_item.done"]  # fmt: skip
+
+
+def test_the_events_of_calls(client):
+    events = list(client.responses.create(model="bits", input="Oslo?", tools=[WEATHER, ADD], stream=True))
+    delta = ["function_call_arguments.delta"]
+    assert [event.type.removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", *delta * 4, *CALL_EVENTS),
+        *MESSAGE_EVENTS,
+        *("output_item.added", *delta, *CALL_EVENTS),
+        "completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.output_index for event in events[2:-1]] == [0] * 7 + [1] * 6 + [2] * 4
+    added, done = events[2], events[8]
+    assert (added.item.name, added.item.arguments, added.item.status) == ("weather", "", "in_progress")
+    assert done.item.to_dict() == added.item.to_dict() | {"arguments": '{"town": "Oslo 你"}', "status": "completed"}
+    assert {event.item_id for event in events[3:8]} == {added.item.id}
+    assert [event.delta for event in events[3:7]] == ['{"to', 'wn": "Os', 'lo 你"', "}"]
+    assert (events[7].name, events[7].arguments) == ("weather", done.item.arguments)
+    assert [item.type for item in events[-1].response.output] == ["function_call", "message", "function_call"]
+    assert (events[-1].response.output[2].name, events[-1].response.output[2].arguments) == ("add", "{}")
+
+
+@pytest.mark.parametrize("tokens", range(1, len(BITS) + 1))
+def test_a_stream_that_is_cut(client, tokens):
+    asked = {"model": "bits", "input": "Oslo?", "tools": [WEATHER, ADD], "max_output_tokens": tokens}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    said = events[-1].response
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.to_dict() for item in done] == [item.to_dict() for item in said.output]
+    for ours, other in zip(said.output, whole.output, strict=True):
+        assert ours.to_dict() | {"id": "", "call_id": ""} == other.to_dict() | {"id": "", "call_id": ""}
+    assert (said.status, events[-1].type) == (whole.status, f"response.{whole.status}")
+    if 4 <= tokens <= 6:
+        (call,) = said.output
+        arguments = ('{"to', '{"town": "Os', '{"town": "Oslo 你"')[tokens - 4]
+        assert (call.name, call.status, call.arguments, said.status) == (
+            "weather", "incomplete", arguments, "incomplete",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["calls", "bits"])
+def test_the_client_follows_a_stream(client, model):
+    with client.responses.stream(model=model, input="Oslo?", tools=[WEATHER, ADD]) as stream:
+        snapshots = [event.snapshot for event in stream if event.type == "response.function_call_arguments.delta"]
         final = stream.get_final_response()
-    assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
+    whole = client.responses.create(model=model, input="Oslo?", tools=[WEATHER, ADD])
+    found = [(item.type, getattr(item, "arguments", None)) for item in final.output]
+    assert found == [(item.type, getattr(item, "arguments", None)) for item in whole.output]
+    assert [kind for kind, _ in found].count("function_call") == 2
+    assert {arguments for kind, arguments in found if arguments} <= set(snapshots)
 
 
 def test_items_become_turns():

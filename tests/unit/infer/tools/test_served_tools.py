@@ -64,18 +64,44 @@ def test_calls_behind_text(ask):
     assert [call.function.name for call in alone.message.tool_calls] == ["add"]
 
 
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 2}, {"max_tokens": 3}, {"stop": ["</tool"]}, {"stop": ["Oslo"]}])
 @pytest.mark.parametrize("name", SAID)
-def test_a_stream_says_what_the_whole_answer_says(ask, name):
-    whole = ask(name).choices[0]
-    deltas = [chunk.choices[0] for chunk in ask(name, stream=True)]
+def test_a_stream_says_what_the_whole_answer_says(ask, name, more):
+    whole = ask(name, **more).choices[0]
+    deltas = [chunk.choices[0] for chunk in ask(name, stream=True, **more)]
     text = "".join(one.delta.content or "" for one in deltas)
-    calls = [call for one in deltas for call in one.delta.tool_calls or []]
-    assert (text or None) == whole.message.content
-    assert [(call.function.name, call.function.arguments) for call in calls] == [
-        (call.function.name, call.function.arguments) for call in whole.message.tool_calls or []
+    assert text == (whole.message.content or "")
+    calls = {}
+    for entry in [call for one in deltas for call in one.delta.tool_calls or []]:
+        if entry.index == len(calls):
+            assert entry.id.startswith("call_") and entry.type == "function" and entry.function.arguments == ""
+            calls[entry.index] = [entry.id, entry.function.name, ""]
+        else:  # only the first part of a call has an id, a type and a name
+            assert (entry.id, entry.type, entry.function.name) == (None, None, None) and entry.function.arguments
+            assert entry.index == len(calls) - 1
+            calls[entry.index][2] += entry.function.arguments
+    assert [one[1:] for one in calls.values()] == [
+        [call.function.name, call.function.arguments] for call in whole.message.tool_calls or []
     ]
-    assert [call.index for call in calls] == list(range(len(calls)))
+    assert len({one[0] for one in calls.values()}) == len(calls)
     assert deltas[-1].finish_reason == whole.finish_reason
+
+
+def test_the_client_joins_a_stream(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        asked = {"messages": USER, "tools": [WEATHER | {"function": WEATHER["function"] | {"strict": True}}]}
+        with client.chat.completions.stream(model="one", **asked) as stream:
+            events = list(stream)
+        message = stream.get_final_completion().choices[0].message
+        whole = client.chat.completions.create(model="one", **asked).choices[0].message
+    (call,) = message.tool_calls
+    assert (message.content or None) == whole.content is None
+    assert call.function.arguments == whole.tool_calls[0].function.arguments == '{"town": "Oslo 你"}'
+    assert call.function.parsed_arguments == {"town": "Oslo 你"}
+    sent = [event.arguments_delta for event in events if event.type == "tool_calls.function.arguments.delta"]
+    assert [piece for piece in sent if piece] == ['{"town": "Os', 'lo 你"}']  # as the tokens come
+    (done,) = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert (done.name, done.index, done.arguments) == ("weather", 0, call.function.arguments)
 
 
 def test_what_is_malformed_or_not_offered_stays_text(ask):
@@ -87,9 +113,14 @@ def test_what_is_malformed_or_not_offered_stays_text(ask):
         assert choice.finish_reason == "stop"
 
 
-def test_a_call_that_is_cut_stays_text(ask):
+def test_a_call_that_is_cut(ask):
+    """Before its name is known it is text; then it is a call with the arguments that came."""
+    cut = ask("one", max_tokens=2).choices[0]
+    assert (cut.message.content, cut.message.tool_calls, cut.finish_reason) == ("".join(ONE[:2]), None, "length")
     cut = ask("one", max_tokens=3).choices[0]
-    assert (cut.message.content, cut.finish_reason) == ("".join(ONE[:3]), "length")
+    (call,) = cut.message.tool_calls
+    assert (cut.message.content, cut.finish_reason) == (None, "length")
+    assert (call.function.name, call.function.arguments) == ("weather", '{"town": "Os')
 
 
 def test_the_conversation_goes_on_after_a_call(ask, server):
@@ -183,7 +214,8 @@ def test_calls_are_bounded_and_those_that_were_whole_outlive_a_cut(server, strea
         lines = [line[6:] for line in server.post(CHAT, body).text.splitlines() if line.startswith("data: {")]
         deltas = [json.loads(line)["choices"][0] for line in lines]
         text = "".join(one["delta"].get("content") or "" for one in deltas)
-        return deltas[-1]["finish_reason"], text or None, sum(len(one["delta"].get("tool_calls", [])) for one in deltas)
+        entries = [entry for one in deltas for entry in one["delta"].get("tool_calls", [])]
+        return deltas[-1]["finish_reason"], text or None, sum("id" in entry for entry in entries)
 
     end, text, count = asked(max_tokens=90, **repeats)
     assert (end, text) == ("length", None) and count >= 2
