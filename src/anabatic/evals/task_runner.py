@@ -24,11 +24,12 @@ from anabatic.evals.confidence_intervals import Estimate
 from anabatic.evals.item_records import ItemRecord
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.prefix_trees import ScoredText
-from anabatic.evals.tasks.dataset_files import locate_files
+from anabatic.evals.tasks.dataset_files import ResolveDataset, locate_files
 from anabatic.evals.tasks.graders import grade_replies, require_gradable
 from anabatic.evals.tasks.item_encoding import encode_beginnings, encode_items, find_prefix_token
 from anabatic.evals.tasks.items import EvalItem, build_items, require_chat_template
 from anabatic.evals.tasks.registry import PlannedTask
+from anabatic.hub import datasets
 
 DEFAULT_REPLY_TOKENS = 64
 """Tokens of a reply where nobody says how many."""
@@ -57,6 +58,7 @@ class EvalOptions:
         dataset_folder: of the user's data sets; None: those of the hub are fetched.
         shots, limit, max_new_tokens: None: as each task says.
         sandbox: where programs run that tell whether a reply is right.
+        resolve_dataset: chooses the commit of a data set of the hub.
     """
 
     dataset_folder: Path | None = None
@@ -65,6 +67,7 @@ class EvalOptions:
     seed: int = 0
     max_new_tokens: int | None = None
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
+    resolve_dataset: ResolveDataset = datasets.resolve_dataset
 
 
 @dataclass
@@ -137,7 +140,7 @@ def _read_rows(
     if not data.task:
         return [
             row
-            for path in locate_files(data, task.name, beside, how.dataset_folder)
+            for path in locate_files(data, task.name, beside, how.dataset_folder, how.resolve_dataset)
             for row in raw_rows.read_raw_rows(path)
         ]
     drawn = synthetic_tasks.generate_task_rows(

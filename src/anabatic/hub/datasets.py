@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,10 +92,16 @@ class _Listing:
 
 _resolved: dict[tuple[str, str, str], DatasetSnapshot] = {}
 """Within one process a name means one commit: (name, address of the hub, cache) -> its files."""
+_logged: set[str] = set()
+"""Snapshots that this process has logged."""
 
 
-def resolve_dataset(name: DatasetName) -> DatasetSnapshot:
+def resolve_dataset(name: DatasetName, is_check: bool = False) -> DatasetSnapshot:
     """Return the files of a data set at the commit that its revision now is; with `HF_HUB_OFFLINE` at the one known.
+
+    Args:
+        name: revision, subset and split may be left out.
+        is_check: nothing is logged: the job that is checked may have recorded another commit, which it logs.
 
     Raises:
         DataError: no such data set, revision, subset or split, no access, no connection, or no data files.
@@ -106,7 +112,11 @@ def resolve_dataset(name: DatasetName) -> DatasetSnapshot:
     if key not in _resolved:
         snapshot = _resolve(name)
         _resolved[key] = _resolved[str(snapshot.name), endpoint, cache] = snapshot
-    return _resolved[key]
+    snapshot = _resolved[key]
+    if not is_check and (pinned := str(snapshot.name)) not in _logged:
+        _logged.add(pinned)
+        log.info(f"data {pinned}: {snapshot.describe()}")
+    return snapshot
 
 
 def _resolve(name: DatasetName) -> DatasetSnapshot:
@@ -114,9 +124,7 @@ def _resolve(name: DatasetName) -> DatasetSnapshot:
     pinned = name.pin(listing.commit)
     chosen, paths = dataset_layout.find_split_files(pinned, [file.path for file in listing.files], listing.card)
     by_path = {file.path: file for file in listing.files}
-    snapshot = DatasetSnapshot(chosen, tuple(by_path[path] for path in paths), _read_license(listing.card))
-    log.info(f"data {snapshot.name}: {snapshot.describe()}")
-    return snapshot
+    return DatasetSnapshot(chosen, tuple(by_path[path] for path in paths), _read_license(listing.card))
 
 
 def _read_license(card: dict[str, Any]) -> str:
@@ -158,7 +166,10 @@ def _request_listing(name: DatasetName) -> _Listing:
             "unset HF_HUB_OFFLINE, or give its files",
         )
     commit, files = client.list_dataset_files(name)
-    kept = tuple(file for file in files if dataset_layout.get_data_format(file.path) or file.path.endswith(".py"))
+    if name.revision == dataset_layout.CONVERTED_REVISION:  # that branch has no card
+        listing = _Listing(commit, _keep_data_files(files), _read_license_keys(name))
+        _store_listing(name, listing)
+        return listing
     card_file = next((file for file in files if file.path == _CARD_FILE and file.size <= _MAX_CARD_BYTES), None)
     card = {}
     if card_file is not None:
@@ -167,9 +178,19 @@ def _request_listing(name: DatasetName) -> _Listing:
         )
         front_matter = dataset_layout.read_front_matter(path.read_text(encoding="utf-8", errors="replace"))
         card = {key: front_matter[key] for key in _CARD_KEYS if key in front_matter}
-    listing = _Listing(commit, kept, card)
+    listing = _Listing(commit, _keep_data_files(files), card)
     _store_listing(name, listing)
     return listing
+
+
+def _keep_data_files(files: Sequence[HubFile]) -> tuple[HubFile, ...]:
+    return tuple(file for file in files if dataset_layout.get_data_format(file.path) or file.path.endswith(".py"))
+
+
+def _read_license_keys(name: DatasetName) -> dict[str, Any]:
+    """Return the license as the card of the default branch names it."""
+    card = _request_listing(replace(name, revision="")).card
+    return {key: card[key] for key in ("license", "license_name") if key in card}
 
 
 def _store_listing(name: DatasetName, listing: _Listing) -> None:

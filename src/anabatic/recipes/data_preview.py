@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ def preview_sources(job: DataPreviewJob) -> list[SourcePreview]:
 
 
 def _preview_source(source: sources.DataSource, job: DataPreviewJob, tokenizer: Any) -> SourcePreview:
-    documents = list(islice(sources.read_documents(source, replace(job.data, train=[str(source)])), job.rows))
+    documents = list(sources.read_documents(source, replace(job.data, train=[str(source)]), max_documents=job.rows))
     form = documents[0].row_format if documents else None
     rows = [row for document in documents for row in _preview_document(document, job, tokenizer)]
     return SourcePreview(str(source), form.name if form else "", list(form.columns) if form else [], rows)

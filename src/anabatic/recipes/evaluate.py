@@ -44,6 +44,7 @@ from anabatic.models.pretrained import (
 )
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.process_groups import World
+from anabatic.recipes import hub_data
 
 HUB_SOURCE = "hub"
 """`tasks_from` that says in a word: fetch them."""
@@ -66,32 +67,44 @@ def run(job: EvalJob) -> None:
     if log.get_rank():
         _run_helper_rank(job)
         return
-    if Path(job.model).expanduser().exists():
-        resolve_model_folder(
-            job.model
-        )  # what is no model is said before rows are fetched; a hub's model comes after them
+    # what is no model is said before rows are fetched; a hub's model comes after them
+    local = resolve_model_folder(job.model) if Path(job.model).expanduser().exists() else None
+    run_folder = None if local is None else _find_run_folder(job, local)
+    out = _choose_output_folder(job, run_folder)
+    records = hub_data.EvaluationRecords(out, run_folder, starts_over=job.resume == "never")
     data_sets = _task_data_folder(job)
     plan = registry.plan_tasks(job.tasks, data_sets)
     require_setting(bool(plan.tasks or not job.tasks), "tasks names none", "give --tasks arc_easy, or leave it out")
-    options = EvalOptions(data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox)
+    options = EvalOptions(
+        data_sets, job.shots, job.limit, job.seed, job.max_new_tokens, job.sandbox, records.resolve_dataset
+    )
     prepared = [
         prepare_task(planned, options) for planned in plan.tasks
     ]  # what is wrong with rows is said before a model loads
-    folder = resolve_model_folder(job.model)
-    out = _output_folder(job, folder)
+    folder = local or resolve_model_folder(job.model)
     if out is not None:
         RunFolder(out).create_folder()
+    records.write()
     result: dict[str, Any] = {"model": str(folder)}
-    evaluate = _evaluate_endpoint if job.endpoint else _evaluate_local_model
-    results = evaluate(job, prepared, folder, options, result)
+    if job.endpoint:
+        results = _evaluate_endpoint(job, prepared, folder, options, result)
+    else:
+        results = _evaluate_local_model(job, prepared, folder, options, result, records)
+    if records.used:
+        result["data_sets"] = records.used
     _write_results(job, plan, results, result, out)
 
 
 def _evaluate_local_model(
-    job: EvalJob, prepared: list[PreparedTask], folder: Path, how: EvalOptions, result: dict[str, Any]
+    job: EvalJob,
+    prepared: list[PreparedTask],
+    folder: Path,
+    how: EvalOptions,
+    result: dict[str, Any],
+    records: hub_data.EvaluationRecords,
 ) -> list[TaskResult]:
     """Load the model and measure it, with the help of the other processes."""
-    model = _EvalModel(job, folder)
+    model = _EvalModel(job, folder, records)
     log.info(f"{folder} on {model.device.name} ({model.device.reasons['device']})")
     if model.adapters:
         result["adapters"] = [str(adapter) for adapter in model.adapters]
@@ -109,7 +122,7 @@ def _evaluate_local_model(
 
 def _run_helper_rank(job: EvalJob) -> None:
     """What every process but the first does: its share of all that is measured."""
-    model = _EvalModel(job, resolve_model_folder(job.model))
+    model = _EvalModel(job, resolve_model_folder(job.model), None)
     if job.data.valid or job.data.train:
         model.measure_bits_per_byte()
     if job.tasks:
@@ -120,12 +133,15 @@ def _run_helper_rank(job: EvalJob) -> None:
 class _EvalModel:
     """The model, loaded in this process, which has joined the others.
 
+    Args:
+        records: of the main process: the commits of the data sets.
+
     Attributes:
         answer_cache: of the answers of this very model: its files as they are, its adapters, its device and numbers.
     """
 
-    def __init__(self, job: EvalJob, folder: Path) -> None:
-        self.job, self.device = job, select_device(job.device)
+    def __init__(self, job: EvalJob, folder: Path, records: hub_data.EvaluationRecords | None) -> None:
+        self.device = select_device(job.device)
         self.adapters = resolve_merged_adapters(job.adapter, folder)
         self.tokenizer_folder = custom_templates.folder_with_template(
             find_tokenizer_folder(folder, self.adapters), job.chat_template
@@ -133,6 +149,7 @@ class _EvalModel:
         self.tokenizer = tokenizers.load_tokenizer(self.tokenizer_folder)
         require_tokenizer_fits(load_config(folder), self.tokenizer, folder)
         self.world = parallel.init_world(self.device)
+        self.job = hub_data.pin_evaluation_data(job, records, self.world)
         self.model = load_model(folder, self.device.torch_device, self.device.dtype, self.adapters)
         local = LocalModel(self.model, self.tokenizer, self.device, job.batch_tokens, job.batch_size, self.world)
         self.evaluator = DistributedModel(local, self.world)
@@ -204,7 +221,7 @@ def _write_results(
         rows = [{"task": one.task.name, **record} for one in task_results for record in one.records]
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(out / "samples.jsonl", lines.encode("utf-8", "backslashreplace"))
-        about = [f"Model: `{result['model']}`. Seed {job.seed}."]
+        about = [f"Model: `{result['model']}`. Seed {job.seed}.", *_describe_data_sets(result.get("data_sets", {}))]
         write_atomic(out / "eval.md", result_tables.format_markdown("Evaluation", about, task_results, sums))
     write_atomic(out / "eval.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     log.info(f"wrote {out / 'eval.json'}" + (", eval.md and samples.jsonl" if task_results else ""))
@@ -229,11 +246,22 @@ def _format_bits_per_byte(bits: BitsPerByte) -> str:
     )
 
 
-def _output_folder(job: EvalJob, folder: Path) -> Path | None:
+def _describe_data_sets(records: hub_data.Records) -> list[str]:
+    """Return a sentence for each data set of a hub."""
+    return [
+        f"Data: `{name}` at `{record['commit']}`, {record['license'] or 'no license named'}."
+        for name, record in records.items()
+    ]
+
+
+def _choose_output_folder(job: EvalJob, run_folder: Path | None) -> Path | None:
     """Return the folder for eval.json: the one given, else the run folder of the model, unless adapters of
     other runs make another model of it."""
-    if job.out or job.adapter:
-        return Path(job.out) if job.out else None
+    return Path(job.out) if job.out else None if job.adapter else run_folder
+
+
+def _find_run_folder(job: EvalJob, folder: Path) -> Path | None:
+    """Return the run folder of a model."""
     for run in (RunFolder(job.model), RunFolder(folder.parent)):
         if run.config.is_file() or run.metrics.is_file():
             return run.root

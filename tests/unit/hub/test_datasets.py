@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from anabatic.config.data_commands import DataPreviewJob
 from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError, Failure
 from anabatic.data.readers import sources
 from anabatic.hub import datasets
 from anabatic.hub.dataset_name import Scheme, parse_name
+from anabatic.recipes.data_preview import preview_sources
 from anabatic.testing.multiprocess import find_free_port
 from unit.hub.hub_server import Hub, serving
 
@@ -58,6 +62,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def read(spec: str) -> list[str]:
     """Read the texts of a source as a process that has just started does."""
     datasets._resolved.clear()
+    datasets._logged.clear()
     found = sources.read_documents(sources.parse_source(spec), Data(train=[spec]))
     return [document.text or "" for document in found]
 
@@ -132,6 +137,47 @@ def test_license_and_size_are_logged_once(scheme: Scheme, served: Hub, caplog: p
         read(f"{scheme}:acme/rows:test")
     lines = [line for line in caplog.text.splitlines() if "license apache-2.0" in line]
     assert len(lines) == 1 and "1 file, 105 B" in lines[0]
+
+
+@BOTH
+def test_a_preview_needs_the_first_file_alone(
+    scheme: Scheme, served: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = len(FILES["data/train-a.jsonl"]) + 10
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=free, used=0, free=free))
+    with pytest.raises(Failure, match="are free"):
+        read(f"{scheme}:acme/rows")
+    (shown,) = preview_sources(DataPreviewJob(inputs=[f"{scheme}:acme/rows"], rows=40))
+    assert [row.segments[0].text for row in shown.rows] == [f"row {index}" for index in range(40)]
+    assert served.got() == ["README.md", "train-a.jsonl"]
+    with caplog.at_level("WARNING", logger="anabatic"):
+        (shown,) = preview_sources(DataPreviewJob(inputs=[f"{scheme}:acme/rows/small"], rows=5))
+    assert len(shown.rows) == 2 and not caplog.text  # nobody has asked for five rows of it
+    with pytest.raises(Failure, match="are free"):
+        preview_sources(DataPreviewJob(inputs=[f"{scheme}:acme/rows"], rows=41))
+
+
+def test_the_license_of_a_conversion_is_that_of_the_card(served: Hub) -> None:
+    served.files = {"README.md": README.encode(), "default/test/0000.parquet": b""}
+    datasets._resolved.clear()
+    converted = datasets.resolve_dataset(parse_name("hf:acme/rows@refs/convert/parquet"))
+    assert (converted.license, [file.path for file in converted.files]) == (
+        "apache-2.0",
+        ["default/test/0000.parquet"],
+    )
+
+
+@BOTH
+def test_a_check_logs_nothing(scheme: Scheme, served: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    datasets._resolved.clear()
+    datasets._logged.clear()
+    source = sources.parse_source(f"{scheme}:acme/rows:test")
+    with caplog.at_level("INFO", logger="anabatic"):
+        sources.resolve_hub_source(source, is_check=True)
+        assert "license" not in caplog.text
+        sources.resolve_hub_source(source)
+        sources.resolve_hub_source(source)
+    assert caplog.text.count("license apache-2.0") == 1
 
 
 @BOTH

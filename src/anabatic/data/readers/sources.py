@@ -8,7 +8,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -90,7 +90,13 @@ _SOURCE_READERS: dict[str, Callable[[DataSource, Data, Split, str], _DocumentIte
 
 
 def read_documents(
-    source: DataSource, data: Data, *, split: Split = "train", skips: SkippedRows | None = None, level_field: str = ""
+    source: DataSource,
+    data: Data,
+    *,
+    split: Split = "train",
+    skips: SkippedRows | None = None,
+    level_field: str = "",
+    max_documents: int | None = None,
 ) -> Iterator[Document]:
     """Yield a source's documents, in an order that depends only on the names of its files.
 
@@ -103,6 +109,7 @@ def read_documents(
         split: `train` or `test` rows of a generated task; other sources are the same for both.
         level_field: column of a file's rows that names their level of difficulty.
         skips: receives the rows skipped under `on_bad_row: skip`; they are also reported as a warning.
+        max_documents: no more are wanted: of a data set of a hub, the disk needs room for the files read alone.
 
     Raises:
         DataError: a path, a file or (under `on_bad_row: fail`) a row cannot be used, or there is no
@@ -110,7 +117,10 @@ def read_documents(
     """
     skips = SkippedRows() if skips is None else skips
     skipped_before, found, form = skips.count, 0, RowFormat()
-    for item in _SOURCE_READERS[source_kind(source)](source, data, split, level_field):
+    kind = source_kind(source)
+    is_partial = kind == "hub" and max_documents is not None and source.rows is None
+    read_source = replace(source, rows=max_documents) if is_partial else source
+    for item in _SOURCE_READERS[kind](read_source, data, split, level_field):
         if isinstance(item, RowIssue):
             item = item.explain_against_format(form)
             if data.on_bad_row == "fail":
@@ -119,6 +129,8 @@ def read_documents(
             continue
         found, form = found + 1, item.row_format
         yield item
+        if found == max_documents:
+            return
         if found == source.rows:
             break
     _report_skipped(source, found, skips, skips.count - skipped_before)
@@ -300,9 +312,9 @@ def iter_named_files(source: DataSource) -> Iterator[tuple[Path, str]]:
         yield from list_named_files(source)
 
 
-def resolve_hub_source(source: DataSource) -> datasets.DatasetSnapshot:
-    """Return the files of a source whose kind is `hub`."""
-    return datasets.resolve_dataset(parse_name(source.path))
+def resolve_hub_source(source: DataSource, is_check: bool = False) -> datasets.DatasetSnapshot:
+    """Return the files of a source whose kind is `hub`; arguments as of `datasets.resolve_dataset`."""
+    return datasets.resolve_dataset(parse_name(source.path), is_check)
 
 
 def _single_file(source: DataSource) -> NamedFiles:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from anabatic.config.task import TaskData
-from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data.readers.raw_rows import SUPPORTED_EXTENSIONS
+from anabatic.hub import datasets
+from anabatic.hub.dataset_layout import CONVERTED_REVISION, DEFAULT_SUBSET
+from anabatic.hub.dataset_name import DatasetName
+from anabatic.hub.datasets import DatasetSnapshot
 
-_PARQUET_REVISION = "refs/convert/parquet"
-"""Branch of every data set on Hugging Face that holds it as CONFIG/SPLIT/NNNN.parquet."""
-_SHA256_HEX_DIGITS = 64
-"""Letters of a SHA-256; the hub's cache names large files by theirs."""
+ResolveDataset = Callable[[DatasetName], DatasetSnapshot]
+"""Returns the files of a data set at the commit that the evaluation reads."""
 
 
-def locate_files(data: TaskData, name: str, beside: Path | None, folder: Path | None) -> list[Path]:
+def locate_files(
+    data: TaskData,
+    name: str,
+    beside: Path | None,
+    folder: Path | None,
+    resolve: ResolveDataset = datasets.resolve_dataset,
+) -> list[Path]:
     """Return the files of a task's rows, in the order of their names.
 
     With a `folder` nothing is fetched.
@@ -27,6 +35,7 @@ def locate_files(data: TaskData, name: str, beside: Path | None, folder: Path | 
         name: of the task, for messages.
         beside: where the task's own file lies.
         folder: of the user's data sets (`--tasks-from`).
+        resolve: chooses the commit of a data set of Hugging Face, whose own Parquet conversion is read.
 
     Raises:
         DataError: they are not there, or a file is not the one that was meant.
@@ -36,7 +45,7 @@ def locate_files(data: TaskData, name: str, beside: Path | None, folder: Path | 
     elif folder is not None:
         found = _find_in_folder(data, name, folder)
     else:
-        found = _fetch_from_hub(data, name)
+        found = _fetch_from_hub(data, name, resolve)
     for path in found:
         _check_sha256(path, data.sha256.get(path.name))
     return found
@@ -81,30 +90,15 @@ def _find_in_folder(data: TaskData, name: str, folder: Path) -> list[Path]:
     )
 
 
-def _fetch_from_hub(data: TaskData, name: str) -> list[Path]:
-    """From `HF_ENDPOINT`, by huggingface_hub, which keeps what it has fetched and resumes where it broke off."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-    pattern = f"{data.config or 'default'}/{data.split}/*.parquet"
-    log.info(f"{name}: {data.hub} {pattern} from {endpoint}")
+def _fetch_from_hub(data: TaskData, name: str, resolve: ResolveDataset) -> list[Path]:
     try:
-        root = huggingface_hub.snapshot_download(
-            data.hub, repo_type="dataset", revision=_PARQUET_REVISION, endpoint=endpoint, allow_patterns=[pattern]
-        )
-    except Exception as error:  # the HTTP library changes with the versions of huggingface_hub
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{name}: {data.hub} cannot be fetched from {endpoint}: {reason}",
-            "set HF_ENDPOINT to a mirror such as https://hf-mirror.com, or give a folder with --tasks-from FOLDER",
-        ) from error
-    found = sorted(Path(root).glob(pattern))
-    if not found:
-        raise DataError(f"{name}: {data.hub} has no {pattern}", "look at data.config and data.split of the task")
-    for path in found:
-        blob = path.resolve().name
-        _check_sha256(path, blob if len(blob) == _SHA256_HEX_DIGITS else None)
+        snapshot = resolve(DatasetName("hf", data.hub, CONVERTED_REVISION, data.config or DEFAULT_SUBSET, data.split))
+        found = [path for path, _ in datasets.iter_local_files(snapshot)]
+    except DataError as error:
+        raise DataError(f"{name}: {error}", f"{error.hint}; or give a folder with --tasks-from FOLDER") from error
+    for path, file in zip(found, snapshot.files, strict=True):
+        if damage := file.describe_damage(path):
+            raise DataError(f"{name}: {path}: {damage}", "remove it, and start again: it is downloaded anew")
     return found
 
 

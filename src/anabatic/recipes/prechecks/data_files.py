@@ -101,7 +101,7 @@ def _find_source_files(job: Any, name: str) -> tuple[sources.DataSource, list[Pa
     if kind == "task":
         synthetic_tasks.get_tasks(source.path.removeprefix("task:"))
     if kind == "hub":
-        return source, datasets.list_cached_files(sources.resolve_hub_source(source))[:1]
+        return source, datasets.list_cached_files(sources.resolve_hub_source(source, is_check=True))[:1]
     return source, sources.list_source_files(source) if kind in ("file", "folder", "glob") else []
 
 
