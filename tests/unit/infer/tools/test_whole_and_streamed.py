@@ -37,6 +37,8 @@ def answers(draw):
         call = {"name": draw(st.sampled_from([*NAMES, "ghost"])), key: arguments}
         text += opening + json.dumps(call, ensure_ascii=draw(st.booleans())) + closing + draw(TEXTS)
     text = text[: draw(st.integers(0, len(text)) | st.just(len(text)))]  # where max_tokens or a stop string ends it
+    if draw(st.booleans()):
+        return kind, text, [*text, ""]
     ends = sorted({*draw(st.lists(st.integers(0, len(text)), max_size=12)), len(text)})
     return kind, text, [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -53,8 +55,8 @@ def format_pieces(formatter, pieces, finish_reason):
     for at, piece in enumerate(pieces):
         end = finish_reason if at == len(pieces) - 1 else ""
         sent += formatter.format_delta(TextDelta(0, piece, at + 1, end))
-    lines = b"".join(sent + formatter.finish_stream()).decode().splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    lines = b"".join(sent + formatter.finish_stream()).splitlines()  # of text, other characters end lines, too
+    return [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
 
 
 def join_chunks(chunks):
