@@ -15,6 +15,8 @@ from pathlib import Path
 
 TORCH = "2.13.0"
 OWN = {"anabatic", "torch"}
+OF_TORCH = ("cuda-", "nvidia-", "triton")
+"""What the CUDA build of torch brings: each of its versions asks for certain ones by itself."""
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = f"""\
 # What set-up installs, the same everywhere; written by scripts/pin.py. pyproject.toml says what is supported.
@@ -23,7 +25,7 @@ torch=={TORCH}
 
 
 def requirements() -> list[str]:
-    """Return what pyproject.toml asks for (package, dev), without torch, and what torch asks for."""
+    """Return what pyproject.toml asks for (package, dev), with the pinned torch, and what torch asks for."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -38,7 +40,7 @@ def requirements() -> list[str]:
         "jinja2",
         "fsspec",
     ]
-    return [line for line in wanted if not line.startswith("torch>")] + of_torch
+    return [line for line in wanted if not line.startswith("torch>")] + [f"torch=={TORCH}", *of_torch]
 
 
 def resolve(python: str) -> dict[str, str]:
@@ -56,7 +58,8 @@ def resolve(python: str) -> dict[str, str]:
     ]
     run = subprocess.run([*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True)
     chosen = (item["metadata"] for item in json.loads(run.stdout)["install"])
-    return {item["name"].lower().replace("_", "-"): item["version"] for item in chosen if item["name"] not in OWN}
+    named = {item["name"].lower().replace("_", "-"): item["version"] for item in chosen}
+    return {name: pin for name, pin in named.items() if name not in OWN and not name.startswith(OF_TORCH)}
 
 
 def version(python: str) -> str:
