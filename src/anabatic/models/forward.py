@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +39,16 @@ class LmHead(NamedTuple):
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
 
 
+class _BodyOutput:
+    """What a body returns: its states; None for everything else, whose names differ between transformers' versions."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 class _StubBody(nn.Module):
     """Replaces the body of a model and returns given hidden states."""
 
@@ -48,9 +57,7 @@ class _StubBody(nn.Module):
         self.states = states
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(
-            last_hidden_state=self.states, past_key_values=None, hidden_states=None, attentions=None, router_logits=None
-        )
+        return _BodyOutput(self.states)
 
 
 @torch.no_grad()
@@ -279,7 +286,7 @@ def extend_cache(model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCach
             position_ids=plan.position_ids,
             attention_mask=NO_MASK,
             use_cache=False,
-            cache=cache,
+            request_cache=cache,  # not `cache`: since 5.24 that is an argument of transformers' own
         )
     _require_all_attended(model, plan.num_attended_layers)
     return _compute_logits(model, out.last_hidden_state.squeeze(0).index_select(0, plan.logit_positions))

@@ -387,7 +387,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     segments: PackedSegments | None = None,
-    cache: KVCache | None = None,
+    request_cache: KVCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers' interface. query `[1, N, T, D]`, key `[1, K, T, D]`, value `[1, K, T, E]` ->
@@ -404,8 +404,8 @@ def attention_forward(
     # Norms and rotary angles in fp32 give fp32 queries and keys; kernels need one dtype, autocast's where it is on.
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else value.dtype
     q, k, v = _flatten_heads(query, dtype), _flatten_heads(key, dtype), _flatten_heads(value, dtype)
-    if cache is not None:
-        return cache.compute_attention(int(module.layer_idx), q, k, v, options).unsqueeze(0), None  # type: ignore[arg-type]
+    if request_cache is not None:
+        return request_cache.compute_attention(int(module.layer_idx), q, k, v, options).unsqueeze(0), None  # type: ignore[arg-type]
     if segments is None:
         raise DataError("the packed forward pass needs segments or a cache", "call models.forward, not the model")
     segments.num_attended_layers += 1
