@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh Linux machine with Python 3.10-3.13: `make demo` and `make test`.
+# Two commands do everything on a fresh Linux machine with Python 3.10-3.14: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test pytest test-oldest test-newest test-wheel check format docs reference bench clean

@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
-GLIBCS = ("2_17", "2_24", "2_26", "2_27", "2_28")
-"""Of openEuler 22.03 and Ubuntu 20.04, which CANN supports, and older: manylinux tags are compatible upwards."""
-EXTRAS = ("", "serve,vessels,nmea,constrain,monitor,data,modelscope")
+GLIBCS = tuple(f"2_{minor}" for minor in range(17, 29))
+"""Up to that of openEuler 22.03 and Ubuntu 20.04, which CANN supports: manylinux tags are compatible upwards."""
+EXTRAS = ("", "serve,vessels,nmea,constrain,monitor,data,modelscope", "track", "ray")
 
 
 def run(*words: str | Path, **options: object) -> str:

@@ -24,19 +24,19 @@ die() {
 
 # --- which Python -----------------------------------------------------------------------------------------------
 
-suits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1; }
+suits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1; }
 makes_venvs() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
 
 find_python() {
   local candidate seen="" no_venv=""
   if [[ -n "${PYTHON:-}" ]]; then
-    suits "$PYTHON" || die "PYTHON=$PYTHON is not a working Python 3.10-3.13" "name another interpreter, or unset PYTHON"
+    suits "$PYTHON" || die "PYTHON=$PYTHON is not a working Python 3.10-3.14" "name another interpreter, or unset PYTHON"
     makes_venvs "$PYTHON" || die "$PYTHON cannot make virtual environments (venv or ensurepip is missing)" \
       "install them, on Debian and Ubuntu: sudo apt-get install python3-venv"
     command -v "$PYTHON"
     return
   fi
-  for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do
     command -v "$candidate" >/dev/null || continue
     if ! suits "$candidate"; then
       seen+="${seen:+, }$candidate ($("$candidate" --version 2>&1 | head -n 1))"
@@ -51,7 +51,7 @@ find_python() {
     die "$no_venv cannot make virtual environments (venv or ensurepip is missing)" \
       "install them, on Debian and Ubuntu: sudo apt-get install python3-venv"
   fi
-  die "no Python 3.10-3.13 found${seen:+; seen: $seen}" \
+  die "no Python 3.10-3.14 found${seen:+; seen: $seen}" \
     "install one, on Debian and Ubuntu: sudo apt-get install python3 python3-venv; or name it: make demo PYTHON=/path/to/python"
 }
 

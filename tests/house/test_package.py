@@ -75,7 +75,7 @@ def test_wheel_names_its_licence_and_command(wheel: Path) -> None:
         (entry,) = (name for name in file.namelist() if name.endswith(".dist-info/entry_points.txt"))
         text, commands = file.read(metadata).decode(), file.read(entry).decode()
     assert "License-Expression: Apache-2.0" in text
-    assert "Requires-Python: <3.14,>=3.10" in text
+    assert "Requires-Python: <3.15,>=3.10" in text
     assert "anabatic = anabatic.cli.app:main" in commands
 
 

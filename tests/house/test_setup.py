@@ -53,10 +53,10 @@ NO_VENV = 'case "$2" in *ensurepip*) exit 1;; *) exit 0;; esac'
 @pytest.mark.parametrize(
     ("pythons", "error", "hint"),
     [
-        ({}, "no Python 3.10-3.13 found", "make demo PYTHON="),
+        ({}, "no Python 3.10-3.14 found", "make demo PYTHON="),
         (
             {"python3": OLD},
-            "no Python 3.10-3.13 found; seen: python3 (Python 3.8.10)",
+            "no Python 3.10-3.14 found; seen: python3 (Python 3.8.10)",
             "apt-get install python3",
         ),
         ({"python3": NO_VENV}, "python3 cannot make virtual environments", "apt-get install python3-venv"),
@@ -73,7 +73,7 @@ def test_no_python(checkout: Path, pythons: dict[str, str], error: str, hint: st
 def test_named_python_is_checked(checkout: Path) -> None:
     run = setup(checkout, {"mine": OLD}, PYTHON="mine")
     assert run.returncode == 2
-    assert "PYTHON=mine is not a working Python 3.10-3.13" in run.stderr
+    assert "PYTHON=mine is not a working Python 3.10-3.14" in run.stderr
 
 
 def test_constraints_cover_every_requirement() -> None:

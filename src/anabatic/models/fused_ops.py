@@ -245,7 +245,7 @@ def _make_joint_forward(ops: DeviceOps) -> Forward:
 
 def _match_rotary(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
     """Match an attention module that applies a rotary function of its file to queries and keys."""
-    original = type(module).forward
+    original = _skip_deprecations(type(module).forward)
     if not isinstance(original, types.FunctionType):
         return None
     names = original.__code__.co_names
@@ -261,6 +261,13 @@ def _match_rotary(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
         "rotary embeddings",
         "",
     )
+
+
+def _skip_deprecations(method: Any) -> Any:
+    """Return what is below transformers' decorators that only rename old arguments; its own layers use the new names."""
+    while getattr(method, "__globals__", {}).get("__name__") == "transformers.utils.deprecation":
+        method = method.__wrapped__
+    return method
 
 
 def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:

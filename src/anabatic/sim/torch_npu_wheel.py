@@ -165,7 +165,7 @@ def _download_wheel(target: Path, torch: TorchInstallation) -> None:
         # Also what pip says of a package whose wheels are all for other interpreters.
         raise UserError(
             f"pip's index has no torch_npu at all for Python {platform.python_version()}",
-            "check the network and the index (`pip config list`): PyPI has wheels for Python 3.10 to 3.13",
+            "check the network and the index (`pip config list`): PyPI has wheels for Python 3.10 to 3.14",
         )
     if "No matching distribution" in text:
         raise UserError(
