@@ -107,8 +107,12 @@ def _reopen_closed_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
-            stream = open(fd, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
-            setattr(sys, name, stream)
+        else:
+            if getattr(sys, name) is not None:
+                continue
+            fd = os.open(os.devnull, os.O_RDWR)  # the interpreter itself has opened a file in the stream's place
+        stream = open(fd, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+        setattr(sys, name, stream)
 
 
 def _run_command(tokens: list[str], is_worker: bool) -> int:

@@ -148,7 +148,8 @@ class EndpointModel:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 return json_reader.loads(answer.read())
         except urllib.error.HTTPError as error:
-            said = error.read().decode("utf-8", "replace")[:300]
+            with error:
+                said = error.read().decode("utf-8", "replace")[:300]
             if error.code in (400, 404, 422) and body is not None and body.get("echo"):
                 raise _RejectedRequestError(said) from error
             hint = f"set {API_KEY_VARIABLE}" if error.code in (401, 403) else "look at the log of the server"
