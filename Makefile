@@ -39,9 +39,11 @@ test-newest: ## the same with the newest torch that has a torch_npu, in .venv-ne
 	@scripts/setup_other.sh newest
 	@$(OTHER) .venv-newest/bin/python -m pytest $(OTHER_ARGS)
 
-test-wheel: setup ## every command where the wheel and its base dependencies alone are installed, in .venv-wheel
+test-wheel: setup ## every command with the wheel and its base dependencies alone (.venv-wheel), the pages with its extra serve (.venv-serve)
 	@scripts/setup_other.sh wheel
 	@$(OTHER) ANABATIC_TEST_BARE=$(CURDIR)/.venv-wheel/bin/python $(BIN)/python -m pytest tests/e2e/test_base_dependencies.py
+	@scripts/setup_other.sh serve
+	@$(OTHER) ANABATIC_TEST_WHEEL=$(CURDIR)/.venv-serve/bin/python $(BIN)/python -m pytest tests/e2e/test_wheel_trial.py
 
 format: setup ## fix format and lint where ruff can
 	$(BIN)/ruff check --fix

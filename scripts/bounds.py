@@ -2,7 +2,7 @@
 
 usage: python scripts/bounds.py oldest     the lower bound of everything that pyproject.toml asks for, tools left out
        python scripts/bounds.py newest     the pins, with the newest torch that has a torch_npu
-       python scripts/bounds.py wheel      the pins
+       python scripts/bounds.py wheel      the pins; serve too
 """
 
 from __future__ import annotations

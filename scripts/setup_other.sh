@@ -3,6 +3,7 @@
 # usage: scripts/setup_other.sh oldest   .venv-oldest: the lower bound of everything in pyproject.toml
 #        scripts/setup_other.sh newest   .venv-newest: the pins, with the newest torch that has a torch_npu
 #        scripts/setup_other.sh wheel    .venv-wheel: the wheel of this package and its base dependencies, nothing else
+#        scripts/setup_other.sh serve    .venv-serve: that wheel and its extra serve
 # PYTHON=/path/to/python     use this interpreter (oldest: a Python 3.10)
 # TORCH_INDEX=URL            take torch from this wheel index
 set -euo pipefail
@@ -18,8 +19,8 @@ die() {
 kind=${1:-}
 case "$kind" in
   oldest) default=python3.10 ;;
-  newest | wheel) default=python3 ;;
-  *) die "which environment? ${kind:-none was named}" "scripts/setup_other.sh oldest, newest or wheel" ;;
+  newest | wheel | serve) default=python3 ;;
+  *) die "which environment? ${kind:-none was named}" "scripts/setup_other.sh oldest, newest, wheel or serve" ;;
 esac
 python=${PYTHON:-$default}
 folder=.venv-$kind
@@ -43,13 +44,14 @@ if ! "$folder/bin/python" -c "import sys, importlib.metadata as m; sys.exit(m.ve
     install "torch==$torch"
 fi
 install "hatchling>=1.26"
-if [[ "$kind" == wheel ]]; then
+if [[ "$kind" == wheel || "$kind" == serve ]]; then
+  [[ "$kind" == wheel ]] || extras='[serve]'
   rm -rf "$folder/dist"
   "$python" scripts/fetch_web_libraries.py
   export ANABATIC_REQUIRE_WEB_LIBRARIES=1
   "$folder/bin/python" -m pip wheel --no-build-isolation --no-deps --wheel-dir "$folder/dist" .
   install --force-reinstall --no-deps "$folder"/dist/*.whl
-  install "$folder"/dist/*.whl
+  install "$(echo "$folder"/dist/*.whl)${extras:-}"
 else
   install --no-build-isolation -e ".[vessels,serve,nmea,constrain,dev]"
 fi

@@ -28,7 +28,7 @@ VESSEL = "--data rows.jsonl --depth 1"
 TRACKS = "ais.csv -o words --tracks.min-points 2 --tracks.points 4"
 
 HELP = """
-run | pretrain | sft | dpo | rl | reward | merge | export | push | eval | infer | chat | serve | studio
+run | report | pretrain | sft | dpo | rl | reward | merge | export | push | eval | infer | chat | serve | studio
 tokenizer train | tokenizer eval | classify words | classify pretrain | classify train | classify predict
 classify eval | classify map
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
@@ -69,6 +69,7 @@ WORKS = (
     f"reward --model MODEL --data pairs.jsonl --out reward {SHORT}",
     "rl --model MODEL --data task:spelling#40 --rewards answer --out rl --examples-per-step 2 --num-samples 2 "
     f"--device-batch-size 2 --batch.seq-len 64 --schedule.max-steps 1 {ANSWERS}",
+    "report base sft --out compared.html",
     "checkpoint list base",
     "checkpoint verify base",
     "merge -m sft --out merged",
