@@ -264,7 +264,7 @@ def _match_rotary(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
 
 
 def _skip_deprecations(method: Any) -> Any:
-    """Return what is below transformers' decorators that only rename old arguments; its own layers use the new names."""
+    """Return what is below transformers' decorators that only rename old arguments; its layers use the new names."""
     while getattr(method, "__globals__", {}).get("__name__") == "transformers.utils.deprecation":
         method = method.__wrapped__
     return method
