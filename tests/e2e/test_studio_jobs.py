@@ -47,6 +47,6 @@ def test_a_training_that_was_stopped_continues_bit_for_bit(home: Home, tmp_path:
         running.post(f"/api/jobs/{stopped['id']}/restart", {})
         done = running.wait_for(stopped["id"], "finished")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert done["run"] and done["exit_code"] == 0
+    assert done["runs"] and done["exit_code"] == 0
     weights = [(tmp_path / name / "final_model" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert weights[0] == weights[1]

@@ -22,6 +22,7 @@ from anabatic.core import log, process_info
 from anabatic.core.errors import AnabaticError, ConfigError, DeviceError
 from anabatic.core.paths import write_atomic
 from anabatic.launch.local import placement
+from anabatic.studio import pipelines
 from anabatic.studio import store as states
 from anabatic.studio.store import JobRecord, StudioStore
 
@@ -249,7 +250,7 @@ class JobQueue:
         """Start a job; False: it has to wait."""
         try:
             job = build_job(record.command, record.recipe)
-            selection = self._choose_devices(job)
+            selection = self._choose_devices(record.command, job)
         except DeviceError as error:
             self._store.update_job(record, message=str(error))
             return False
@@ -262,8 +263,8 @@ class JobQueue:
         self._start(record, selection)
         return True
 
-    def _choose_devices(self, job: Any) -> placement.DeviceSelection | None:
-        device = getattr(job, "device", None)
+    def _choose_devices(self, command: str, job: Any) -> placement.DeviceSelection | None:
+        device = pipelines.find_device_settings(job) if command == "run" else getattr(job, "device", None)
         if device is None:
             return None
         reserved = [*self.list_assigned_devices(), *self._reserved_devices()]

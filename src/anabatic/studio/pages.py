@@ -17,6 +17,7 @@ STUDIO_PROGRAMS = (
     "server.js",
     "plot.js",
     "details.js",
+    "export.js",
     "runs.js",
     "compare.js",
     "form.js",

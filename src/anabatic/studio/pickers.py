@@ -14,6 +14,7 @@ MAX_FOLDERS = 5000
 MAX_DEPTH = 4
 _DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md")
 _COMPRESSED_SUFFIXES = (".gz", ".zst")
+_RECIPE_SUFFIXES = (".yaml", ".yml")
 _SKIPPED_FOLDERS = ("node_modules", "__pycache__", "site-packages")
 _MODEL_FILES = {"config.json", "adapter_config.json", "tokenizer.json"}
 _RUN_FILES = ("metrics.jsonl", "events.jsonl", "pipeline.jsonl")
@@ -62,6 +63,20 @@ def list_data_files(folders: list[Path], skipped: Path) -> list[dict[str, Any]]:
                 if len(entries) >= MAX_ENTRIES:
                     return sorted(entries.values(), key=lambda entry: entry["path"])
     return sorted(entries.values(), key=lambda entry: entry["path"])
+
+
+def list_recipe_files(folders: list[Path]) -> dict[str, Path]:
+    """Return YAML files: path as the user would type it -> file. Run folders, and links, are left out."""
+    entries: dict[str, Path] = {}
+    for root in folders:
+        for folder, files in _walk(root, MAX_DEPTH, into_runs=False):
+            for name in files:
+                path = folder / name
+                if name.lower().endswith(_RECIPE_SUFFIXES) and not path.is_symlink():
+                    entries[format_path(path)] = path
+            if len(entries) >= MAX_ENTRIES:
+                break
+    return dict(sorted(entries.items())[:MAX_ENTRIES])
 
 
 def is_data_file(name: str) -> bool:

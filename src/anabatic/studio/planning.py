@@ -12,7 +12,7 @@ from anabatic.core.errors import AnabaticError, MultipleErrors
 from anabatic.plan import output
 from anabatic.recipes import plan_command
 from anabatic.recipes.prechecks import jobs
-from anabatic.studio import forms, recipe_editor
+from anabatic.studio import forms, pipelines, recipe_editor
 
 _ORIGIN = "recipe"
 _LOCATION = re.compile(rf"^{_ORIGIN}(?::(?P<line>\d+))?: ?")
@@ -35,10 +35,11 @@ def check_recipe(command: str, text: str) -> dict[str, Any]:
 
     Returns:
         `values`: dotted key -> value of every setting in the text; `problems`: each with `message`, `hint`, and
-        `line` (from 1) and `key` where they are known.
+        `line` (from 1) and `key` where they are known; `stages`: of a pipeline, see `pipelines.check_pipeline`.
     """
     problems: list[dict[str, Any]] = []
     values: dict[str, Any] = {}
+    stages: list[dict[str, Any]] = []
     job = None
     try:
         values = flatten_tree(yaml_reader.parse_yaml(text, _ORIGIN).tree)
@@ -46,9 +47,15 @@ def check_recipe(command: str, text: str) -> dict[str, Any]:
     except AnabaticError as error:
         problems += _describe_errors(error)
     if job is not None:
-        for problem in jobs.find_problems(command, job):
-            problems += _describe_errors(problem)
-    return {"values": values, "problems": problems, "out": str(getattr(job, "out", "") or "")}
+        try:
+            if command == "run":
+                stages, found = pipelines.check_pipeline(job)
+            else:
+                found = jobs.find_problems(command, job)
+        except AnabaticError as error:
+            found = [error]
+        problems += [row for error in found for row in _describe_errors(error)]
+    return {"values": values, "problems": problems, "out": str(getattr(job, "out", "") or ""), "stages": stages}
 
 
 def plan_recipe(command: str, text: str, chip: str = plan_command.LOCAL_CHIP) -> dict[str, Any]:
@@ -75,13 +82,14 @@ def flatten_tree(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def suggest_out(root: Path, command: str, taken: Collection[str] = ()) -> str:
+def suggest_out(root: Path, name: str, taken: Collection[str] = ()) -> str:
     """Return a folder that does not exist yet: `runs/sft-3`.
 
     Args:
+        name: of a command or a recipe.
         taken: folders of jobs that have not started.
     """
-    stem = command.replace(" ", "-")
+    stem = name.replace(" ", "-")
     number = 1
     while (root / f"{stem}-{number}").exists() or str(root / f"{stem}-{number}") in taken:
         number += 1

@@ -29,7 +29,7 @@ from anabatic.infer.server.web_files import respond_library
 from anabatic.infer.web import libraries
 from anabatic.monitor.sources.selection import DeviceSource
 from anabatic.recipes import plan_command
-from anabatic.studio import forms, pages, pickers, planning, proxy
+from anabatic.studio import forms, pages, pickers, planning, proxy, recipe_sources
 from anabatic.studio.access import AccessMiddleware, is_same_text
 from anabatic.studio.job_queue import JobQueue
 from anabatic.studio.model_servers import ModelServers
@@ -85,8 +85,11 @@ class StudioApi:
             read("/api/runs/{key}/about", self._get_details, runs=True),
             read("/api/runs/{key}/log/{rank:int}", self._get_run_log, runs=True),
             read("/api/runs/{key}/report", self._get_report, runs=True),
+            read("/api/runs/{key}/recipe", self._get_run_recipe, runs=True),
             write("/api/runs/{key}/note", self._set_note, runs=True),
             read("/api/form", lambda request: forms.describe_form(request.query_params.get("command", ""))),
+            read("/api/recipes", lambda request: self._list_recipes()),
+            write("/api/recipes/read", self._read_recipe),
             write("/api/recipe", self._check_recipe),
             write("/api/plan", self._plan_recipe),
             read("/api/models", lambda request: self._list_models()),
@@ -207,11 +210,35 @@ class StudioApi:
         if not isinstance(changes, dict):
             raise ApiError(400, "changes is not an object", "changes")
         if (not text or body.get("new_out") is True) and "out" not in changes:
-            taken = {job.out for job in self._parts.store.list_jobs()}
-            root = Path(pickers.format_path(self._parts.root))
-            changes = {"out": planning.suggest_out(root, command, taken), **changes}
+            changes = {"out": self._suggest_out(command), **changes}
         text = planning.apply_changes(text, changes)
         return {"text": text, **planning.check_recipe(command, text)}
+
+    def _suggest_out(self, name: str) -> str:
+        taken = {job.out for job in self._parts.store.list_jobs()}
+        return planning.suggest_out(Path(pickers.format_path(self._parts.root)), name, taken)
+
+    def _list_recipes(self) -> dict[str, Any]:
+        return {"shipped": recipe_sources.list_shipped_recipes(), "files": list(self._list_recipe_files())}
+
+    def _list_recipe_files(self) -> dict[str, Path]:
+        folders = [Path(folder).expanduser() for folder in self._parts.job.data]
+        return pickers.list_recipe_files([*folders, self._parts.root])
+
+    def _read_recipe(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        if name := _get_text(body, "name"):
+            found = recipe_sources.read_shipped_recipe(name)
+        else:  # only a listed file is read
+            found = recipe_sources.read_recipe_file(self._list_recipe_files()[_get_text(body, "file")])
+        out = self._suggest_out(found["name"])
+        return {**found, "text": planning.apply_changes(found["text"], {"out": out})}
+
+    def _get_run_recipe(self, request: Request) -> dict[str, Any]:
+        key = request.path_params["key"]
+        config, command = self._parts.runs.read_config(key)
+        found = recipe_sources.make_recipe(config, command, Path(self._parts.runs.get_name(key)).name)
+        out = self._suggest_out(found["command"])
+        return {**found, "text": planning.apply_changes(found["text"], {"out": out})}
 
     def _plan_recipe(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         chip = _get_text(body, "chip") or plan_command.LOCAL_CHIP
@@ -243,7 +270,7 @@ class StudioApi:
         row = asdict(record)
         for name in ("recipe", "pid", "process_start"):
             del row[name]
-        return {**row, "run": self._parts.runs.find_key(Path(record.folder) / record.out) if record.out else None}
+        return {**row, "runs": self._parts.runs.find_keys(Path(record.folder) / record.out) if record.out else []}
 
     def _get_job_log(self, request: Request) -> dict[str, Any]:
         offset = request.query_params.get("offset", "0")

@@ -21,6 +21,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
 from anabatic.monitor.run_reader import RunReader
+from anabatic.studio import evaluations
 from anabatic.train.checkpoint import listing as listing_module
 from anabatic.train.report import comparison, page
 from anabatic.train.report.charts import downsample_points, smooth_points
@@ -51,7 +52,9 @@ _SMOOTHED_COLUMNS = (
     "device_power_w_mean",
 )
 _RANK_LOG = re.compile(r"rank-(\d+)\.log")
-_RUN_FILES = ("metrics.jsonl", "events.jsonl")
+_EVALUATION_FILE = "eval.json"
+_RUN_FILES = ("metrics.jsonl", "events.jsonl", _EVALUATION_FILE)
+_STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SKIPPED_PREFIXES = ("best_model", "final_model", "checkpoint-")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -61,7 +64,8 @@ _Value = TypeVar("_Value")
 class _RunEntry:
     folder: Path
     name: str
-    reader: RunReader
+    reader: RunReader | None
+    """None: a folder with the results of an evaluation alone."""
 
 
 class _RunMetrics:
@@ -119,6 +123,10 @@ class RunBrowser:
         rows = []
         for key, found in list(self._entries.items()):
             try:
+                evaluated = _read_change_time(found.folder / _EVALUATION_FILE)
+                if found.reader is None:
+                    rows.append(_describe_evaluation(key, found, evaluated))
+                    continue
                 run = found.reader.read()
             except (ConfigError, OSError):  # the folder has just gone, or may not be read
                 del self._entries[key]
@@ -133,6 +141,7 @@ class RunBrowser:
                     "steps": run.total_steps,
                     "age_s": run.age_s,
                     "valid_loss": run.valid.get("valid_loss"),
+                    "evaluated": evaluated,
                     **{name: known.get(name) for name in ("step", "loss", "tokens_per_s", "eta_s")},
                 }
             )
@@ -147,13 +156,17 @@ class RunBrowser:
         """
         return self._entries[key].name
 
-    def find_key(self, folder: Path) -> str | None:
-        """Return the id of a run folder below the root; None if there is no run yet."""
+    def find_keys(self, folder: Path) -> list[str]:
+        """Return the id of a run folder below the root, of a pipeline those of its stages; empty: there is none yet."""
         try:
             path = self._root / folder.absolute().relative_to(self._root.absolute())
         except ValueError:
-            return None
-        return _make_key(path) if any((path / name).is_file() for name in _RUN_FILES) else None
+            return []
+        if _is_run(path):
+            return [_make_key(path)]
+        started = [row for row in json_reader.read_json_lines(path / "pipeline.jsonl") if row.get("state") == "run"]
+        names = dict.fromkeys(str(row.get("stage")) for row in started)
+        return [_make_key(path / name) for name in names if _STAGE_NAME.fullmatch(name) and _is_run(path / name)]
 
     def get_curves(self, key: str, have: str = "") -> dict[str, Any]:
         """Return the curves of a run.
@@ -163,7 +176,8 @@ class RunBrowser:
 
         Returns:
             `version`, `share` of the file that was read so far, and `get_curves`: by name `steps`, `values` and, for a
-            noisy one, `smooth_points`; each a pair of lists of about `MAX_CURVE_POINTS` numbers.
+            noisy one, `smooth_points`; each a pair of lists of about `MAX_CURVE_POINTS` numbers; with
+            them `spikes`: steps that were skipped, see `get_details`.
 
         Raises:
             KeyError: no listed run has this id.
@@ -174,6 +188,7 @@ class RunBrowser:
             answer["curves"] = {
                 name: _build_curve(name, points) for name, points in followed.rows.sorted_curves().items() if points
             }
+            answer["spikes"] = _read_bad_steps(self._entries[key].folder / "bad_steps.jsonl")
         return answer
 
     def get_details(self, key: str) -> dict[str, Any]:
@@ -201,14 +216,25 @@ class RunBrowser:
         }
 
     def compare_runs(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the settings that differ between runs, and their final figures.
+        """Return the settings that differ between runs, their final figures, and `evaluations`: results of `eval`.
 
         Raises:
             KeyError: no listed run has one of these ids.
         """
         entries = [(self._entries[key], self._follow_run(key)) for key in keys if key]
         runs = [read_run(entry.folder, entry.name, followed.rows) for entry, followed in entries]
-        return comparison.compare_runs(runs).as_json()
+        results = evaluations.compare_evaluations([run.evaluation for run in runs])
+        return {**comparison.compare_runs(runs).as_json(), "evaluations": results}
+
+    def read_config(self, key: str) -> tuple[str, str]:
+        """Return the settings of a run as YAML, and its command where a checkpoint names it; empty: unknown.
+
+        Raises:
+            KeyError: no listed run has this id.
+        """
+        entry = self._entries[key]
+        commands = [row["command"] for row in self.get_details(key)["checkpoints"] if row.get("command")]
+        return read_run(entry.folder, entry.name, MetricsRows()).config, commands[-1] if commands else ""
 
     def read_log(self, key: str, rank: int) -> str:
         """Return the end of the log of one rank.
@@ -249,10 +275,30 @@ class RunBrowser:
             name = str(folder.relative_to(self._root)) if folder != self._root else folder.resolve().name
             key = _make_key(folder)
             try:
-                found[key] = self._entries.get(key) or _RunEntry(folder, name, RunReader(folder, rows=20))
+                found[key] = self._entries.get(key) or _RunEntry(folder, name, _open_reader(folder))
             except ConfigError:  # it has gone since
                 continue
         self._entries = found
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _RUN_FILES)
+
+
+def _open_reader(folder: Path) -> RunReader | None:
+    has_training = any((folder / name).is_file() for name in _RUN_FILES if name != _EVALUATION_FILE)
+    return RunReader(folder, rows=20) if has_training else None
+
+
+def _read_change_time(path: Path) -> float | None:
+    return path.stat().st_mtime if path.exists() else None
+
+
+def _describe_evaluation(key: str, entry: _RunEntry, evaluated: float | None) -> dict[str, Any]:
+    unknown = dict.fromkeys(("steps", "valid_loss", "step", "loss", "tokens_per_s", "eta_s"))
+    age = None if evaluated is None else max(0.0, time.time() - evaluated)
+    row = {"id": key, "name": entry.name, "state": "evaluated", "why": "", "age_s": age, "evaluated": evaluated}
+    return {**row, **unknown}
 
 
 def _read_bad_steps(path: Path) -> list[dict[str, Any]]:

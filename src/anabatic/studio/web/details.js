@@ -36,9 +36,15 @@ const checkpointsPart = (about) => (about.checkpoints.length ? [table(word("colu
 
 const configPart = (about) => (about.config ? [plain(about.config)] : []);
 
-const spikesPart = (about) => (about.spikes.length ? [table(word("spikeColumns"), about.spikes.toReversed().map((one) => [
-  String(one.step), one.reason, one.loss === null ? "–" : exact(one.loss), one.grad_norm === null ? "–" : exact(one.grad_norm), one.rows.join(", "),
-]))] : []);
+// The steps that were skipped, of all chosen runs.
+const spikesPart = () => {
+  const several = chosen.length > 1;
+  const rows = chosen.flatMap(({ id, colour }) => (held.get(id)?.spikes ?? []).toReversed().map((one) => [
+    ...(several ? [node("span", {}, node("i", { class: `c${colour} line` }), nameOf(id))] : []),
+    String(one.step), one.reason, one.loss === null ? "–" : exact(one.loss), one.grad_norm === null ? "–" : exact(one.grad_norm), one.rows.join(", "),
+  ]));
+  return rows.length ? [table([...(several ? [word("run")] : []), ...word("spikeColumns")], rows)] : [];
+};
 
 const PARTS = { samples: samplesPart, events: eventsPart, checkpoints: checkpointsPart, config: configPart, spikes: spikesPart };
 
@@ -62,7 +68,7 @@ const showFacts = (about) => {
 };
 
 const showPart = async (key, about, name) => {
-  $("tabs").querySelector('[data-part="spikes"]').hidden = !about.spikes.length;
+  $("tabs").querySelector('[data-part="spikes"]').hidden = !chosen.some(({ id }) => held.get(id)?.spikes?.length);
   for (const one of $("tabs").querySelectorAll("[data-part]")) one.setAttribute("aria-pressed", String(one.dataset.part === name));
   const made = name === "logs" ? await logPart(key, about) : PARTS[name](about);
   $("part").replaceChildren(...(made.length ? made : [none()]));

@@ -92,7 +92,7 @@ const fillForm = (values, problems) => {
   filterForm();
 };
 
-// A dialog with what the studio knows: models, or data files (several may be chosen).
+// Models, or data files (several may be chosen), for a field.
 const openPicker = async (field, input, onChange) => {
   const several = field.kind === "list";
   let entries;
@@ -101,26 +101,38 @@ const openPicker = async (field, input, onChange) => {
       ? (await get("api/models")).models.map((model) => ({ value: model.path, detail: model.adapter ? word("adapterOf", model.type) : model.type }))
       : (await get("api/files")).files.map((file) => ({ value: file.path, detail: bytes(file.bytes) }));
   } catch (error) { say(error.message, true); return; }
-  const chosen = new Set(several ? input.value.split("\n").map((line) => line.trim()).filter(Boolean) : []);
+  const before = several ? input.value.split("\n").map((line) => line.trim()).filter(Boolean) : [];
+  const done = (values) => { input.value = values.join("\n"); onChange(field.key, readInput(field, input) ?? null); input.focus(); };
+  openDialog(field.key, entries, several ? before : null, done);
+};
+
+// A dialog with entries {value, detail, about, group} to choose one of, or several (`before`: those that are chosen).
+const openDialog = (title, entries, before, onDone) => {
+  const several = before !== null;
+  const chosen = new Set(before ?? []);
   const dialog = $("picker");
-  const done = (values) => { dialog.close(); input.value = values.join("\n"); onChange(field.key, readInput(field, input) ?? null); input.focus(); };
-  const row = ({ value, detail }) => {
-    const text = [node("span", {}, value), node("span", { class: "fine" }, detail)];
-    if (!several) return node("li", {}, node("button", { type: "button", class: "talk", onclick: () => done([value]) }, ...text));
+  const done = (values) => { dialog.close(); onDone(values); };
+  const row = ({ value, detail, about, entry }) => {
+    const text = [node("span", {}, value, ...(about ? [node("small", {}, about)] : [])), node("span", { class: "fine" }, detail)];
+    if (!several) return node("li", {}, node("button", { type: "button", class: "talk", onclick: () => done([entry ?? value]) }, ...text));
     const tick = node("input", { type: "checkbox" });
     tick.checked = chosen.has(value);
     tick.addEventListener("change", () => (tick.checked ? chosen.add(value) : chosen.delete(value)));
     return node("li", {}, node("label", { class: "talk" }, tick, ...text));
   };
-  const list = node("ul", {});
+  const list = node("div", { class: "choices" });
   const filter = node("input", { type: "search", "aria-label": word("filter"), placeholder: word("filter") });
   const draw = () => {
-    const shown = entries.filter(({ value }) => value.toLowerCase().includes(filter.value.trim().toLowerCase())).slice(0, 300);
-    list.replaceChildren(...(shown.length ? shown.map(row) : [node("li", { class: "fine" }, word("nothing"))]));
+    const wanted = filter.value.trim().toLowerCase();
+    const shown = entries.filter(({ value, detail, about }) => `${value} ${detail} ${about ?? ""}`.toLowerCase().includes(wanted)).slice(0, 300);
+    const groups = [...new Set(shown.map((one) => one.group))];
+    list.replaceChildren(...groups.flatMap((group) => [...(group ? [node("h3", {}, group)] : []), node("ul", { "aria-label": group ?? title }, ...shown.filter((one) => one.group === group).map(row))]),
+      ...(shown.length ? [] : [node("p", { class: "fine" }, word("nothing"))]));
   };
   filter.addEventListener("input", draw);
   const ok = node("button", { type: "button", onclick: () => done([...chosen]) }, word("ok"));
-  dialog.replaceChildren(node("h2", {}, field.key), filter, list, node("div", { class: "row" }, button("cancel", () => dialog.close()), ...(several ? [ok] : [])));
+  dialog.setAttribute("aria-label", title);
+  dialog.replaceChildren(node("h2", {}, title), filter, list, node("div", { class: "row" }, button("cancel", () => dialog.close()), ...(several ? [ok] : [])));
   draw();
   dialog.showModal();
 };

@@ -37,26 +37,66 @@ const checkRecipe = async (changes = {}, newOut = false) => {
     if (mine !== checkRequest || command !== currentCommand()) return;
     checked = answer;
     if ($("recipe").value === sent && answer.text !== sent) $("recipe").value = answer.text;
+    showVariables(answer.values);
     fillForm(answer.values, answer.problems);
     showProblems();
     say("");
     saveDraft();
-    await loadPlan(command, $("recipe").value, checkRecipe);
+    if (command === "run") showStages(answer.stages); else await loadPlan(command, $("recipe").value, checkRecipe);
   } catch (error) { if (mine === checkRequest) say(error.message, true); }
 };
 
 const checkLater = () => { clearTimeout(checkTimer); checkTimer = setTimeout(() => checkRecipe(), 350); };
+
+const changeSetting = (key, value) => checkRecipe({ [key]: value ?? (key.startsWith("vars.") ? "" : null) });
+
+// The variables of a pipeline are those of its recipe: fields of their own, made anew when there are others.
+let variables = "";
+let commandGroups = [];
+const showVariables = (values) => {
+  const names = Object.keys(values).filter((key) => key.startsWith("vars."));
+  if (currentCommand() !== "run" || names.join("\n") === variables) return;
+  variables = names.join("\n");
+  const fields = names.map((key) => ({ key, kind: "text", default: "", doc: "", picks: values[key] ? "" : "data" }));
+  const groups = commandGroups.map((group) => ({ ...group, fields: group.fields.filter((field) => field.key !== "vars") }));
+  showForm([{ title: word("variables"), common: true, fields }, ...groups].filter((group) => group.fields.length), changeSetting);
+};
 
 const chooseCommand = async (command, text, changes = {}, newOut = false) => {
   $("command").value = command;
   try {
     const form = await get(`api/form?command=${encodeURIComponent(command)}`);
     if (currentCommand() !== command) return;
-    showForm(form.groups, (key, value) => checkRecipe({ [key]: value }));
+    variables = "";
+    commandGroups = form.groups;
+    showForm(form.groups, changeSetting);
+    $("preview").hidden = !fieldNodes.has("data.train");
+    $("copy-command").hidden = command === "run"; // its stages are no options
   } catch (error) { say(error.message, true); return; }
   $("recipe").value = text ?? read(`draft.${command}`, "");
   $("rows").hidden = true;
   await checkRecipe(changes, newOut);
+};
+
+const useRecipe = async (load) => {
+  try {
+    const { name, command, text } = await load();
+    $("job-name").value = "";
+    await chooseCommand(command, text);
+    say(word("startedFrom", name));
+  } catch (error) { say(error.message, true); }
+};
+
+// Recipes of the package, and files in the folders of data and runs.
+const openRecipes = async () => {
+  let found;
+  try { found = await get("api/recipes"); } catch (error) { say(error.message, true); return; }
+  const shipped = found.shipped.map((recipe) => ({
+    value: recipe.name, about: word("recipeSummaries")[recipe.name] ?? recipe.summary, detail: `${recipe.command} · ${recipe.hardware}`,
+    group: word("shippedRecipes"), entry: { name: recipe.name },
+  }));
+  const files = found.files.map((file) => ({ value: file, detail: "", group: word("recipeFiles"), entry: { file } }));
+  openDialog(word("startFrom"), [...shipped, ...files], null, ([chosenEntry]) => useRecipe(() => post("api/recipes/read", chosenEntry)));
 };
 
 const shellQuote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
@@ -97,13 +137,20 @@ const showPreview = async () => {
 
 const enterNew = async (query) => {
   const command = query.get("command") ?? (currentCommand() || commands[0]?.name);
-  const changes = Object.fromEntries([...query].filter(([key]) => !["command", "job", "run"].includes(key)).map(([key, value]) => [key, value]));
+  const origins = { recipe: (name) => post("api/recipes/read", { name }), run: (id) => get(`api/runs/${encodeURIComponent(id)}/recipe`) };
+  const origin = Object.keys(origins).find((name) => query.has(name));
+  if (origin) {
+    history.replaceState(null, "", "#/new");
+    await useRecipe(() => origins[origin](query.get(origin)));
+    if (fieldNodes.size) return;
+  }
+  const changes = Object.fromEntries([...query].filter(([key]) => !["command", "job", "run", "recipe"].includes(key)));
   let text = Object.keys(changes).length ? "" : undefined;
   if (query.has("job")) {
     try { text = (await get(`api/jobs/${Number(query.get("job"))}/recipe`)).text; } catch (error) { say(error.message, true); }
   }
   if (query.size) history.replaceState(null, "", "#/new");
-  if (query.size || !fieldNodes.size) await chooseCommand(command, text, changes, query.has("job"));
+  if ((query.size && !origin) || !fieldNodes.size) await chooseCommand(command, text, changes, query.has("job"));
 };
 
 const setUpNew = (state) => {
@@ -114,6 +161,8 @@ const setUpNew = (state) => {
   for (const name of ["all-settings", "find-setting"]) $(name).addEventListener("input", filterForm);
   $("submit").addEventListener("click", submitJob);
   $("preview").addEventListener("click", showPreview);
+  $("start-from").addEventListener("click", openRecipes);
+  $("save-recipe").addEventListener("click", () => download(fileName($("job-name").value.trim() || currentCommand(), "yaml"), "application/yaml", $("recipe").value));
   $("copy-recipe").addEventListener("click", (event) => copyText($("recipe").value, event.currentTarget));
   $("copy-command").addEventListener("click", (event) => copyCommandLine(event.currentTarget));
   $("form").addEventListener("submit", (event) => event.preventDefault());

@@ -50,6 +50,13 @@ const otherStrategies = (plan, apply) => {
   return [node("h3", {}, word("faster")), table(["", "", "", ""], rows)];
 };
 
+// What a pipeline runs, in order; what is done and unchanged is skipped.
+const showStages = (stages) => {
+  const rows = stages.map((stage) => node("li", {}, node("b", {}, stage.name), " ", node("code", {}, stage.command), " ", node("span", { class: "fine" }, stage.title),
+    ...(stage.done ? [" ", node("span", { class: "fine good" }, word("stageDone"))] : [])));
+  $("plan").replaceChildren(node("h2", {}, word("stages")), rows.length ? node("ol", { class: "stages" }, ...rows) : node("p", { class: "fine" }, word("noStages")));
+};
+
 const chipSelect = node("select", {});
 const showPlan = (plan, apply) => {
   const head = node("div", { class: "row" }, node("h2", {}, word("plan")), chipSelect);

@@ -60,14 +60,14 @@ const EDGE = { left: 58, right: 18, top: 8, bottom: 24 };
 
 // `series`: {name, colour, style: raw | line | dots, x: numbers that rise, y: numbers or null}.
 class Plot {
-  constructor({ title, write, binary }) {
+  constructor({ title, write, binary, menu }) {
     this.write = write;
     this.binary = binary; // bytes: round values are those of KiB, MiB, GiB
     this.series = [];
     this.at = null;
     this.title = word(title);
     this.last = node("b", {});
-    this.head = node("figcaption", {}, node("span", {}, this.title), this.last);
+    this.head = node("figcaption", {}, node("span", {}, this.title), this.last, ...(menu ? [menu(this)] : []));
     this.box = svg("svg", { tabindex: "0", role: "img" });
     this.tip = node("div", { class: "tip", hidden: "" });
     this.node = node("figure", { class: "plot" }, this.head, this.box, this.tip);
@@ -92,7 +92,8 @@ class Plot {
     const lead = this.series.find((one) => one.style === "line") ?? this.series[0];
     const final = lead.y.findLast((value) => value !== null);
     this.last.textContent = this.series.some((one) => one.owner !== lead.owner) ? "" : this.write(final);
-    this.box.setAttribute("aria-label", `${this.title}: ${this.series.map((one) => `${one.name} ${this.write(one.y.findLast((value) => value !== null))}`).join(", ")}`);
+    const names = this.series.map((one) => `${one.name} ${this.write(one.y.findLast((value) => value !== null))}`);
+    this.box.setAttribute("aria-label", `${this.title}: ${[...names, ...(marks.length ? [word("numSpikes", marks.length)] : [])].join(", ")}`);
     this.paint();
   }
 
@@ -100,6 +101,19 @@ class Plot {
     this.width = Math.max(160, this.node.clientWidth);
     this.height = this.node.classList.contains("large") ? 280 : 190;
     for (const [name, value] of Object.entries({ width: this.width, height: this.height, viewBox: `0 0 ${this.width} ${this.height}` })) this.box.setAttribute(name, value);
+    this.cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: this.height - EDGE.bottom, visibility: "hidden" });
+    this.box.replaceChildren(...this.contents(), this.cursor);
+    this.point(this.at);
+  }
+
+  // The contents in another size, for a file.
+  compose(width, height) {
+    const shown = [this.width, this.height];
+    [this.width, this.height] = [width, height];
+    try { return this.contents(); } finally { [this.width, this.height] = shown; }
+  }
+
+  contents() {
     const grid = svg("g", { class: "grid" });
     const unit = this.binary ? 1024 ** Math.floor(Math.log(Math.max(1, this.y[1])) / Math.log(1024)) : 1;
     for (const value of ticks(this.y[0] / unit, this.y[1] / unit, 5, this.log).map((one) => one * unit)) {
@@ -113,11 +127,9 @@ class Plot {
     for (const one of this.series) inner.append(...this.lines(one));
     for (const mark of this.marks ?? []) {
       const x = this.across(mark.x);
-      inner.append(svg("line", { class: "mark", x1: x, x2: x, y1: EDGE.top, y2: this.height - EDGE.bottom }, svg("title", {}, mark.text)));
+      inner.append(svg("line", { class: mark.colour ? `mark c${mark.colour}` : "mark", x1: x, x2: x, y1: EDGE.top, y2: this.height - EDGE.bottom }, svg("title", {}, mark.text)));
     }
-    this.cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: this.height - EDGE.bottom, visibility: "hidden" });
-    this.box.replaceChildren(grid, inner, this.cursor);
-    this.point(this.at);
+    return [grid, inner];
   }
 
   lines({ x, y, colour, style }) {
@@ -159,8 +171,8 @@ class Plot {
       .map((one) => [one, nearest(one.x, here)]).filter(([one, index]) => Math.abs(this.across(one.x[index]) - left) < 30 && one.y[index] !== null);
     this.tip.replaceChildren(node("b", {}, `${word(this.axis)} ${this.axis === "hours" ? here.toFixed(2) : Math.round(here).toLocaleString("en")}`),
       ...rows.map(([one, index]) => node("span", {}, node("i", { class: `c${one.colour} ${one.style}` }), node("span", {}, one.name), node("b", {}, this.write(one.y[index])))));
-    const mark = (this.marks ?? []).find((each) => Math.abs(this.across(each.x) - left) < 8);
-    if (mark) this.tip.append(node("span", { class: "bad" }, mark.text));
+    const near = (this.marks ?? []).filter((each) => Math.abs(this.across(each.x) - left) < 8).slice(0, 3);
+    this.tip.append(...near.map((mark) => node("span", { class: mark.colour ? "" : "bad" }, ...(mark.colour ? [node("i", { class: `c${mark.colour} line` })] : []), node("span", {}, mark.text))));
     const wide = this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(0, Math.min(this.width - wide, left + 12 + wide > this.width ? left - 12 - wide : left + 12))}px`;
   }

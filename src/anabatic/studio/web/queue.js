@@ -19,7 +19,7 @@ const changeJob = async (id, action, body = {}) => {
 const jobActions = (job, index) => {
   const ended = ["finished", "failed", "stopped", "lost"].includes(job.state);
   const actions = [button("openLog", () => { location.hash = `#/queue/${job.id}`; })];
-  if (job.run) actions.push(node("a", { href: `#/runs/${job.run}` }, word("openRun")));
+  if (job.runs.length) actions.push(node("a", { href: `#/runs/${job.runs.slice(-MOST).join(",")}` }, word("openRun")));
   if (job.state === "queued" && index > 0) actions.push(button("first", () => changeJob(job.id, "move", { before: jobRows[0].id })));
   if (["queued", "running"].includes(job.state)) actions.push(button("stop", () => changeJob(job.id, "stop")));
   if (job.state === "stopping") actions.push(button("kill", (pressed) => confirmed(pressed, () => changeJob(job.id, "stop"))));

@@ -141,15 +141,17 @@ const draw = () => {
     document.title = `${$("title").textContent} · anabatic`;
   }
   $("legend").replaceChildren(...(alone ? [] : chosen.map((one) => node("span", {}, node("i", { class: `c${one.colour} line` }), nameOf(one.id)))));
-  PLOTS.forEach((one, at) => plots[at].draw(chosen.flatMap((run) => seriesOf(one, run, alone)), { zero: one.zero, log: one.log && $("log").checked, axis: $("axis").value, marks: at === 0 ? spikeMarks() : [] }));
+  PLOTS.forEach((one, at) => plots[at].draw(chosen.flatMap((run) => seriesOf(one, run, alone)), { zero: one.zero, log: one.log && $("log").checked, axis: $("axis").value, marks: at === 0 ? chosen.flatMap((run) => spikeMarks(run, alone)) : [] }));
 };
 
-// Where the run in front had spikes, on the chosen axis, with the rows that were in those steps.
-const spikeMarks = () => {
-  const curves = held.get(front())?.curves;
-  if (!about || !curves) return [];
-  const { x } = placed(curves, [about.found.spikes.map((one) => one.step), about.found.spikes.map(() => 0)], $("axis").value);
-  return x.length === about.found.spikes.length ? x.map((value, index) => ({ x: value, text: `${word("spikeAt", about.found.spikes[index].step)}: ${about.found.spikes[index].rows.slice(0, 5).join(", ")}` })) : [];
+// Where a run had spikes, on the chosen axis, with the rows that were in those steps; of several runs in their colours.
+const spikeMarks = ({ id, colour }, alone) => {
+  const { curves, spikes = [] } = held.get(id) ?? {};
+  return spikes.flatMap(({ step, rows: names }) => {
+    const { x } = placed(curves, [[step], [0]], $("axis").value);
+    const text = [word("spikeAt", step), names.slice(0, 5).join(", ")].filter(Boolean).join(": ");
+    return x.map((value) => ({ x: value, colour: alone ? 0 : colour, text: alone ? text : `${nameOf(id)}: ${text}` }));
+  });
 };
 
 // --- asking
@@ -169,7 +171,7 @@ const loadCurves = async ({ id }) => {
   if (known && known.share === 1 && !live(id) && known.idle > 1) return false;
   const found = await get(`api/runs/${id}/curves?have=${encodeURIComponent(known?.version ?? "")}`);
   if (!chosen.some((one) => one.id === id)) return false;
-  held.set(id, { curves: known?.curves ?? {}, ...found, idle: found.curves ? 0 : (known?.idle ?? 0) + 1 });
+  held.set(id, { curves: known?.curves ?? {}, spikes: known?.spikes ?? [], ...found, idle: found.curves ? 0 : (known?.idle ?? 0) + 1 });
   return Boolean(found.curves);
 };
 
@@ -183,7 +185,6 @@ const loadAbout = async () => {
   about = { id, found, version };
   $("about").hidden = false;
   showNote();
-  if (!same && found.spikes.length) draw();
   if (!same) { showFacts(found); await showPart(id, found, part); }
 };
 
@@ -225,8 +226,8 @@ const saveNote = async () => {
   } catch (error) { say(error.message, true); }
 };
 
-const download = (name, type, text) => {
-  const link = node("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+const download = (name, type, content) => {
+  const link = node("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 };
@@ -247,7 +248,7 @@ const saveCsv = () => {
     }));
     for (const [step, values] of [...table].sort(([a], [b]) => a - b)) lines.push([quote(nameOf(run.id)), step, ...values].join(","));
   }
-  download(fileName(chosen.length === 1 ? nameOf(front()) : "runs", "csv"), "text/csv", `${lines.join("\n")}\n`);
+  download(fileName(exportName(""), "csv"), "text/csv", `${lines.join("\n")}\n`);
 };
 
 const selectRuns = (rest) => {
@@ -261,7 +262,7 @@ const selectRuns = (rest) => {
 };
 
 const speakRuns = () => {
-  plots = PLOTS.map((one) => new Plot(one));
+  plots = PLOTS.map((one) => new Plot({ ...one, menu: (plot) => exportMenu(plot, one.title) }));
   plots[0].node.classList.add("large");
   $("plots").replaceChildren(...plots.map((one) => one.node));
   const tabs = ["samples", "events", "checkpoints", "logs", "config", "spikes"].map((name) => {
@@ -269,7 +270,11 @@ const speakRuns = () => {
     made.dataset.part = name;
     return made;
   });
-  $("tabs").replaceChildren(...tabs, button("exportCsv", saveCsv), button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
+  const picture = (name, format) => button(name, () => savePicture(format, allPlots, ""));
+  const again = button("startFromRun", () => { location.hash = `#/new?run=${front()}`; });
+  again.id = "start-from-run";
+  $("exports").replaceChildren(again, node("span", { class: "fine" }, word("allPlots")), button("exportCsv", saveCsv), picture("exportSvg", "svg"), picture("exportPng", "png"), button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
+  $("tabs").replaceChildren(...tabs);
   showList();
   draw();
   if (about) { showFacts(about.found); showPart(about.id, about.found, part); }
