@@ -21,6 +21,7 @@ FORM_COMMANDS = (
     "tokenizer train",
     "export",
     "merge",
+    "checkpoint export",
     "run",
 )
 """Commands that the studio starts: they run to an end without asking."""

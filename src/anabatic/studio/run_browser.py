@@ -21,7 +21,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
 from anabatic.monitor.run_reader import RunReader
-from anabatic.studio import evaluations
+from anabatic.studio import evaluations, pickers
 from anabatic.train.checkpoint import listing as listing_module
 from anabatic.train.report import comparison, page
 from anabatic.train.report.charts import downsample_points, smooth_points
@@ -202,7 +202,7 @@ class RunBrowser:
         run = read_run(found.folder, found.name, followed.rows)
         try:
             rows = listing_module.list_checkpoints(found.folder, followed.rows.evaluations.values())
-            checkpoints = [{name: value for name, value in row.items() if name != "path"} for row in rows]
+            checkpoints = [{**row, "path": pickers.format_path(Path(row["path"]))} for row in rows]
         except (DataError, OSError):  # there is none, or one is just being removed
             checkpoints = []
         logs = [{"rank": rank, "bytes": path.stat().st_size} for rank, path in _find_rank_logs(found.folder)]

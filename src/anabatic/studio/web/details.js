@@ -29,9 +29,16 @@ const eventsPart = (about) => [
   ...(about.events.length ? [table(["", "", ""], about.events)] : []),
 ];
 
+// A checkpoint is the state of a training: its model, to chat with or to evaluate, is written by a job.
+const exportLink = (name, { path, step }) => {
+  const query = new URLSearchParams({ command: "checkpoint export", checkpoint: path, out: path.replace(/\/[^/]*$/, `-step-${step}`) });
+  return `#/new?${query}`;
+};
+
 const checkpointsPart = (about) => (about.checkpoints.length ? [table(word("columns"), about.checkpoints.toReversed().map((one) => [
   String(one.step ?? "–"), span(one.age_s), bytes(one.bytes), String(one.world_size ?? "–"), one.strategy ?? "–", one.command ?? "–",
   [one.best ? word("best") : "", one.fault || word("whole")].filter(Boolean).join(" · "),
+  one.whole ? node("a", { href: exportLink(about.name, one) }, word("makeModel")) : "",
 ]))] : []);
 
 const configPart = (about) => (about.config ? [plain(about.config)] : []);

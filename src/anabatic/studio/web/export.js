@@ -2,6 +2,8 @@
 
 const PAPER_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Noto Sans CJK SC', sans-serif";
 const [WIDE, NARROW, GAP, MARGIN] = [960, 472, 16, 12];
+const BORDER = 16; // around all plots
+const MAX_NAME_CHARS = 60;
 const HEAD = 30;
 const ROW_HEIGHT = 18;
 const PNG_SCALE = 2;
@@ -33,15 +35,18 @@ const inlineStyles = (root, colours) => {
   }
 };
 
+const shorten = (text, most) => ([...text].length > most ? `${[...text].slice(0, most - 1).join("")}…` : text);
+
 // Names of the lines below the title, in as many rows as they need.
 const legendRows = (plot, width) => {
-  const entries = plot.series.filter((one) => one.style !== "raw");
+  const entries = plot.series.filter((one) => one.style !== "raw" || plot.series.every((each) => each.style === "raw"));
   const rows = [[]];
   let used = 0;
   for (const one of entries) {
-    const room = 34 + [...one.name].reduce((sum, sign) => sum + (sign.codePointAt(0) > 0x2e80 ? 12 : 6.6), 0);
+    const name = shorten(one.name, Math.min(MAX_NAME_CHARS, Math.floor(width / 14)));
+    const room = 34 + [...name].reduce((sum, sign) => sum + (sign.codePointAt(0) > 0x2e80 ? 12 : 6.6), 0);
     if (used + room > width && rows.at(-1).length) { rows.push([]); used = 0; }
-    rows.at(-1).push({ one, at: used });
+    rows.at(-1).push({ one, name, at: used });
     used += room;
   }
   return rows;
@@ -54,10 +59,10 @@ const drawPlot = (plot, width, height, colours) => {
   const top = HEAD + ROW_HEIGHT * legend.length;
   const body = svg("svg", { x: 0, y: top, width, height, viewBox: `0 0 ${width} ${height}` }, ...plot.compose(width, height));
   inlineStyles(body, colours);
-  const names = legend.flatMap((row, index) => row.flatMap(({ one, at }) => {
+  const names = legend.flatMap((row, index) => row.flatMap(({ one, name, at }) => {
     const y = HEAD + ROW_HEIGHT * index + 6;
     const line = svg("line", { x1: MARGIN + at, x2: MARGIN + at + 18, y1: y, y2: y, stroke: colours.tones[one.colour - 1], "stroke-width": 2.5, ...(one.style === "dots" ? { "stroke-dasharray": "5 3" } : {}) });
-    return [line, text({ x: MARGIN + at + 23, y: y + 4 }, one.name, { fill: colours.ink, "font-size": 12 })];
+    return [line, text({ x: MARGIN + at + 23, y: y + 4 }, name, { fill: colours.ink, "font-size": 12 })];
   }));
   const frame = svg("rect", { x: 0.5, y: 0.5, width: width - 1, height: top + height - 1, rx: 8, fill: colours.card, stroke: colours.line });
   const title = text({ x: MARGIN, y: 20 }, `${plot.title} · ${word(plot.axis)}`, { fill: colours.ink, "font-size": 13, "font-weight": 600 });
@@ -83,21 +88,22 @@ const onePlot = (plot) => {
 const allPlots = () => {
   const colours = lightColours();
   const shown = plots.filter((one) => !one.node.hidden);
-  const parts = [svg("rect", { width: "100%", height: "100%", fill: colours.card }), svg("text", { x: 0, y: 16, "font-family": PAPER_FONT, "font-size": 14, "font-weight": 600, fill: colours.ink }, chosenNames())];
-  let y = 28;
+  const parts = [svg("rect", { width: "100%", height: "100%", fill: colours.card }), svg("text", { x: BORDER, y: BORDER + 14, "font-family": PAPER_FONT, "font-size": 14, "font-weight": 600, fill: colours.ink }, shorten(chosenNames(), 110))];
+  const top = BORDER + 28;
+  let y = top;
   let pair = [];
   const flush = () => { if (pair.length) y += Math.max(...pair) + GAP; pair = []; };
   for (const plot of shown) {
     const large = plot.node.classList.contains("large");
     if (large || pair.length === 2) flush();
     const { group, height } = drawPlot(plot, large ? WIDE : NARROW, large ? 280 : 190, colours);
-    group.setAttribute("transform", `translate(${pair.length * (NARROW + GAP)} ${y})`);
+    group.setAttribute("transform", `translate(${BORDER + pair.length * (NARROW + GAP)} ${y})`);
     parts.push(group);
     pair.push(height);
     if (large) flush();
   }
   flush();
-  return asDocument(chosenNames(), WIDE, Math.max(28, y - GAP), ...parts);
+  return asDocument(chosenNames(), WIDE + 2 * BORDER, Math.max(top, y - GAP) + BORDER, ...parts);
 };
 
 const drawPng = async ({ source, width, height }) => {

@@ -86,7 +86,7 @@ const fillForm = (values, problems) => {
     fillInput(entry, values);
     const problem = problems.find((each) => each.key === entry.field.key);
     entry.note.hidden = !problem;
-    entry.note.textContent = problem ? `${problem.message}. ${problem.hint}` : "";
+    entry.note.replaceChildren(...(problem ? [problem.message, ...hintOf(problem)] : []));
     entry.input.setAttribute("aria-invalid", String(Boolean(problem)));
   }
   filterForm();

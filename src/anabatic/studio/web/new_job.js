@@ -8,10 +8,13 @@ let checkTimer = 0;
 const currentCommand = () => $("command").value;
 const saveDraft = () => write(`draft.${currentCommand()}`, $("recipe").value);
 
+const hintOf = ({ hint }) => (hint ? [node("span", { class: "fine hint" }, hint)] : []);
+
 const showProblems = () => {
   const rows = checked.problems.map((problem) => {
-    const text = `${problem.line ? `${word("line", problem.line)}: ` : ""}${problem.message}${problem.hint ? `. ${problem.hint}` : ""}`;
-    return node("li", {}, node("button", { type: "button", class: "talk bad", onclick: () => selectLine(problem.line) }, text));
+    const text = [`${problem.line ? `${word("line", problem.line)}: ` : ""}${problem.message}`, ...hintOf(problem)];
+    if (problem.line) return node("li", {}, node("button", { type: "button", class: "talk bad", onclick: () => selectLine(problem.line) }, ...text));
+    return node("li", { class: "bad" }, ...text);
   });
   $("problems").replaceChildren(...(rows.length ? rows : [node("li", { class: "fine good" }, word("noProblems"))]));
   $("submit").disabled = rows.length > 0;
@@ -51,14 +54,14 @@ const checkLater = () => { clearTimeout(checkTimer); checkTimer = setTimeout(() 
 const changeSetting = (key, value) => checkRecipe({ [key]: value ?? (key.startsWith("vars.") ? "" : null) });
 
 // The variables of a pipeline are those of its recipe: fields of their own, made anew when there are others.
-let variables = "";
+let variables = null;
 let commandGroups = [];
 const showVariables = (values) => {
   const names = Object.keys(values).filter((key) => key.startsWith("vars."));
   if (currentCommand() !== "run" || names.join("\n") === variables) return;
   variables = names.join("\n");
   const fields = names.map((key) => ({ key, kind: "text", default: "", doc: "", picks: values[key] ? "" : "data" }));
-  const groups = commandGroups.map((group) => ({ ...group, fields: group.fields.filter((field) => field.key !== "vars") }));
+  const groups = commandGroups.map((group) => ({ ...group, fields: group.fields.filter((field) => !["vars", "stages"].includes(field.key)) }));
   showForm([{ title: word("variables"), common: true, fields }, ...groups].filter((group) => group.fields.length), changeSetting);
 };
 
@@ -67,7 +70,7 @@ const chooseCommand = async (command, text, changes = {}, newOut = false) => {
   try {
     const form = await get(`api/form?command=${encodeURIComponent(command)}`);
     if (currentCommand() !== command) return;
-    variables = "";
+    variables = null;
     commandGroups = form.groups;
     showForm(form.groups, changeSetting);
     $("preview").hidden = !fieldNodes.has("data.train");

@@ -29,7 +29,8 @@ const rows = new Map(); // id -> its row of the list
 let plots = [];
 
 const nameOf = (id) => listed.find((one) => one.id === id)?.name ?? id;
-const live = (id) => listed.find((one) => one.id === id)?.state.startsWith("running") ?? false;
+const stateOf = (id) => listed.find((one) => one.id === id)?.state ?? "";
+const live = (id) => stateOf(id).startsWith("running");
 const front = () => chosen.at(-1)?.id ?? null;
 
 // --- the list
@@ -161,6 +162,7 @@ const tell = () => {
   const texts = [];
   if (slow) texts.push(word("reading", nameOf(slow.id), Math.floor(100 * held.get(slow.id).share)));
   else if (!listed.length) texts.push(word("noRuns"));
+  else if (chosen.length && chosen.every((one) => stateOf(one.id) === "evaluated")) texts.push("");
   else if (chosen.length && chosen.every((one) => held.has(one.id) && !Object.keys(held.get(one.id).curves).length)) texts.push(word("noCurves"));
   else if (chosen.length && chosen.every((one) => held.has(one.id)) && plots.every((one) => one.node.hidden)) texts.push(word("noPlots"));
   say(texts.join(" "));
@@ -185,6 +187,7 @@ const loadAbout = async () => {
   about = { id, found, version };
   $("about").hidden = false;
   showNote();
+  $("start-from-run").hidden = !found.config;
   if (!same) { showFacts(found); await showPart(id, found, part); }
 };
 
