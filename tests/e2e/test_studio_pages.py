@@ -12,6 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_training_run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from e2e.browser import NEEDED, find, texts, until
+from e2e.studio_browser import choose, fill, fits_the_window, go, lines, recipe, unnamed_controls
 from unit.studio.serving import TOKEN, studio
 
 pytestmark = NEEDED
@@ -75,39 +76,6 @@ def page(browser, server):
     browser.get_log("browser")
     yield browser
     assert not [entry for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
-
-
-def lines(browser):
-    """Title of each plot that is shown -> how many lines it has."""
-    script = """return Object.fromEntries([...document.querySelectorAll(".plot:not([hidden])")].map(
-        (one) => [one.querySelector("figcaption span").innerText, one.querySelectorAll("path").length]))"""
-    return browser.execute_script(script)
-
-
-def choose(browser, name):
-    until(lambda: name in texts(browser, "#list .name"))
-    rows = browser.find_elements(By.CSS_SELECTOR, "#list button")
-    next(row for row in rows if row.text.split("\n")[0] == name).click()
-    until(lambda: find(browser, "#title").text == name)
-
-
-def go(browser, view):
-    find(browser, f"#nav [data-view={view}]").click()
-    until(lambda: find(browser, f"#{view}-view").is_displayed())
-
-
-def fill(browser, key, text):
-    area = find(browser, f"[id='f-{key}']")
-    area.clear()
-    area.send_keys(text, Keys.TAB)
-
-
-def recipe(browser):
-    return find(browser, "#recipe").get_attribute("value")
-
-
-def fits_the_window(browser):
-    return browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_runs_are_listed_compared_and_kept_in_the_address(page):
@@ -268,12 +236,7 @@ def test_keys_alone_reach_everything(page):
             element.send_keys(Keys.ENTER)
             break
     until(lambda: find(page, "#new-view").is_displayed())
-    unnamed = page.execute_script(
-        """return [...document.querySelectorAll("button, select, input, textarea, a")].filter((one) =>
-        !one.closest("[hidden]") && !(one.innerText.trim() || one.ariaLabel || one.title || one.labels?.length
-        || one.placeholder)).map((one) => one.outerHTML)"""
-    )
-    assert unnamed == []
+    assert unnamed_controls(page) == []
 
 
 def test_a_phone_chinese_and_dark(page):
