@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,7 +123,7 @@ def wait_for_answer(process: subprocess.Popen[bytes], url: str) -> None:
         try:
             urllib.request.urlopen(url, timeout=30).read()
             return
-        except urllib.error.URLError:
+        except OSError:  # refused, or closed while it starts
             time.sleep(0.05)
     raise RuntimeError(f"no answer in {START_SECONDS:g} s")
 

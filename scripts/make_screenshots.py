@@ -42,6 +42,7 @@ QUALITY = 82
 WAIT_SECONDS = 180.0
 CHAT_MODELS = ("sft-lr-0.001", "sft-lr-0.004")
 COMPARED = ("sft-lr-0.004", "sft-lr-0.001", "sft-lr-0.0002")
+CHIP = "910B3"
 BIG_MODEL = "models/Qwen2.5-7B-Instruct"
 
 
@@ -227,9 +228,15 @@ def show_new_job(scene: Scene) -> None:
         scene.browser.execute_script(script, field, value)
         scene.wait(f"document.getElementById('recipe').value.includes({json.dumps(value)})")
     scene.browser.execute_script(
-        "const one = document.querySelector('#plan select'); one.value = '910B3'; one.dispatchEvent(new Event('change'));"
+        "const one = document.querySelector('#plan select');"
+        "one.value = [...one.options].find((each) => each.value.includes(arguments[0])).value;"
+        "one.dispatchEvent(new Event('change'));"
+        "const text = document.getElementById('recipe');"  # its settings, not the comment above them
+        "text.scrollTop = (text.value.split('\\n').findIndex((line) => line.startsWith('model:')) - 1)"
+        " * parseFloat(getComputedStyle(text).lineHeight)",
+        CHIP,
     )
-    scene.wait("document.querySelector('#plan .memory-bar') && document.getElementById('plan').innerText.includes('910B3')")
+    scene.wait(f"document.querySelector('#plan .fine')?.innerText.includes('{CHIP}')")
 
 
 def show_runs(scene: Scene) -> None:
@@ -287,7 +294,7 @@ SHOTS = (
     Shot("runs-dark", show_runs, "dark", height=900),
     Shot("queue", show_queue),
     Shot("models", show_models),
-    Shot("chat", show_chat, height=900),
+    Shot("chat", show_chat, height=1000),
     Shot("report", show_report, height=900),
 )
 

@@ -51,7 +51,7 @@ def workplace(tmp_path_factory):
     (root / "second" / "eval.json").write_text(json.dumps(EVAL_RESULTS), encoding="utf-8")
     (folder / "words.txt").write_text("".join(f"wind {n} went up {n * 7919}\n" for n in range(300)), encoding="utf-8")
     mine = "# mine\nmodel: MODEL\nbeta: 0.3\ndata: {train: [words.txt]}\n"
-    (folder / "a <b>mine</b>.yaml").write_text(mine, encoding="utf-8")
+    (folder / "a <b>mine.yaml").write_text(mine, encoding="utf-8")
     (folder / "pod.yaml").write_text("kind: Pod\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -106,12 +106,12 @@ def test_a_job_starts_from_a_shipped_recipe(page):
     pick_entry(page, "dpo")
     until(lambda: "out: runs/dpo-1" in recipe(page))
     assert find(page, "#command").get_attribute("value") == "dpo"
-    assert "# LoRA" in recipe(page) and "$schema" not in recipe(page)
+    assert "# Learn from pairs" in recipe(page) and "$schema" not in recipe(page)
     until(lambda: find(page, "#f-model").get_attribute("value") == "MODEL")
     until(lambda: "PAIRS.jsonl" in " ".join(texts(page, "#problems li")))
     fill(page, "beta", "0.25")
     until(lambda: "beta: 0.25" in recipe(page))
-    assert "# LoRA" in recipe(page)
+    assert "# Learn from pairs" in recipe(page)
 
 
 def test_a_pipeline_is_filled_in_queued_and_leads_to_its_files(page, server, workplace):
@@ -145,12 +145,12 @@ def test_a_job_starts_from_a_file_and_from_a_run(page, server):
     until(lambda: "out: runs/sft-1" in recipe(page))
     find(page, "#start-from").click()
     until(lambda: texts(page, "#picker li"))
-    find(page, "#picker input[type=search]").send_keys("mine</b>")
+    find(page, "#picker input[type=search]").send_keys("<b>mine")
     until(lambda: len(texts(page, "#picker li")) == 1)
-    pick_entry(page, "a <b>mine</b>.yaml")
+    pick_entry(page, "a <b>mine.yaml")
     until(lambda: recipe(page).startswith("# mine"))
     assert find(page, "#command").get_attribute("value") == "dpo"
-    assert find(page, "#status").text == "Started from a <b>mine</b>."
+    until(lambda: find(page, "#status").text == "Started from a <b>mine.")
     find(page, "#start-from").click()
     pick_entry(page, "pod.yaml")
     until(lambda: "pod.yaml is not a recipe" in find(page, "#status").text)

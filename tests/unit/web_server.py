@@ -14,9 +14,9 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installe
 
 
 @contextmanager
-def listening(app: Any, **options: Any) -> Iterator[str]:
-    """Serve `app` in a thread; yield its address. `options`: of uvicorn."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2, **options))
+def listening(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
+    """Serve `app` in a thread; yield its address. `options`: of uvicorn; port 0 is a free one."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=2, **options))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -66,8 +66,8 @@ class RunningStudio:
 
 
 @contextmanager
-def studio(root: Path, token: str = "", **more: Any) -> Iterator[RunningStudio]:
-    """Serve the runs of a folder; `more`: arguments of the queue."""
+def studio(root: Path, token: str = "", port: int = 0, **more: Any) -> Iterator[RunningStudio]:
+    """Serve the runs of a folder; `port` 0 is a free one; `more`: arguments of the queue."""
     state = root / ".studio"
     state.mkdir(exist_ok=True)
     store = StudioStore(state / "studio.sqlite3")
@@ -78,7 +78,7 @@ def studio(root: Path, token: str = "", **more: Any) -> Iterator[RunningStudio]:
     app = create_app(parts, token, not token, list(LOCAL_HOSTS), "studio-test")
     queue.start()
     try:
-        with listening(app) as url:
+        with listening(app, port) as url:
             yield RunningStudio(url, root, parts)
     finally:
         queue.close()

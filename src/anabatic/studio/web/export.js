@@ -31,8 +31,8 @@ const inlineStyles = (root, colours) => {
   for (const one of root.querySelectorAll("path, circle, text, line")) {
     const tone = /\bc([1-8])\b/.exec(one.getAttribute("class") ?? "")?.[1];
     for (const [name, value] of Object.entries(PAINT[one.localName](one, tone && colours.tones[tone - 1], colours))) one.setAttribute(name, value);
-    one.removeAttribute("class");
   }
+  for (const one of root.querySelectorAll("[class]")) one.removeAttribute("class");
 };
 
 const shorten = (text, most) => ([...text].length > most ? `${[...text].slice(0, most - 1).join("")}…` : text);
