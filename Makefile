@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Linux machine with Python 3.10-3.14: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest test-oldest test-newest test-wheel check format docs reference bench clean
+.PHONY: help setup demo test pytest test-oldest test-newest test-wheel check format docs reference screenshots bench clean
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
@@ -55,6 +55,9 @@ reference: setup ## write docs/*/reference/*.md, the tables of recipes and the p
 	$(BIN)/python scripts/gen_schemas.py
 	$(BIN)/python scripts/gen_errors.py
 	$(BIN)/python scripts/gen_diagrams.py
+
+screenshots: setup ## take the pictures of the web pages in the docs anew, with a training of each (minutes; needs chromium)
+	$(BIN)/python scripts/make_screenshots.py
 
 docs: setup ## build the documentation in both languages into docs/site/ (Python 3.11 or newer)
 	$(BIN)/zensical build --clean -f docs/zensical.en.toml

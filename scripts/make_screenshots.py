@@ -5,9 +5,9 @@ usage: python scripts/make_screenshots.py                  write all pictures
        python scripts/make_screenshots.py --to FOLDER      write them to FOLDER/en and FOLDER/zh
        python scripts/make_screenshots.py --format png     to look at them where WebP cannot be shown
 
-The studio that is shown is a real one, with trainings that were made for the pictures in a temporary folder. Two things are
-prepared: the conversation of the chat page, and the model of 7B, of which there is only the configuration.
-It needs chromium and chromedriver.
+The studio is a real one, with trainings that are made for the pictures in a temporary folder. Two things are prepared:
+the conversation of the chat page, and the model of 7B, of which there is only the configuration.
+It needs chromium and chromedriver, and a font with Chinese characters.
 """
 
 from __future__ import annotations
@@ -309,11 +309,16 @@ def start_models(studio: Studio) -> None:
     )
 
 
+def find_chromium() -> str:
+    """Return the program of the browser; empty: there is none."""
+    return shutil.which("chromium") or shutil.which("google-chrome") or ""
+
+
 @contextmanager
 def open_browser(language: str) -> Iterator[Any]:
     """Start a headless Chromium that asks for a language."""
     options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
+    options.binary_location = find_chromium()
     with tempfile.TemporaryDirectory() as profile:
         switches = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1")
         for option in (*switches, f"--user-data-dir={profile}", f"--accept-lang={language}", f"--lang={language}"):
@@ -333,8 +338,9 @@ def take(scene: Scene, shot: Shot, path: Path) -> None:
     """
     size = {"width": shot.width, "height": shot.height, "deviceScaleFactor": 1, "mobile": False}
     scene.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": shot.theme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
-    scene.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    features = {"prefers-color-scheme": shot.theme, "prefers-reduced-motion": "reduce"}
+    media = {"features": [{"name": name, "value": value} for name, value in features.items()]}
+    scene.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     shot.prepare(scene)
     scene.browser.execute_script("document.activeElement?.blur?.(); return document.fonts.ready.then(() => true)")
     time.sleep(0.7)
@@ -348,6 +354,24 @@ def take(scene: Scene, shot: Shot, path: Path) -> None:
     print(f"{path}: {len(picture) / 1000:.0f} kB", file=sys.stderr)
 
 
+def find_missing() -> str:
+    """Return why no picture can be made, with what to install; empty: everything is there."""
+    debian = "on Debian and Ubuntu: sudo apt-get install"
+    if not find_chromium():
+        return (
+            f"error: neither chromium nor google-chrome is in PATH\nhint: install it, {debian} chromium chromium-driver"
+        )
+    if not shutil.which("chromedriver"):
+        return f"error: chromedriver is not in PATH\nhint: install it, {debian} chromium-driver"
+    fonts = shutil.which("fc-list")
+    if fonts and not subprocess.run([fonts, ":lang=zh-cn"], capture_output=True, check=False).stdout.strip():
+        return f"error: no font has Chinese characters\nhint: install one, {debian} fonts-noto-cjk"
+    fetch = "scripts/fetch_web_libraries.py"
+    if subprocess.run([sys.executable, ROOT / fetch, "--check"], capture_output=True, check=False).returncode:
+        return f"error: the chat page has no libraries for formulas and tables\nhint: run python {fetch}; it needs npm"
+    return ""
+
+
 def main() -> None:
     """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -355,6 +379,8 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="folder for them instead of docs/LANGUAGE/assets")
     parser.add_argument("--format", choices=("webp", "png"), default="webp")
     options = parser.parse_args()
+    if missing := find_missing():
+        sys.exit(missing)
     if unknown := set(options.names) - {shot.name for shot in SHOTS}:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(shot.name for shot in SHOTS)}")
     shots = [shot for shot in SHOTS if not options.names or shot.name in options.names]

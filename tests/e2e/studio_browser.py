@@ -52,8 +52,8 @@ def unnamed_controls(browser: Any) -> list[str]:
     """Controls that a screen reader cannot name."""
     return browser.execute_script(
         """return [...document.querySelectorAll("button, select, input, textarea, a, summary")].filter((one) =>
-        one.checkVisibility({ visibilityProperty: true }) && !(one.innerText.trim() || one.ariaLabel || one.title || one.labels?.length
-        || one.placeholder)).map((one) => one.outerHTML)"""
+        one.checkVisibility({ visibilityProperty: true }) && !(one.innerText.trim() || one.ariaLabel || one.title
+        || one.labels?.length || one.placeholder)).map((one) => one.outerHTML)"""
     )
 
 

@@ -1,4 +1,4 @@
-"""The studio in a real browser: jobs from recipes, pipelines, plots as files, spikes and evaluations of several runs."""
+"""The studio in a real browser: jobs from recipes, pipelines, plots as files, spikes and evaluations of many runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def workplace(tmp_path_factory):
     root = folder / "runs"
     for name, steps in (("first", 200), ("second", 100), (HOSTILE_NAME, 30)):
         write_training_run(root / name, steps=steps)
-        settings = f"out: {json.dumps(name)}\nmodel: base\ndata: {{train: [a.jsonl]}}\nschedule: {{max_steps: {steps}}}\n"
+        settings = f"out: {json.dumps(name)}\nmodel: base\ndata: {{train: [a.jsonl]}}\n"
+        settings += f"schedule: {{max_steps: {steps}}}\n"
         (root / name / "config.yaml").write_text(settings, encoding="utf-8")
     write_spikes(root / "first", 150, 170)
     write_spikes(root / "second", 40)
@@ -249,7 +250,9 @@ def test_a_checkpoint_becomes_a_model_by_a_job(page, workplace, server):
     page.refresh()
     choose(page, "first")
     until(lambda: find(page, "[data-part=checkpoints]").is_displayed())
-    page.get(f"{server.url}/#/new?command=checkpoint%20export&checkpoint=runs%2Ffirst%2Fcheckpoint-100&out=runs%2Ffirst-100")
+    page.get(
+        f"{server.url}/#/new?command=checkpoint%20export&checkpoint=runs%2Ffirst%2Fcheckpoint-100&out=runs%2Ffirst-100"
+    )
     until(lambda: "checkpoint: runs/first/checkpoint-100" in recipe(page) and "out: runs/first-100" in recipe(page))
     assert find(page, "#command").get_attribute("value") == "checkpoint export"
     folder.rmdir()

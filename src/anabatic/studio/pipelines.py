@@ -45,7 +45,13 @@ def _names_variable(error: AnabaticError) -> re.Match[str] | None:
 def _report_empty_variables(found: Sequence[AnabaticError]) -> list[AnabaticError]:
     """Return one error for each variable that must be given, however many stages use it."""
     names = dict.fromkeys(match[1] for error in found if (match := _names_variable(error)))
-    return [ConfigError(f"vars.{name} is empty, and stages need it", "give a file, a folder or another value that the recipe's comments name") for name in names]
+    return [
+        ConfigError(
+            f"vars.{name} is empty, and stages need it",
+            "give a file, a folder or another value that the recipe's comments name",
+        )
+        for name in names
+    ]
 
 
 def find_device_settings(job: PipelineJob) -> DeviceSettings | None:
