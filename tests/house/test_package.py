@@ -65,6 +65,9 @@ def test_wheel_holds_the_package(wheel: Path) -> None:
     }
     assert expected <= names
     assert "anabatic/py.typed" in names
+    assert not [name for name in names if name.endswith((".webp", ".png"))], (
+        "pictures of the docs are not for `anabatic help`"
+    )
     foreign = [name for name in names if not name.startswith(("anabatic/", "anabatic-"))]
     assert not foreign
 
