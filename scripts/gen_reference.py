@@ -1,5 +1,5 @@
 """Write docs/*/reference/config.md, cli.md and settings-that-matter.md from the settings and the command table, in both
-languages, and the tables of docs/*/guides/migration.md.
+languages, the tables of docs/*/guides/migration.md, and the Chinese texts of the studio's form.
 
 usage: python scripts/gen_reference.py [--check]     --check only says whether the pages are current
 
@@ -11,6 +11,7 @@ settings_that_matter.yaml, in both languages.
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import typing
 from collections import Counter
@@ -223,6 +224,13 @@ def format_default(tree: dict[str, Any], key: str) -> str:
     return "" if value in ("", None, [], {}) else f"`{yaml_reader.dump_scalar(value)}`"
 
 
+def form_texts(language: English) -> str:
+    """Return the texts of the studio's form in another language: of settings by class and field, of groups of them."""
+    tasks = yaml.safe_load((ROOT / "scripts" / "settings_that_matter.yaml").read_text(encoding="utf-8"))["tasks"]
+    fields = {key: text for key, text in language.texts["settings"].items() if key[0].isupper() and "." in key}
+    return json.dumps({"groups": tasks, "fields": fields}, ensure_ascii=False, indent=1) + "\n"
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page that is generated, wholly or in part; complain about Chinese texts of what is gone."""
     for language in (English(), Chinese()):
@@ -235,6 +243,7 @@ def pages() -> Iterator[tuple[Path, str]]:
                 print(f"scripts/reference_zh.yaml has no text for {key}")
             if gone := sorted(language.texts["settings"].keys() - language.used):
                 sys.exit(f"error: scripts/reference_zh.yaml explains what does not exist: {', '.join(gone)}")
+            yield ROOT / "src" / "anabatic" / "studio" / "web" / "form_zh.json", form_texts(language)
     yield from migration_tables.pages()
 
 

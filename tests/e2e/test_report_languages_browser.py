@@ -78,7 +78,7 @@ def test_the_browsers_languages_decide(fresh: Any, pages: dict[str, Path], langu
     visit(fresh, pages["run"])
     assert read_state(fresh) == (code, "训练报告" if code == "zh" else "training report", [code])
     label = find(fresh, ".plot")[0].get_attribute("aria-label")
-    assert label.startswith("损失（奈特/词元）" if code == "zh" else "Loss, nats per token")
+    assert label.startswith("损失（nat/token）" if code == "zh" else "Loss, nats per token")
 
 
 def test_the_switch_by_keyboard_is_remembered(fresh: Any, pages: dict[str, Path]) -> None:

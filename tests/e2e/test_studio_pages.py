@@ -188,7 +188,7 @@ def test_a_job_from_the_form_to_a_chat_with_its_model(page, server):
     find(page, "#recipe").send_keys(settings)
     until(lambda: find(page, "#submit").is_enabled())
     find(page, "#preview").click()
-    until(lambda: "<|im_start|>user" in " ".join(texts(page, "#rows .context")))
+    until(lambda: "<|im_start|>user" in " ".join(texts(page, "#rows .context")), seconds=90)  # it imports torch
     assert texts(page, "#rows pre .learned")[0] == "It is 1.<|im_end|>"
     find(page, "#job-name").send_keys("<b>tiny</b>")
     find(page, "#submit").click()

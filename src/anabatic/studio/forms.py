@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import typing
+from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table, common_settings, settings, validation
@@ -34,6 +36,15 @@ DATA_KEYS = ("data.train", "data.valid", "inputs")
 _KINDS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
 
+_CHINESE = Path(__file__).parent / "web" / "form_zh.json"
+
+
+@functools.cache
+def _read_chinese_texts() -> dict[str, dict[str, str]]:
+    texts: dict[str, dict[str, str]] = json.loads(_CHINESE.read_text(encoding="utf-8"))
+    return texts
+
+
 @functools.cache
 def list_commands() -> list[dict[str, Any]]:
     """Return name, one line of help, and whether it trains, of each command with a form."""
@@ -48,9 +59,10 @@ def describe_form(command: str) -> dict[str, Any]:
     """Return the fields of a command.
 
     Returns:
-        `command`, `help`, and `groups`: each with `title`, `common` (shown without "all settings") and `fields`. A
-        field has `key` (dotted), `kind` (integer, number, boolean, text, choice, list, section), `item` (kind of a
-        list's items), `choices`, `default`, `optional` (null is a value), `doc`, `picks` (model, data or empty).
+        `command`, `help`, and `groups`: each with `title`, `zh` (the title in Chinese; empty: the name of a section),
+        `common` (shown without "all settings") and `fields`. A field has `key` (dotted), `kind` (integer, number,
+        boolean, text, choice, list, section), `item` (kind of a list's items), `choices`, `default`, `optional` (null
+        is a value), `doc`, `zh` (the same in Chinese, or empty), `picks` (model, data or empty).
 
     Raises:
         ConfigError: there is no such command.
@@ -61,17 +73,18 @@ def describe_form(command: str) -> dict[str, Any]:
     groups = []
     tasks = common_settings.get_common_settings(command)
     for title, keys in tasks.items():
-        groups.append({"title": title, "common": True, "fields": [fields.pop(key) for key in keys]})
+        zh = _read_chinese_texts()["groups"].get(title, "")
+        groups.append({"title": title, "zh": zh, "common": True, "fields": [fields.pop(key) for key in keys]})
     sections: dict[str, list[dict[str, Any]]] = {}
     for key, field in fields.items():
         sections.setdefault(key.rpartition(".")[0], []).append(field)
     for section, rest in sections.items():
-        groups.append({"title": section or command, "common": not tasks, "fields": rest})
+        groups.append({"title": section or command, "zh": "", "common": not tasks, "fields": rest})
     return {"command": command, "help": row.help, "groups": groups}
 
 
 def _describe_fields(cls: type, defaults: dict[str, Any], prefix: str) -> typing.Iterator[dict[str, Any]]:
-    docs = settings.field_docs(cls)
+    docs, chinese = settings.field_docs(cls), _read_chinese_texts()["fields"]
     for name, hint in validation.field_types(cls).items():
         if dataclasses.is_dataclass(hint):
             yield from _describe_fields(typing.cast(type, hint), defaults[name], f"{prefix}{name}.")
@@ -84,6 +97,7 @@ def _describe_fields(cls: type, defaults: dict[str, Any], prefix: str) -> typing
             "default": defaults[name],
             "optional": is_optional,
             "doc": docs.get(name, ""),
+            "zh": chinese.get(f"{settings.find_documenting_class(cls, name).__name__}.{name}", ""),
             "picks": "model" if key in MODEL_KEYS else "data" if key in DATA_KEYS else "",
         }
 

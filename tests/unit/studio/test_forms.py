@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from anabatic.config.loading import command_table, settings, validation
@@ -18,10 +20,15 @@ def test_the_form_has_every_setting_once(command):
     defaults = planning.flatten_tree(settings.default_tree(cls))
     for field in fields:
         assert field["doc"], field["key"]
+        assert re.search("[\u4e00-\u9fff]", field["zh"]), field["key"]
         assert field["kind"] in ("integer", "number", "boolean", "text", "choice", "list", "section")
         assert field["key"] not in defaults or field["default"] == defaults[field["key"]]
         assert field["kind"] != "choice" or field["default"] in (None, *field["choices"])
     assert any(group["common"] for group in form["groups"])
+    for group in form["groups"]:  # a section has one name in all languages
+        assert bool(re.search("[\u4e00-\u9fff]", group["zh"])) is bool(re.search("[A-Z ]", group["title"])), group[
+            "title"
+        ]
 
 
 def test_an_unknown_command_is_refused():

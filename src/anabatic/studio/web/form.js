@@ -3,6 +3,9 @@
 const fieldNodes = new Map(); // dotted key -> {field, input, note}
 let formGroups = [];
 
+// A text of the server in the language of the page; names of sections have no translation.
+const spoken = (english, { zh }) => (language === "zh" && zh) || english;
+
 const showDefault = (value) => {
   if (value === null || value === "" || (Array.isArray(value) && !value.length)) return word("unset");
   return Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value);
@@ -50,7 +53,7 @@ const makeField = (field, onChange) => {
   if (field.kind !== "boolean" && field.kind !== "choice" && field.kind !== "section") input.placeholder = showDefault(field.default);
   const label = node("label", { for: `f-${field.key}` }, field.key);
   const note = node("p", { class: "bad fine", hidden: "" });
-  const doc = node("p", { class: "fine doc", id: `d-${field.key}` }, field.doc);
+  const doc = node("p", { class: "fine doc", id: `d-${field.key}` }, spoken(field.doc, field));
   const pick = field.picks ? [button("choose", () => openPicker(field, input, onChange))] : [];
   const body = node("div", { class: "field", "data-key": field.key }, node("div", { class: "row" }, label, ...pick), input, note, doc);
   if (field.kind === "boolean") { body.classList.add("tick-field"); body.firstChild.prepend(input); }
@@ -62,7 +65,7 @@ const showForm = (groups, onChange) => {
   fieldNodes.clear();
   formGroups = groups;
   $("form").replaceChildren(...groups.map((group) => node("fieldset", { "data-common": String(group.common) },
-    node("legend", {}, group.title), ...group.fields.map((field) => makeField(field, onChange)))));
+    node("legend", {}, spoken(group.title, group)), ...group.fields.map((field) => makeField(field, onChange)))));
   filterForm();
 };
 
@@ -73,7 +76,7 @@ const filterForm = () => {
     let any = false;
     for (const one of set.querySelectorAll(".field")) {
       const { field } = fieldNodes.get(one.dataset.key);
-      const shown = one.classList.contains("set") || (listed && (wanted === "" || `${field.key} ${field.doc}`.toLowerCase().includes(wanted)));
+      const shown = one.classList.contains("set") || (listed && (wanted === "" || `${field.key} ${field.doc} ${field.zh}`.toLowerCase().includes(wanted)));
       one.hidden = !shown;
       any ||= shown;
     }

@@ -14,7 +14,7 @@ const showServers = () => {
   const rows = serverRows.map((server) => [
     node("b", {}, server.name),
     node("span", {}, node("i", { class: `dot ${server.state}` }), ` ${word("serverStates")[server.state]} ${server.message}`),
-    server.devices.join(", "),
+    server.devices.join(", ") || word("cpu"),
     node("span", { class: "actions" }, ...(server.state === "ready" ? [node("a", { href: "chat" }, word("chatNow"))] : []), button("unload", () => changeServer("stop", { name: server.name }))),
   ]);
   $("servers").replaceChildren(table([word("model"), word("state"), word("devices"), ""], rows));
@@ -34,7 +34,7 @@ const showModels = () => {
     word("modelKinds")[model.kind],
     word("ago", span(Math.max(0, Date.now() / 1000 - model.changed))),
     node("span", { class: "actions" },
-      ...(loaded.has(model.path) ? [] : [button("load", () => changeServer("start", { model: model.path }))]),
+      ...(loaded.has(model.path) ? [node("a", { href: "chat" }, word("chatNow"))] : [button("load", () => changeServer("start", { model: model.path }))]),
       modelLink("evaluate", "eval", "model", model.path), modelLink("fineTune", "sft", "model", model.path), modelLink("export", "export", "model", model.path)),
   ]);
   $("models").replaceChildren(table([word("model"), "", word("kind"), word("changed"), ""], rows));

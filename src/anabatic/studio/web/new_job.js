@@ -60,9 +60,9 @@ const showVariables = (values) => {
   const names = Object.keys(values).filter((key) => key.startsWith("vars."));
   if (currentCommand() !== "run" || names.join("\n") === variables) return;
   variables = names.join("\n");
-  const fields = names.map((key) => ({ key, kind: "text", default: "", doc: "", picks: values[key] ? "" : "data" }));
+  const fields = names.map((key) => ({ key, kind: "text", default: "", doc: "", zh: "", picks: values[key] ? "" : "data" }));
   const groups = commandGroups.map((group) => ({ ...group, fields: group.fields.filter((field) => !["vars", "stages"].includes(field.key)) }));
-  showForm([{ title: word("variables"), common: true, fields }, ...groups].filter((group) => group.fields.length), changeSetting);
+  showForm([{ title: word("variables"), zh: "", common: true, fields }, ...groups].filter((group) => group.fields.length), changeSetting);
 };
 
 const chooseCommand = async (command, text, changes = {}, newOut = false) => {

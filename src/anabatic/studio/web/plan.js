@@ -8,7 +8,7 @@ const memoryBar = (plan) => {
   const total = Math.max(plan.room_bytes, plan.needs_bytes);
   const parts = Object.entries(plan.parts).filter(([, size]) => size > 0);
   const rest = plan.needs_bytes - parts.reduce((sum, [, size]) => sum + size, 0);
-  const pieces = [...parts, ...(rest > 0 ? [["buffers, fragments", rest]] : [])];
+  const pieces = [...parts, ...(rest > 0 ? [["buffers, fragments", rest]] : [])].map(([name, size]) => [word("memoryParts")[name] ?? name, size]);
   const bar = node("div", { class: `memory-bar ${plan.fits ? "" : "over"}`, role: "img", "aria-label": pieces.map(([name, size]) => `${name} ${bytes(size)}`).join(", ") });
   const legend = node("ul", { class: "bar-legend" });
   pieces.forEach(([name, size], index) => {
@@ -26,7 +26,7 @@ const memoryBar = (plan) => {
 
 const planFigures = (plan) => {
   const entries = [
-    [plan.fits ? word("fits") : word("fitsNot"), `${bytes(plan.needs_bytes)} ${word("ofDevice", bytes(plan.room_bytes))}`],
+    [plan.fits ? word("fits") : word("fitsNot"), word("ofDevice", bytes(plan.needs_bytes), bytes(plan.room_bytes))],
     [word("tokensPerS"), short(plan.tokens_per_s)],
     [word("perStep"), seconds(plan.step_seconds)],
     [word("wholeRun"), plan.run_seconds ? seconds(plan.run_seconds) : word("unknownTime")],
@@ -61,6 +61,7 @@ const chipSelect = node("select", {});
 const showPlan = (plan, apply) => {
   const head = node("div", { class: "row" }, node("h2", {}, word("plan")), chipSelect);
   chipSelect.setAttribute("aria-label", word("planFor"));
+  chipSelect.options[0].textContent = word("here");
   if (plan.error) {
     $("plan").replaceChildren(head, node("p", { class: "fine" }, `${plan.error}. ${plan.hint}`));
     return;

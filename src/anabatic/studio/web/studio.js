@@ -62,7 +62,7 @@ const speak = () => {
   for (const name of ["find", "find-setting", "find-model"]) $(name).placeholder = word($(name).dataset.label);
   speakRuns();
   showView();
-  if (ready) { showJobs(); showServers(); showModels(); showProblems(); if (fieldNodes.size) checkRecipe(); }
+  if (ready) { showJobs(); showServers(); showModels(); showProblems(); if (fieldNodes.size) { showForm(formGroups, changeSetting); checkRecipe(); } }
 };
 
 const start = async () => {
