@@ -2,7 +2,7 @@
 
 let comparedState = "";
 
-const factsOf = (pairs) => pairs.map(([name, text]) => `${word("evaluationFacts")[name] ?? name} ${text}`).join(", ");
+const factsOf = (pairs) => pairs.map(([name, text]) => word("evaluationFacts")[name]?.(text) ?? `${name} ${text}`).join(", ");
 
 // A part that can be folded, and stays so.
 const folded = new Set();

@@ -24,7 +24,7 @@ const deviceRow = (device, index, processes, reserved) => {
     [word("temperature"), known(device.temp_c, "°C")],
     [word("power"), known(device.power_w, "W")],
     [word("health"), device.health ?? "–"],
-    [word("usedBy"), owners.join(", ") || word("free")],
+    [word("usedBy"), owners.join(", ") || (device.kind === "cpu" ? "–" : word("free"))],
   ];
   return node("tr", {}, ...cells.map(([name, ...content]) => node("td", { "data-name": name }, ...content)));
 };

@@ -63,7 +63,7 @@ const showPlan = (plan, apply) => {
   chipSelect.setAttribute("aria-label", word("planFor"));
   chipSelect.options[0].textContent = word("here");
   if (plan.error) {
-    $("plan").replaceChildren(head, node("p", { class: "fine" }, `${plan.error}. ${plan.hint}`));
+    $("plan").replaceChildren(head, node("p", { class: "fine" }, checked.problems.length ? word("planLater") : `${plan.error}. ${plan.hint}`));
     return;
   }
   if (!plan.parts) { $("plan").replaceChildren(node("p", { class: "fine" }, word("noPlan"))); return; }

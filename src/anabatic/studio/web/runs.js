@@ -143,6 +143,7 @@ const draw = () => {
   }
   $("legend").replaceChildren(...(alone ? [] : chosen.map((one) => node("span", {}, node("i", { class: `c${one.colour} line` }), nameOf(one.id)))));
   PLOTS.forEach((one, at) => plots[at].draw(chosen.flatMap((run) => seriesOf(one, run, alone)), { zero: one.zero, log: one.log && $("log").checked, axis: $("axis").value, marks: at === 0 ? chosen.flatMap((run) => spikeMarks(run, alone)) : [] }));
+  if ($("plot-files")) $("plot-files").hidden = plots.every((one) => one.node.hidden);
 };
 
 // Where a run had spikes, on the chosen axis, with the rows that were in those steps; of several runs in their colours.
@@ -276,7 +277,8 @@ const speakRuns = () => {
   const picture = (name, format) => button(name, () => savePicture(format, allPlots, ""));
   const again = button("startFromRun", () => { location.hash = `#/new?run=${front()}`; });
   again.id = "start-from-run";
-  $("exports").replaceChildren(again, node("span", { class: "fine" }, word("allPlots")), button("exportCsv", saveCsv), picture("exportSvg", "svg"), picture("exportPng", "png"), button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
+  const plotFiles = node("span", { id: "plot-files" }, node("span", { class: "fine" }, word("allPlots")), button("exportCsv", saveCsv), picture("exportSvg", "svg"), picture("exportPng", "png"));
+  $("exports").replaceChildren(again, plotFiles, button("report", () => saveReport(front(), nameOf(front())).catch((error) => say(error.message, true))));
   $("tabs").replaceChildren(...tabs);
   showList();
   draw();
