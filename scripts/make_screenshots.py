@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTENT = ROOT / "scripts" / "screenshots.yaml"
 LANGUAGES = {"en": "en-US", "zh": "zh-CN"}
 MAX_BYTES = 120_000
-QUALITY = 82
+QUALITY = 74
 WAIT_SECONDS = 180.0
 CHAT_MODELS = ("sft-lr-0.001", "sft-lr-0.004")
 COMPARED = ("sft-lr-0.004", "sft-lr-0.001", "sft-lr-0.0002")
@@ -247,6 +247,20 @@ def show_runs(scene: Scene) -> None:
     scene.wait("document.querySelector('#comparison table')")
 
 
+def show_run(scene: Scene) -> None:
+    """One training: its curves."""
+    keys = {run["name"]: run["id"] for run in scene.studio.ask("/api/runs")["runs"]}
+    scene.open(f"/#/runs/{keys[COMPARED[0]]}")
+    scene.wait("document.querySelectorAll('.plot:not([hidden]) path').length > 6")
+
+
+def show_evaluations(scene: Scene) -> None:
+    """Two evaluations next to each other."""
+    keys = {run["name"]: run["id"] for run in scene.studio.ask("/api/runs")["runs"]}
+    scene.open(f"/#/runs/{keys['eval-lr-0.004']},{keys['eval-lr-0.0002']}")
+    scene.wait("document.querySelector('#evaluation table')")
+
+
 def show_queue(scene: Scene) -> None:
     """A running job with its log, one that waits, and those that finished."""
     running = next(job["id"] for job in scene.studio.ask("/api/jobs")["jobs"] if job["state"] == "running")
@@ -290,11 +304,12 @@ def show_models(scene: Scene) -> None:
 
 SHOTS = (
     Shot("new-job", show_new_job, height=900),
-    Shot("runs", show_runs, height=900),
-    Shot("runs-dark", show_runs, "dark", height=900),
+    Shot("runs", show_runs, height=1160),
+    Shot("run", show_run, "dark", height=900),
+    Shot("evaluations", show_evaluations, height=620),
     Shot("queue", show_queue),
     Shot("models", show_models),
-    Shot("chat", show_chat, height=1000),
+    Shot("chat", show_chat, height=1080),
     Shot("report", show_report, height=900),
 )
 

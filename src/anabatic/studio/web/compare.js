@@ -37,7 +37,7 @@ const showComparison = async () => {
   if (state !== comparedState) return;
   const runs = chosen.map((run) => ({ name: nameOf(run.id), colour: run.colour }));
   const named = (row) => ({ ...row, name: word("facts")[row.name] ?? WORDS[language][row.name] ?? row.name });
-  const settings = found.settings.length ? comparisonTable(word("comparedSettings"), word("setting"), runs, found.settings, { mono: "keys" }) : node("p", { class: "fine" }, word("same"));
+  const settings = found.settings.length ? comparisonTable(word("comparedSettings"), word("setting"), runs, found.settings, { mono: "keys" }) : found.figures.length ? node("p", { class: "fine" }, word("same")) : "";
   $("comparison").replaceChildren(settings, ...(found.figures.length ? [comparisonTable(word("comparedFigures"), word("figure"), runs, found.figures.map(named))] : []));
   const results = found.evaluations.map((row) => ({ ...row, name: word("evaluationRows")[row.name] ?? row.name }));
   $("evaluation").hidden = !results.length;

@@ -15,9 +15,9 @@ const bytes = (value) => {
 const plain = (text) => node("pre", {}, text);
 const none = () => node("p", { class: "fine" }, word("nothing"));
 
-const table = (head, rows) => node("div", { class: "wide" }, node("table", {},
+const table = (head, rows, kind = "") => node("div", { class: "wide" }, node("table", { class: kind },
   node("thead", {}, node("tr", {}, ...head.map((one) => node("th", {}, one)))),
-  node("tbody", {}, ...rows.map((row) => node("tr", {}, ...row.map((one) => node("td", {}, one)))))));
+  node("tbody", {}, ...rows.map((row) => node("tr", {}, ...row.map((one, at) => node("td", { "data-name": head[at] }, one)))))));
 
 const samplesPart = (about) => about.samples.flatMap(({ prompt, texts }) => [
   node("h3", {}, prompt),

@@ -17,7 +17,7 @@ const showServers = () => {
     server.devices.join(", ") || word("cpu"),
     node("span", { class: "actions" }, ...(server.state === "ready" ? [node("a", { href: "chat" }, word("chatNow"))] : []), button("unload", () => changeServer("stop", { name: server.name }))),
   ]);
-  $("servers").replaceChildren(table([word("model"), word("state"), word("devices"), ""], rows));
+  $("servers").replaceChildren(table([word("model"), word("state"), word("devices"), ""], rows, "cards fit"));
 };
 
 const modelLink = (name, command, key, path) => node("a", { href: `#/new?command=${encodeURIComponent(command)}&${key}=${encodeURIComponent(path)}` }, word(name));
@@ -37,7 +37,7 @@ const showModels = () => {
       ...(loaded.has(model.path) ? [node("a", { href: "chat" }, word("chatNow"))] : [button("load", () => changeServer("start", { model: model.path }))]),
       modelLink("evaluate", "eval", "model", model.path), modelLink("fineTune", "sft", "model", model.path), modelLink("export", "export", "model", model.path)),
   ]);
-  $("models").replaceChildren(table([word("model"), "", word("kind"), word("changed"), ""], rows));
+  $("models").replaceChildren(table([word("model"), "", word("kind"), word("changed"), ""], rows, "cards fit"));
 };
 
 const refreshModels = async () => {

@@ -123,7 +123,7 @@ class Plot {
     for (const value of ticks(...this.x, Math.max(2, Math.floor(this.width / 75)), false)) {
       grid.append(svg("text", { x: this.across(value), y: this.height - 6, "text-anchor": "middle" }, short(value)));
     }
-    const inner = svg("svg", { x: EDGE.left, y: EDGE.top, width: this.width - EDGE.left - EDGE.right, height: this.height - EDGE.top - EDGE.bottom, viewBox: `${EDGE.left} ${EDGE.top} ${this.width - EDGE.left - EDGE.right} ${this.height - EDGE.top - EDGE.bottom}` });
+    const inner = svg("svg", { x: EDGE.left, y: EDGE.top, width: this.width - EDGE.left - EDGE.right + 4, height: this.height - EDGE.top - EDGE.bottom, viewBox: `${EDGE.left} ${EDGE.top} ${this.width - EDGE.left - EDGE.right + 4} ${this.height - EDGE.top - EDGE.bottom}` });
     for (const one of this.series) inner.append(...this.lines(one));
     for (const mark of this.marks ?? []) {
       const x = this.across(mark.x);
