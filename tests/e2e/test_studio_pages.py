@@ -242,6 +242,9 @@ def test_keys_alone_reach_everything(page):
 def test_a_phone_chinese_and_dark(page):
     find(page, "#language").send_keys("中文")
     until(lambda: texts(page, "#nav a")[0] == "训练")
+    page.execute_script("location.hash = '#/new?command=sft'")
+    until(lambda: "模型与数据" in texts(page, "#form fieldset:not([hidden]) > legend"))
+    assert "运行目录" in find(page, "#d-out").text
     find(page, "#theme").send_keys("深色")
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 24)"
     page.set_window_size(420, 800)
@@ -251,6 +254,12 @@ def test_a_phone_chinese_and_dark(page):
             until(lambda view=view: find(page, f"#{view}-view").is_displayed())
             time.sleep(0.3)
             assert fits_the_window(page), view
+        go(page, "models")  # a row is a card: no column is so narrow that words break
+        until(lambda: page.find_elements(By.CSS_SELECTOR, "#models td"))
+        widths = page.execute_script(
+            "return [...document.querySelectorAll('#models td')].map((one) => one.clientWidth)"
+        )
+        assert min(width for width in widths if width) > 300
         assert not find(page, "#nav").is_displayed()
         find(page, "#side-open").click()
         until(lambda: find(page, "#nav").is_displayed())
