@@ -110,8 +110,10 @@ class Run:
                 a new conversation.
 
         Raises:
-            UserError: the model cannot be used, or the message is too long for it.
+            UserError: the message is no text, the model cannot be used, or the message is too long for it.
         """
+        if not isinstance(message, str):
+            raise ConfigError(f"the message is of type {type(message).__name__}", 'give text: run.chat("...")')
         if self._dialogue is None or options:
             self._open_dialogue(options)
         assert self._dialogue is not None

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anabatic.core import log, paths
-from anabatic.core.errors import TRACEBACK_HINT, AnabaticError, Failure
+from anabatic.core.errors import TRACEBACK_HINT, AnabaticError, ConfigError, Failure
 from anabatic.core.relaunch import EXIT_INTERRUPTED, EXPLAIN_VARIABLE, REPORTS_VARIABLE
 from anabatic.core.stop_signals import SIGNAL_LISTENER, StopSignal
 
 BROKEN_PIPE = 141
 """Exit code 128 + SIGPIPE: the reader of the output has closed the pipe, as `head` does."""
 _MAX_CAUSES = 20
+_NAME_LIMITS_HINT = "Linux takes names of up to 255 bytes and paths of up to 4,095: check what was typed"
+"""NAME_MAX and PATH_MAX without the final zero (linux/limits.h)."""
 _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -58,7 +60,7 @@ def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
             sys.stderr.write(trace)
         if os.environ.get(REPORTS_VARIABLE):
             _print_error(user_error)  # before the slow explanation: a watchdog may end this process meanwhile
-        _print_error(user_error, "" if isinstance(error, AnabaticError) else _explain_error(error))
+        _print_error(user_error, _explain_error(error) if user_error.hint == TRACEBACK_HINT else "")
         return user_error.exit_code
 
 
@@ -70,12 +72,15 @@ def to_user_error(error: Exception) -> AnabaticError:
         return Failure("not enough memory", "lower batch.micro_batch_tokens, or close other programs")
     if isinstance(error, OSError) and error.filename is not None:
         path = Path(os.fsdecode(error.filename))
+        if error.errno == errno.ENAMETOOLONG:
+            name = max(path.parts, key=lambda part: len(os.fsencode(part)))
+            size = f"{len(os.fsencode(path)):,} bytes long, its longest name {len(os.fsencode(name)):,}"
+            return ConfigError(f"the path {str(path)[:60]}... is {size}", _NAME_LIMITS_HINT)
         if error.errno in _DISK_ERRNOS:
             return paths.make_write_error(path, error)
         return Failure(f"{path}: {error.strerror or error}", "check the path and its permissions")
     if isinstance(error, OSError) and error.errno in _DISK_ERRNOS:
-        hint = "free some space; everything saved before is still whole"
-        return Failure(f"cannot write: {error.strerror}", hint)
+        return Failure(f"cannot write: {error.strerror}", "free some space, or write to another disk")
     text = " ".join(str(error).split()) or "no message"
     return Failure(f"unexpected {type(error).__name__}: {text}", TRACEBACK_HINT)
 

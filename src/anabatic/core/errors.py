@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anabatic.core.formatting import escape_control_characters
+
 TRACEBACK_HINT = "add --debug for the traceback"
 """The hint of an unexpected error."""
 
@@ -40,9 +42,9 @@ class AnabaticError(Exception):
 
     def render(self) -> str:
         """Return the `error:` line and, when there is one, the `hint:` line."""
-        lines = [f"error: {self}"]
+        lines = [f"error: {escape_control_characters(str(self))}"]
         if self.hint:
-            lines.append(f"hint: {self.hint}")
+            lines.append(f"hint: {escape_control_characters(self.hint)}")
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,17 @@ def import_optional(module: str, purpose: str, alternative: str = "") -> Any:
         raise ConfigError(f"{purpose} needs {distribution}, which is not installed", hint) from error
     except ImportError as error:
         raise _make_broken_error(distribution, purpose, error) from error
+
+
+def require_installed(module: str, purpose: str) -> None:
+    """Make sure, without importing it, that an optional module is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec(module) is None:
+        message = f"{purpose} needs {OPTIONAL_PACKAGES[module][0]}, which is not installed"
+        raise ConfigError(message, format_install_command(module))
 
 
 def format_install_command(top: str) -> str:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
 def to_valid_utf8(text: str) -> str:
     """Return text that UTF-8 can encode: lone surrogates (undecodable bytes of an argument) become `?`."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves the cursor, colours a terminal, ends a line or turns the direction of text; lone surrogates."""
+
+
+def escape_control_characters(text: str, kept: str = "") -> str:
+    """Return text with control characters as Python writes them (`\\x1b`), undecodable bytes of names as `\\xff`.
+
+    Args:
+        kept: characters that stay.
+    """
+    return _CONTROL_CHARACTER.sub(lambda found: found[0] if found[0] in kept else _escape_character(found[0]), text)
+
+
+def _escape_character(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # os.fsdecode: the byte 0x80 to 0xff
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def to_printable(text: str, max_chars: int = 200) -> str:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from anabatic.core.formatting import escape_control_characters
+
 LOGGER = logging.getLogger("anabatic")
 
 
@@ -25,7 +27,7 @@ class _LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         coloured: str = getattr(record, "coloured", "") if self.colour else ""
-        text = coloured or record.getMessage()
+        text = coloured or escape_control_characters(record.getMessage(), kept="\n\t")
         if record.levelno >= logging.WARNING:
             level = record.levelname.lower()
             text = f"\x1b[33m{level}:\x1b[0m {text}" if self.colour else f"{level}: {text}"

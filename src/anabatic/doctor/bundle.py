@@ -18,6 +18,7 @@ from typing import Any
 
 from anabatic import __version__
 from anabatic.core import log
+from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import write_atomic
 from anabatic.doctor import check_report, redaction
@@ -44,8 +45,11 @@ def write_bundle(path: Path, machine: TargetMachine, lines: Sequence[CheckResult
     """Write the archive.
 
     Raises:
+        ConfigError: the name is that of another kind of file.
         Failure: it cannot be written.
     """
+    if not path.name.endswith((".tar.gz", ".tgz")):
+        raise ConfigError(f"--bundle is {str(path)!r}, and what is written is a .tar.gz", "--bundle doctor.tar.gz")
     members = collect_members(machine, lines)
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:

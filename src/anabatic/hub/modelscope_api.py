@@ -190,7 +190,8 @@ def open_url(repo: Repo, url: str) -> Any:
         except (OSError, http.client.HTTPException, ValueError) as error:
             local = "no such folder, and " if repo.kind == "model" else ""
             raise DataError(
-                f"{repo.name}: {local}{get_endpoint()} cannot be reached: {error}", repo.other_source_hint
+                f"{repo.name}: {local}{get_endpoint()} cannot be reached: {getattr(error, 'reason', error)}",
+                repo.other_source_hint,
             ) from error
     raise AssertionError("unreachable: the last attempt returns or raises")
 

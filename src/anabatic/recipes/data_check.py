@@ -11,7 +11,7 @@ from typing import Literal
 
 from anabatic.config.data_commands import DataCheckJob
 from anabatic.core.errors import DataError
-from anabatic.core.formatting import to_printable
+from anabatic.core.formatting import escape_control_characters, to_printable
 from anabatic.core.paths import write_atomic
 from anabatic.core.progress import ProgressMeter
 from anabatic.data.chat.rendering import validate_conversation
@@ -252,7 +252,8 @@ def _format_kind(result: CheckResult, kind: FindingKind, whole: int, what: str, 
         else:
             share = "" if one.similarity is None else f"{one.similarity:.0%}"
             details = ", ".join(filter(None, (one.message, share)))
-            yield f"  {one.location} <- {one.other}" + (f" ({details})" if details else "")
+            pair = escape_control_characters(f"{one.location} <- {one.other}")
+            yield f"  {pair}" + (f" ({details})" if details else "")
     if len(found) > _SHOWN:
         yield f"  and {len(found) - _SHOWN:,} more"
     yield f"hint: {fix}"

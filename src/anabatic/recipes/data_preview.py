@@ -13,6 +13,7 @@ import numpy as np
 
 from anabatic.config.data_commands import DataPreviewJob
 from anabatic.core import json_reader
+from anabatic.core.formatting import escape_control_characters
 from anabatic.data.chat.loss_mask import LossTurns
 from anabatic.data.chat.loss_preview import MaskedSpan, format_preview, split_by_loss_mask
 from anabatic.data.chat.preference_pairs import split_pair_messages
@@ -84,7 +85,7 @@ def run(job: DataPreviewJob) -> int:
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for preview in previews:
         form = f": read as {preview.format} ({', '.join(preview.columns)})" if preview.format else ""
-        sys.stdout.write(f"{preview.source}{form}\n")
+        sys.stdout.write(f"{escape_control_characters(preview.source)}{form}\n")
         for row in preview.rows:
             sys.stdout.write(f"\n{_describe_row(row)}\n{_format_segments(row, colour)}\n")
         sys.stdout.write("\n")

@@ -15,7 +15,7 @@ from anabatic.config.data_commands import DataStatsJob
 from anabatic.config.sections.common import Data
 from anabatic.core import json_reader, log
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.formatting import format_size
+from anabatic.core.formatting import escape_control_characters, format_size
 from anabatic.core.progress import ProgressMeter
 from anabatic.data.inspection.duplicates import DuplicateIndex
 from anabatic.data.inspection.languages import LanguageSample
@@ -207,23 +207,26 @@ class _SourceMeasurement:
         try:
             return self._languages.identify_languages()
         except ConfigError as error:
-            log.warn(f"languages are not identified: {error}; hint: {error.hint}")
+            log.warn(f"languages are not identified: {error}\nhint: {error.hint}")
             return None
 
 
 def _format_stats(stats: SourceStats, job: DataStatsJob) -> str:
     forms = ", ".join(f"{count:,} {name}" for name, count in stats.formats.items())
     kinds = ", ".join(_count_of(count, kind) for kind, count in stats.kinds.items())
-    lines = [f"{stats.source}: {kinds}, {format_size(stats.num_bytes)}" + (f" (rows: {forms})" if forms else "")]
+    lines = [
+        f"{escape_control_characters(stats.source)}: {kinds}, {format_size(stats.num_bytes)}"
+        + (f" (rows: {forms})" if forms else "")
+    ]
     if stats.bad_rows:
-        lines.append(f"  bad rows    {stats.bad_rows:,}; first: {stats.bad_row_examples[0]}")
+        lines.append(f"  bad rows    {stats.bad_rows:,}; first: {escape_control_characters(stats.bad_row_examples[0])}")
     lines += ["", "                      total       mean      min   median      90%      99%      max"]
     for name in ("characters", "turns", "tokens"):
         one: LengthSummary | None = getattr(stats, name)
         if one is not None:
             figures = f"{one.min:>8,} {one.median:>8,} {one.p90:>8,} {one.p99:>8,} {one.max:>8,}"
             lines.append(f"  {name:<12} {one.total:>13,} {one.mean:>10,.1f} {figures}")
-    lines += ["", f"  longest     {stats.longest}"]
+    lines += ["", f"  longest     {escape_control_characters(stats.longest)}"]
     if stats.num_learned is not None and stats.tokens is not None:
         lines.append(f"  learned     {stats.num_learned:,} tokens ({_percent(stats.num_learned, stats.tokens.total)})")
     if stats.num_too_long is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -99,6 +99,8 @@ def _read_api_keys(file: str | None) -> list[str]:
 
 
 def _load_model_registry(job: ServeJob) -> ModelRegistry:
+    given = [sequence_length.split_name_and_folder(one)[0] for one in job.model]
+    _require_different_names([*given, *(one.partition("=")[0] for one in job.classifier)])
     device = select_device(job.device)
     models = [served for at, one in enumerate(job.model) for served in _load_served_models(job, device, one, at == 0)]
     classifiers: dict[str, InputClassifier | RewardScorer] = {}
@@ -107,11 +109,14 @@ def _load_model_registry(job: ServeJob) -> ModelRegistry:
         judges = is_reward_model(folder)
         classifiers[name] = RewardScorer(folder, device) if judges else import_served_classifier()(folder, job.device)
         log.info(f"{name}: {folder}" + (", a reward model" if judges else ""))
-    names = [*(served.name for served in models), *classifiers]
+    _require_different_names([*(served.name for served in models), *classifiers])  # adapters are known by now
+    return ModelRegistry(models, classifiers, job.sampling, job.limits, job.too_long == "cut")
+
+
+def _require_different_names(names: Sequence[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"two models are called {twice}", "give names: NAME=FOLDER")
-    return ModelRegistry(models, classifiers, job.sampling, job.limits, job.too_long == "cut")
 
 
 def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[ServedModel]:

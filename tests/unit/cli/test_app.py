@@ -15,6 +15,7 @@ from anabatic import __version__
 from anabatic.cli import app, command_tree, error_report, job_command
 from anabatic.config.loading import command_table, common_settings, validation
 from anabatic.config.loading.validation import UntypedText
+from anabatic.core import log
 from anabatic.core.errors import DataError
 
 
@@ -329,6 +330,21 @@ def test_another_launchers_worker_says_its_rank(capsys: pytest.CaptureFixture[st
     os.environ["RANK"] = "3"
     assert error_report.run_with_error_report(_Broken(DataError("no corpus")), debug=False) == 2
     assert capsys.readouterr().err == "[rank 3] error: no corpus\n"
+
+
+def test_no_name_writes_lines_or_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\nerror: b\x1b[31m\u202e\udcff.jsonl"
+    assert call("help", name) == 2
+    assert "a\\nerror: b\\x1b[31m\\u202e\\xff.jsonl" in (told := capsys.readouterr().err) and told.count("\nhint:") == 1
+    log.setup_logging()
+    log.warn(f"{name} is skipped")
+    assert "\x1b" not in (told := capsys.readouterr().err) and "\\x1b[31m" in told
+
+
+def test_a_path_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("report", "A" * 10_000) == 2
+    told = capsys.readouterr().err
+    assert "10,000 bytes long" in told and "255" in told and len(told) < 400
 
 
 def test_a_reader_that_leaves_is_not_an_error() -> None:

@@ -152,7 +152,7 @@ def test_a_row_unlike_those_before_it(name: str, place: str, tmp_path: Path, tok
     words = '"query" is empty' if name == "rows.csv" else 'no column "query", "response", which the rows before have'
     with pytest.raises(DataError, match=rf"{re.escape(name)}: {place}: {words}") as caught:
         built(tmp_path / name, tok)
-    assert "on_bad_row: skip" in caught.value.hint
+    assert "--data.on-bad-row skip" in caught.value.hint
 
 
 def test_a_nul_in_a_table(tmp_path: Path, tok: Path) -> None:

@@ -124,7 +124,7 @@ def test_malformed_conversations_name_the_row(chat_tokenizer, messages, words):
     with pytest.raises(DataError, match=words) as caught:
         rendering.render_conversations([messages], chat_tokenizer, names=["row 7"])
     assert str(caught.value).startswith("row 7: ")
-    assert "on_bad_row" in caught.value.hint
+    assert "on-bad-row" in caught.value.hint
 
 
 def test_a_template_that_cannot_be_used_is_refused(chat_tokenizer):

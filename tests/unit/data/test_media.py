@@ -43,7 +43,7 @@ def test_columns(case: str) -> None:
     found = document(row)
     assert isinstance(found, RowIssue)
     assert told in found.message and "not supported" in found.message and "rows.jsonl: line 1" in found.message
-    assert "rows of text" in found.hint and "on_bad_row" in found.hint
+    assert "rows of text" in found.hint and "on-bad-row" in found.hint
     for name in ("images", "videos", "audios", "image"):
         if name in row:
             assert name in select_needed_columns(

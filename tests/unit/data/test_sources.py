@@ -170,7 +170,10 @@ def test_a_missing_column_suggests_the_nearest(tmp_path: Path) -> None:
 def test_only_bad_rows_are_an_error_even_when_skipped(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n')
-    assert "all 2 rows are bad" in str(fails(path, on_bad_row="skip"))
+    error = fails(path, on_bad_row="skip")
+    assert "all 2 rows are bad" in str(error) and error.hint == fails(path).hint and "--data." in error.hint
+    path.write_bytes("wind".encode("utf-16"))
+    assert "iconv" in fails(path, on_bad_row="skip").hint
 
 
 @pytest.mark.parametrize("content", [b"\n\n", b'{"text": ""}\n'])

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from anabatic.cli.report import report
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl
+from anabatic.train.report.comparison import compare_runs
 from anabatic.train.report.comparison_page import choose_names, write_comparison
+from anabatic.train.report.run_data import read_run
 from unit.train.report_pages import Page
 
 
@@ -28,6 +31,11 @@ def write_run(folder: Path, lr: float = 0.1, loss: float = 2.0, steps: int = 30,
     sources = more.get("sources") or {"train": [{"source": "a.txt", "kind": "text"}]}
     write_jsonl(folder / "events.jsonl", [{"event": "start"}, {"event": "data", **sources}])
     return folder
+
+
+def read_sources(folder: Path) -> dict[str, Any]:
+    """What a run says of its data."""
+    return list(json_reader.read_json_lines(folder / "events.jsonl"))[-1]
 
 
 def compare(folders: list[Path], tmp_path: Path, language: Any = "en") -> Page:
@@ -117,6 +125,12 @@ def test_heldout_data_that_differ_are_said_to(tmp_path: Path) -> None:
     assert page.text.count("are of another kind than the training data") == 1
     assert "Held out: 10 % of them." in page.text and "Held out: conversations of a.jsonl." in page.text
     assert "different held-out" not in compare([one, same], tmp_path).text
+    lower = [
+        write_run(tmp_path / f"lower-{at}", loss=1.0, sources=read_sources(one)) for at, one in enumerate([one, two])
+    ]
+    for other, best in zip(lower, (1, None), strict=True):
+        figures = {row.name: row.best for row in compare_runs([read_run(one), read_run(other)]).figures}
+        assert figures["valid_loss"] == best
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def copy_recipe(name: str, target: Path, force: bool = False) -> Path:
         raise ConfigError(f"{file} exists", "give another file name, or --force to overwrite it")
     text = recipe.path.read_text(encoding="utf-8")
     text = text.replace(format_schema_line(recipe), format_schema_line(recipe, absolute=True), 1)
-    write_atomic(file, text.encode())
+    write_atomic(file, text.encode(), f"give a file that you may write: `anabatic recipes copy {name} FILE`")
     return file
 
 

@@ -70,7 +70,7 @@ def select_target_turns(messages: Sequence[dict[str, Any]], turns: LossTurns, na
     if keep and not any(keep):
         raise DataError(
             f"{name}: none of the assistant's {len(keep)} turns is learned (weight 0 or loss false)",
-            "give one of them weight 1, or skip such rows with data.on_bad_row: skip",
+            "give one of them weight 1, or skip such rows with --data.on-bad-row skip",
         )
     return keep
 

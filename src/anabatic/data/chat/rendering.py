@@ -20,7 +20,7 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 Messages = list[dict[str, Any]]
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _CONVERSATION_HINT = (
-    'a conversation is a list of {"role": "user", "content": "..."}; data.on_bad_row: skip skips rows that are not'
+    'a conversation is a list of {"role": "user", "content": "..."}; --data.on-bad-row skip skips rows that are not'
 )
 
 

@@ -17,7 +17,7 @@ MAX_ROW_BYTES = 64 * 2**20
 
 _JSONL_NAME = re.compile(r"\.jsonl(\.gz|\.zst)?$", re.IGNORECASE)
 
-SKIP_HINT = "or skip such rows with data.on_bad_row: skip"
+SKIP_HINT = "or skip such rows with --data.on-bad-row skip"
 
 
 class RowFormat(NamedTuple):
@@ -117,15 +117,18 @@ class SkippedRows:
     Attributes:
         count: how many.
         examples: messages of the first few.
+        hint: of the first one.
         quiet: no warning is logged for them.
     """
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
+    hint: str = ""
     quiet: bool = False
 
     def record_issue(self, problem: RowIssue) -> None:
         """Count one; the first three messages are kept."""
+        self.hint = self.hint or problem.hint
         self.count += 1
         if len(self.examples) < 3:
             self.examples.append(problem.message)

@@ -32,10 +32,10 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
         row = rename_columns(row, columns)
         form = detect_format(row)
         if columns.text_column in row and (form is None or row.get("messages") is None):
-            reject_media(row, "data.on_bad_row: skip")
+            reject_media(row, "--data.on-bad-row skip")
             return _text_to_document(row[columns.text_column], doc_id, place, columns)
         if form is not None:
-            reject_media(row, "data.on_bad_row: skip")
+            reject_media(row, "--data.on-bad-row skip")
             document = form.parse_row(row)
             for turns in (document.messages, document.rejected or []):
                 require_turn_order(turns)
@@ -55,7 +55,7 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
     except BadRowError as error:
         return RowIssue(
             f"{place}: {error}",
-            error.hint or f"fix the row, or skip such rows with data.on_bad_row: skip; {_CONVERSATION_HINT}",
+            error.hint or f"fix the row, or skip such rows with --data.on-bad-row skip; {_CONVERSATION_HINT}",
         )
     what = f"{place}: {describe_missing_columns(columns, row)}; the row has {format_column_names(row)}"
     partial_formats, _ = _find_partial_formats(row)

@@ -19,6 +19,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.builtin import stdlib
 from anabatic.data.readers.document import (
+    SKIP_HINT,
     ColumnMapping,
     Document,
     Message,
@@ -140,7 +141,10 @@ def _report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped:
     first = f"; first: {skips.examples[0]}" if skipped else ""
     if not found:
         reason = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"
-        raise DataError(f"{source.path}: no document: {reason}", "give text, or rows with a text column or messages")
+        hint = skips.hint.removesuffix(f", {SKIP_HINT}") if skipped else ""
+        raise DataError(
+            f"{source.path}: no document: {reason}", hint or "give text, or rows with a text column or messages"
+        )
     if skipped and not skips.quiet:
         log.warn(f"{source.path}: skipped {skipped:,} bad rows of {found + skipped:,}{first}")
     if source.rows is not None and found < source.rows:

@@ -19,7 +19,7 @@ const halt = (column) => {
   showBusy();
 };
 
-const keep = () => { const lost = store.saveTalks(); if (lost) say(word(lost), true); };
+const keep = () => { const lost = store.saveTalks(); if (lost) sayWord(lost, true); };
 
 // Asks for an answer below each of some turns of the conversation that is shown.
 const askBelow = (places) => {
@@ -32,7 +32,7 @@ const askBelow = (places) => {
   });
   for (const run of fresh) runs.add(run);
   showBusy();
-  say(word("answering"));
+  sayWord("answering");
   keep();
   showTalks();
   showTurns();
@@ -78,7 +78,7 @@ const follow = async (run) => {
   try { turn.how = await ask(lineage(run.talk, turn.parent), turn.model, run.signal, take); }
   catch (error) { if (!run.isLeft) turn.error = error.message; }
   cancelAnimationFrame(frame);
-  if (runs.delete(run) && !runs.size) say(turn.error ? "" : word("done"));
+  if (runs.delete(run) && !runs.size) { if (turn.error) say(""); else sayWord("done"); };
   showBusy();
   keep();
   showEnd(run);

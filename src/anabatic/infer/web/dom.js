@@ -51,7 +51,13 @@ const dress = () => {
 
 const fold = () => { document.body.classList.remove("side"); $("side-open").setAttribute("aria-expanded", "false"); };
 
-const say = (text, bad = false) => { $("status").textContent = text; $("status").classList.toggle("bad", bad); };
+const say = (text, bad = false) => {
+  delete $("status").dataset.words;
+  $("status").textContent = text;
+  $("status").classList.toggle("bad", bad);
+};
+// The same by the name of its words, which `translate` finds when the language changes.
+const sayWord = (name, bad = false) => { say(word(name), bad); $("status").dataset.words = name; };
 
 // What both pages have: language, colours, the key, and the list that a narrow window folds away.
 const frame = (speak, onKey) => {

@@ -87,7 +87,7 @@ const typingNode = (fields, done, { label, cancel } = {}) => {
   });
   const finish = () => {
     const empty = areas.find((area) => !area.value.trim());
-    if (empty) { empty.focus(); if (fields.length > 1) say(word("resultMissing")); return; }
+    if (empty) { empty.focus(); if (fields.length > 1) sayWord("resultMissing"); return; }
     done(areas.map((area) => area.value.trim()));
   };
   const box = node("form", { class: "typing" });

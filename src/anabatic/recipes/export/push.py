@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.export import PushJob
-from anabatic.core import json_reader, log, paths
+from anabatic.core import extras, json_reader, log, paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_size
 from anabatic.hub import model_upload
@@ -50,6 +50,8 @@ def run(job: PushJob) -> int:
         job.revision or "",
         job.license or "",
     )
+    if target.hub == "modelscope" and not job.dry_run:
+        extras.require_installed("modelscope_hub", "the upload to ModelScope")
     base_model = find_base_model(folder, job)
     with tempfile.TemporaryDirectory(prefix="anabatic-push-") as temporary:
         staged = Path(temporary)

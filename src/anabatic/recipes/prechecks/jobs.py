@@ -18,7 +18,7 @@ from anabatic.config.rl import BUILTIN_REWARDS, RlJob
 from anabatic.config.sections.common import LogSettings
 from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.serve import ServeJob
-from anabatic.core import callbacks, paths, plugins
+from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
@@ -78,7 +78,7 @@ def find_problems(command: str, job: Any, earlier: EarlierOutputs | None = None)
         _check_chat_template(command, job, known),
         _check_lengths(job, known),
         _check_rewards(job),
-        _check_callbacks(job),
+        _check_callbacks_and_sinks(job),
         _check_eval_tasks(command, job),
         find_setting_errors(command, job, earlier),
     )
@@ -242,11 +242,16 @@ def _has_plugin(reward: str) -> bool:
     return plugins.find_plugin("anabatic.rewards", reward) is not None
 
 
-def _check_callbacks(job: Any) -> Iterator[UserError]:
+def _check_callbacks_and_sinks(job: Any) -> Iterator[UserError]:
     log = getattr(job, "log", None)
-    for spec in log.callbacks if isinstance(log, LogSettings) else ():
+    if not isinstance(log, LogSettings):
+        return
+    checks = [partial(callbacks.require_callback_source, spec) for spec in log.callbacks]
+    packages = [name for name in log.sinks if name in extras.OPTIONAL_PACKAGES]
+    checks += [partial(extras.require_installed, name, f"log.sinks {name}") for name in packages]
+    for check in checks:
         try:
-            callbacks.require_callback_source(spec)
+            check()
         except ConfigError as error:
             yield error
 

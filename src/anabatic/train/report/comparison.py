@@ -12,6 +12,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
+from anabatic.train.report.data_sources import read_data_sources
 from anabatic.train.report.run_data import Points, RunData
 from anabatic.train.report.words import as_text, describe_duration
 
@@ -161,15 +162,26 @@ def _last_step(run: RunData) -> float | None:
     return max((step for points in run.curves.values() for step, _ in points), default=None)
 
 
+def has_comparable_heldout(runs: Sequence[RunData]) -> bool:
+    """Return whether held-out figures say which model is better: the runs name the same held-out data, or none."""
+    known = {
+        (one.heldout, one.heldout_fraction, one.train if one.heldout_fraction is not None else ())
+        for one in map(read_data_sources, runs)
+        if one is not None and one.heldout
+    }
+    return len(known) <= 1
+
+
 def _compare_figures(runs: Sequence[RunData]) -> list[ComparedRow]:
-    rows = []
+    rows, is_comparable = [], has_comparable_heldout(runs)
     for figure in _FIGURES:
         values = [figure.read(run) for run in runs]
         known = [value for value in values if value is not None]
         if not known:
             continue
         best = None
-        if figure.prefer is not None and len(set(known)) > 1:
+        is_ranked = is_comparable or not figure.name.startswith("valid_")
+        if figure.prefer is not None and is_ranked and len(set(known)) > 1:
             first = figure.prefer(known)
             best = values.index(first) if known.count(first) == 1 else None
         rows.append(

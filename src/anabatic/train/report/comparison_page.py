@@ -11,8 +11,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import write_atomic
 from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card, smooth_points
-from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, read_settings
-from anabatic.train.report.data_sources import DataSources, describe_data, read_data_sources
+from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, has_comparable_heldout, read_settings
+from anabatic.train.report.data_sources import describe_data, read_data_sources
 from anabatic.train.report.localized_page import render_page
 from anabatic.train.report.run_charts import (
     format_four_digits,
@@ -109,7 +109,10 @@ def render_comparison(runs: Sequence[RunData], folders: Sequence[Path], language
         title=" · ".join(run.name for run in runs),
         heading=get_text("compared_runs"),
         count=len(runs),
-        notes=[*[(run.name, note) for run in runs for note in _list_notes(run)], *_note_heldout(sources)],
+        notes=[
+            *[(run.name, note) for run in runs for note in _list_notes(run)],
+            *([] if has_comparable_heldout(runs) else [("", get_text("compared.heldout_differs"))]),
+        ],
         runs=[
             {
                 "name": run.name,
@@ -142,16 +145,6 @@ def _list_notes(run: RunData) -> list[LocalizedText]:
     if not read_settings(run.config):
         notes.append(get_text("compared.no_config"))
     return notes
-
-
-def _note_heldout(sources: Sequence[DataSources | None]) -> list[tuple[str, LocalizedText]]:
-    """Held-out figures of different data do not say which model is better."""
-    known = {
-        (one.heldout, one.heldout_fraction, one.train if one.heldout_fraction is not None else ())
-        for one in sources
-        if one is not None and one.heldout
-    }
-    return [("", get_text("compared.heldout_differs"))] if len(known) > 1 else []
 
 
 def _build_panels(runs: Sequence[RunData]) -> list[Chart | FigureCard | None]:
