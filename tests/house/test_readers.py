@@ -33,7 +33,7 @@ def test_json_has_one_reader() -> None:
                 continue
             if not any(name == own or (own.endswith("/") and name.startswith(own)) for own in OWN):
                 found.append(f"{tree.name(path)}:{node.lineno}")
-    assert not found, f"read it with json_text.loads, or name the file in OWN: {', '.join(found)}"
+    assert not found, f"read it with json_reader.loads, or name the file in OWN: {', '.join(found)}"
 
 
 def test_the_table_is_true() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import typing
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table, common_settings, settings, validation
+from anabatic.core import json_reader
 
 FORM_COMMANDS = (
     "sft",
@@ -41,7 +41,7 @@ _CHINESE = Path(__file__).parent / "web" / "form_zh.json"
 
 @functools.cache
 def _read_chinese_texts() -> dict[str, dict[str, str]]:
-    texts: dict[str, dict[str, str]] = json.loads(_CHINESE.read_text(encoding="utf-8"))
+    texts: dict[str, dict[str, str]] = json_reader.loads(_CHINESE.read_text(encoding="utf-8"))
     return texts
 
 

@@ -129,7 +129,7 @@ def test_heldout_data_that_differ_are_said_to(tmp_path: Path) -> None:
         write_run(tmp_path / f"lower-{at}", loss=1.0, sources=read_sources(one)) for at, one in enumerate([one, two])
     ]
     for other, best in zip(lower, (1, None), strict=True):
-        figures = {row.name: row.best for row in compare_runs([read_run(one), read_run(other)]).figures}
+        figures = {row.name: row.best for row in compare_runs([read_run(one, "one"), read_run(other, "other")]).figures}
         assert figures["valid_loss"] == best
 
 
