@@ -66,6 +66,16 @@ def server(workplace):
         yield running
 
 
+def test_a_folder_without_runs_leads_to_a_recipe(browser, tmp_path):
+    (tmp_path / "runs").mkdir()
+    with studio(tmp_path / "runs") as empty:
+        browser.get(empty.url)
+        until(lambda: find(browser, "#welcome").is_displayed())
+        assert not find(browser, "#run-controls").is_displayed()
+        find(browser, "#welcome-recipe").click()
+        until(lambda: "demo" in " ".join(texts(browser, "dialog .choices li")))
+
+
 @pytest.fixture
 def page(browser, server):
     browser.get(server.url)

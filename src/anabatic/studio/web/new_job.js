@@ -147,13 +147,14 @@ const enterNew = async (query) => {
     await useRecipe(() => origins[origin](query.get(origin)));
     if (fieldNodes.size) return;
   }
-  const changes = Object.fromEntries([...query].filter(([key]) => !["command", "job", "run", "recipe"].includes(key)));
+  const changes = Object.fromEntries([...query].filter(([key]) => !["command", "job", "run", "recipe", "pick"].includes(key)));
   let text = Object.keys(changes).length ? "" : undefined;
   if (query.has("job")) {
     try { text = (await get(`api/jobs/${Number(query.get("job"))}/recipe`)).text; } catch (error) { say(error.message, true); }
   }
   if (query.size) history.replaceState(null, "", "#/new");
   if ((query.size && !origin) || !fieldNodes.size) await chooseCommand(command, text, changes, query.has("job"));
+  if (query.has("pick")) $("start-from").click();
 };
 
 const setUpNew = (state) => {

@@ -2,6 +2,7 @@
 
 const MOST = 8;
 const RUN_SECONDS = 3;
+const QUIET_SECONDS = 10; // where no run trains
 const percent = (value) => `${+(100 * value).toPrecision(3)} %`;
 const exact = (value) => String(+value.toPrecision(4));
 const PLOTS = [
@@ -72,6 +73,9 @@ const changeRow = (one) => {
 const matches = (one, wanted) => (wanted.startsWith("#") ? one.tags.some((tag) => tag.toLowerCase().startsWith(wanted.slice(1))) : one.name.toLowerCase().includes(wanted));
 
 const showList = () => {
+  const isEmpty = ready && !listed.length;
+  $("welcome").hidden = !isEmpty;
+  $("run-controls").hidden = isEmpty || view !== "runs";
   const wanted = $("find").value.trim().toLowerCase();
   const shown = listed.filter((one) => matches(one, wanted)).map(changeRow);
   for (const id of rows.keys()) if (!listed.some((one) => one.id === id)) rows.delete(id);
@@ -162,7 +166,6 @@ const tell = () => {
   const slow = chosen.find((one) => held.has(one.id) && held.get(one.id).share < 1);
   const texts = [];
   if (slow) texts.push(word("reading", nameOf(slow.id), Math.floor(100 * held.get(slow.id).share)));
-  else if (!listed.length) texts.push(word("noRuns"));
   else if (chosen.length && chosen.every((one) => stateOf(one.id) === "evaluated")) texts.push("");
   else if (chosen.length && chosen.every((one) => held.has(one.id) && !Object.keys(held.get(one.id).curves).length)) texts.push(word("noCurves"));
   else if (chosen.length && chosen.every((one) => held.has(one.id)) && plots.every((one) => one.node.hidden)) texts.push(word("noPlots"));
@@ -208,7 +211,8 @@ const refreshRuns = async () => {
   await loadAbout();
   await showComparison();
   tell();
-  return chosen.some((one) => (held.get(one.id)?.share ?? 1) < 1) ? 0.2 : RUN_SECONDS;
+  if (chosen.some((one) => (held.get(one.id)?.share ?? 1) < 1)) return 0.2;
+  return listed.some((one) => live(one.id)) ? RUN_SECONDS : QUIET_SECONDS;
 };
 
 // --- notes, tags, exports
@@ -288,6 +292,8 @@ const speakRuns = () => {
 const setUpRuns = () => {
   for (const id of ["axis", "log", "smooth"]) $(id).addEventListener("change", () => { draw(); tell(); });
   $("find").addEventListener("input", showList);
+  $("welcome-new").addEventListener("click", () => { location.hash = "#/new"; });
+  $("welcome-recipe").addEventListener("click", () => { location.hash = "#/new?pick=recipe"; });
   $("note-form").addEventListener("submit", (event) => { event.preventDefault(); saveNote(); });
   new ResizeObserver(() => { for (const one of plots) if (one.series.length) one.paint(); }).observe($("plots"));
 };
