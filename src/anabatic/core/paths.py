@@ -42,8 +42,11 @@ class RunFolder:
         """Return the folder of the checkpoint after `step` optimizer steps."""
         return self.root / f"checkpoint-{step}"
 
-    def create_folder(self) -> None:
+    def create_folder(self, remedy: str = OTHER_OUT_HINT) -> None:
         """Create the folder and check that it is writable.
+
+        Args:
+            remedy: how the user chooses another folder.
 
         Raises:
             Failure: the folder cannot be created or written.
@@ -55,7 +58,7 @@ class RunFolder:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
-            raise make_write_error(self.root, error) from error
+            raise make_write_error(self.root, error, remedy) from error
 
     def require_no_file(self) -> None:
         """Check that the path of the folder is not a file.
@@ -97,8 +100,11 @@ def find_os_error(error: Exception) -> OSError | None:
 
 
 @contextmanager
-def lock_folder(root: Path, owner: str) -> Iterator[None]:
+def lock_folder(root: Path, owner: str, remedy: str = "choose --out DIR") -> Iterator[None]:
     """Lock a folder for one writer; the system releases the lock when the process ends.
+
+    Args:
+        remedy: how the user chooses another folder.
 
     Raises:
         Failure: another process holds the lock, or the folder cannot be written.
@@ -106,12 +112,12 @@ def lock_folder(root: Path, owner: str) -> Iterator[None]:
     try:
         file = open(root / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed by the with below
     except OSError as error:
-        raise make_write_error(root, error) from error
+        raise make_write_error(root, error, remedy) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Failure(f"another {owner} works in {root}", "wait for it, or choose --out DIR") from error
+            raise Failure(f"another {owner} works in {root}", f"wait for it, or {remedy}") from error
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -39,10 +40,13 @@ def check_recipe(command: str, text: str) -> dict[str, Any]:
     """
     problems: list[dict[str, Any]] = []
     values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
     stages: list[dict[str, Any]] = []
     job = None
     try:
-        values = flatten_tree(yaml_reader.parse_yaml(text, _ORIGIN).tree)
+        source = yaml_reader.parse_yaml(text, _ORIGIN)
+        values = flatten_tree(source.tree)
+        lines = {".".join(map(str, path)): line for path, line in source.lines.items()}
         job = settings.parse_job(command, text, _ORIGIN)
     except AnabaticError as error:
         problems += _describe_errors(error)
@@ -55,6 +59,7 @@ def check_recipe(command: str, text: str) -> dict[str, Any]:
         except AnabaticError as error:
             found = [error]
         problems += [row for error in found for row in _describe_errors(error)]
+    _locate_problems(problems, values, lines)
     return {"values": values, "problems": problems, "out": str(getattr(job, "out", "") or ""), "stages": stages}
 
 
@@ -94,6 +99,42 @@ def suggest_out(root: Path, name: str, taken: Collection[str] = ()) -> str:
     while (root / f"{stem}-{number}").exists() or str(root / f"{stem}-{number}") in taken:
         number += 1
     return str(root / f"{stem}-{number}")
+
+
+def _locate_problems(problems: list[dict[str, Any]], values: dict[str, Any], lines: dict[str, int]) -> None:
+    """Add the setting and its line, in place, to problems that name only its value, and lines to those with a key."""
+    for row in problems:
+        if row["key"] not in lines and not _is_setting(row["key"]):
+            row["key"] = ""  # the first word of a sentence
+        if not row["key"] and row["line"] is None:
+            named = [key for key, value in values.items() if _names_value(row["message"], value)]
+            row["key"] = named[0] if len(named) == 1 else ""
+        if row["line"] is None:
+            row["line"] = lines.get(row["key"])
+
+
+def _names_value(message: str, value: Any) -> bool:
+    """Whether a message is about a value that is a text, or about one of a list."""
+    items = value if isinstance(value, list) else [value]
+    return any(
+        isinstance(item, str) and item and re.search(rf"(?<![\w./-]){re.escape(item)}(?![\w/-])", message)
+        for item in items
+    )
+
+
+@functools.cache
+def _list_settings() -> frozenset[str]:
+    return frozenset(
+        field["key"]
+        for command in forms.FORM_COMMANDS
+        for group in forms.describe_form(command)["groups"]
+        for field in group["fields"]
+    )
+
+
+def _is_setting(word: str) -> bool:
+    """Whether a word of a message is a setting, or a section of settings, of some command."""
+    return any(key == word or key.startswith(f"{word}.") for key in _list_settings())
 
 
 def _describe_errors(error: AnabaticError) -> list[dict[str, Any]]:

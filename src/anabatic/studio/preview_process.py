@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import settings
+from anabatic.config.loading import settings, yaml_reader
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
 TIMEOUT_SECONDS = 60.0
 MAX_OUTPUT_BYTES = 4 << 20
 NUM_ROWS = 3
+_SHARED_SETTINGS = ("chat_template", "train_on_inputs", "last_turn_only")
+"""Of the job and of `data preview`."""
 
 
 def preview_rows(command: str, text: str) -> dict[str, Any]:
@@ -28,24 +33,28 @@ def preview_rows(command: str, text: str) -> dict[str, Any]:
     files = getattr(getattr(job, "data", None), "train", [])
     if not files:
         raise DataError("the recipe names no data", "set data.train")
-    arguments = [*files, "--rows", str(NUM_ROWS), "--json"]
-    if template := getattr(job, "chat_template", None):
-        arguments += ["--chat-template", template]
-    for option in ("train_on_inputs", "last_turn_only"):
-        if getattr(job, option, False):
-            arguments.append(f"--{option.replace('_', '-')}")
-    if (tokenizer := getattr(job, "tokenizer", None) or getattr(job, "model", None)) and isinstance(tokenizer, str):
-        arguments += ["--model", tokenizer]
-    try:
-        result = subprocess.run(
-            [sys.executable, "-m", "anabatic", "data", "preview", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DataError(f"reading took more than {TIMEOUT_SECONDS:g} s", "name fewer or smaller files") from error
+    model = getattr(job, "model", None)
+    recipe = {
+        "inputs": files,
+        "model": getattr(job, "tokenizer", None) or (model if isinstance(model, str) else getattr(model, "path", None)),
+        **{name: getattr(job, name) for name in _SHARED_SETTINGS if hasattr(job, name)},
+        "rows": NUM_ROWS,
+        "json": True,
+        "data": asdict(replace(job.data, train=[], valid=[])),
+    }
+    with tempfile.TemporaryDirectory(prefix="anabatic-preview-") as folder:
+        path = Path(folder) / "preview.yaml"  # and no arguments: a name of a file may look like an option
+        path.write_text(yaml_reader.dump_yaml(recipe), encoding="utf-8")
+        try:
+            result = subprocess.run(
+                [sys.executable, "-m", "anabatic", "data", "preview", "--config", str(path)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TIMEOUT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DataError(f"reading took more than {TIMEOUT_SECONDS:g} s", "name fewer or smaller files") from error
     if result.returncode:
         raise _to_data_error(result.stderr.decode("utf-8", "replace"))
     if len(result.stdout) > MAX_OUTPUT_BYTES:

@@ -22,8 +22,7 @@ def set_value(text: str, key: str, value: Any) -> str:
     path = key.split(".")
     before = yaml_reader.parse_yaml(text, "recipe").tree
     changed = _edit(text, path, value)
-    tree = yaml_reader.parse_yaml(changed, "recipe").tree
-    if tree != _with_value(before, path, value):
+    if _parse_edited(changed) != _with_value(before, path, value):
         raise ConfigError(f"{key} cannot be changed in this layout", "change it in the text")
     return changed
 
@@ -43,9 +42,17 @@ def remove_value(text: str, key: str) -> str:
         nodes.pop()
     changed = _cut_entry(text, nodes)
     expected = _without_value(before, [node[0].value for node in nodes])
-    if yaml_reader.parse_yaml(changed, "recipe").tree != expected:
+    if _parse_edited(changed) != expected:
         raise ConfigError(f"{key} cannot be removed in this layout", "change it in the text")
     return changed
+
+
+def _parse_edited(text: str) -> dict[str, Any] | None:
+    """Return what an edited text holds; None: the edit has broken it, an alias without its anchor for example."""
+    try:
+        return yaml_reader.parse_yaml(text, "recipe").tree
+    except ConfigError:
+        return None
 
 
 def _compose(text: str) -> yaml.Node | None:

@@ -42,6 +42,7 @@ MAX_TAGS, MAX_TAG_CHARS = 20, 40
 MAX_COMPARED = 8
 DEVICE_SECONDS = 2.0
 _THREADS = 4
+_MAX_OFFSET_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,8 @@ class StudioApi:
 
     def _submit_job(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         command, text = _get_text(body, "command"), _get_text(body, "text")
+        if command not in forms.FORM_COMMANDS:
+            raise ApiError(400, f"the studio does not start {command!r}: it starts {', '.join(forms.FORM_COMMANDS)}")
         problems = planning.check_recipe(command, text)["problems"]
         if problems:
             message, hint = problems[0]["message"].removesuffix("."), problems[0]["hint"]
@@ -274,7 +277,9 @@ class StudioApi:
 
     def _get_job_log(self, request: Request) -> dict[str, Any]:
         offset = request.query_params.get("offset", "0")
-        text, end = self._parts.queue.read_log(request.path_params["job"], int(offset) if offset.isdecimal() else 0)
+        text, end = self._parts.queue.read_log(
+            request.path_params["job"], int(offset) if offset.isdecimal() and len(offset) <= _MAX_OFFSET_DIGITS else 0
+        )
         return {"text": text, "offset": end}
 
     def _get_job_recipe(self, request: Request) -> dict[str, Any]:

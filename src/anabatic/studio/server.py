@@ -29,6 +29,7 @@ from anabatic.studio.store import StudioStore
 
 STATE_FOLDER = ".studio"
 """Folder inside that of the runs: database, recipes and logs of jobs."""
+_OTHER_FOLDER_HINT = "name another folder of runs: `anabatic studio RUNS`"
 _HEAD_SECONDS = 15.0
 _SHUTDOWN_SECONDS = 3
 
@@ -41,7 +42,10 @@ def run(job: StudioJob) -> int:
         Failure: another studio uses the folder, or it cannot be written.
     """
     root = Path(job.runs).expanduser()
-    with open_listening_socket(job.host, job.port) as listening, lock_folder(_create_state_folder(root), "studio"):
+    with (
+        open_listening_socket(job.host, job.port) as listening,
+        lock_folder(_create_state_folder(root), "studio", _OTHER_FOLDER_HINT),
+    ):
         state = root / STATE_FOLDER
         is_open = is_loopback(listening)
         needs_token = job.require_token if job.require_token is not None else not is_open
@@ -76,7 +80,7 @@ def run(job: StudioJob) -> int:
 
 
 def _create_state_folder(root: Path) -> Path:
-    RunFolder(root).create_folder()
+    RunFolder(root).create_folder(_OTHER_FOLDER_HINT)
     state = root / STATE_FOLDER
     (state / "jobs").mkdir(parents=True, exist_ok=True)
     os.chmod(state, 0o700)  # recipes and logs may name private data

@@ -32,6 +32,9 @@ BODIES = [
     f'{{"command": "sft", "text": "", "name": {LONE_HALF}}}',
     f'{{"model": {LONE_HALF}, "name": "\\u0000", "text": {LONE_HALF}}}',
     '{"text": "x", "tags": [1]}',
+    json.dumps({"command": "sft", "text": 'model: "\\ud800"\ndata: {train: ["\\0", --help]}'}),
+    '{"command": "serve", "text": "model: [m]"}',
+    '{"command": "studio", "text": ""}',
     '{"model": 1e999}',
     json.dumps({"command": "sft", "text": "x" * (1 << 19)}),
 ]
@@ -70,6 +73,7 @@ def test_no_body_is_an_error_of_the_server(running: RunningStudio, path: str, bo
 def test_jobs_that_do_not_exist(running: RunningStudio, number: int) -> None:
     for path in (f"/api/jobs/{number}/log", f"/api/jobs/{number}/recipe"):
         assert httpx2.get(running.url + path, timeout=60).status_code == 404
+    assert httpx2.get(f"{running.url}/api/jobs/1/log?offset={'9' * 5000}", timeout=60).status_code == 404
 
 
 @pytest.mark.parametrize("token", [LONE_HALF, '"\\u0000"', "1", "null", "[]", f'"{TOKEN}x"', '"é"'])

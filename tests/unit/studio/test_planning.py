@@ -16,7 +16,8 @@ from anabatic.studio import planning
         ("model: [\n", 2, "", "not YAML"),
         ("a: 1\na: 2\n", 2, "", "twice"),
         ("- a\n", None, "", "not settings"),
-        ("model: x\ndata: {train: [nowhere.jsonl]}\n", None, "", "nowhere.jsonl"),
+        ("model: x\ndata: {train: [nowhere.jsonl]}\n", 2, "data.train", "nowhere.jsonl"),
+        ("out: y\nmodel: ./no-folder\ndata: {train: ['task:all']}\n", 2, "model", "no-folder"),
     ],
 )
 def test_problems_name_line_and_setting(text, line, key, message, tmp_path, monkeypatch):

@@ -72,9 +72,14 @@ def compare_runs(runs: Sequence[RunData]) -> ComparedRuns:
 def _compare_settings(runs: Sequence[RunData]) -> list[ComparedRow]:
     trees = [read_settings(run.config) for run in runs]
     rows = []
-    for key in dict.fromkeys(key for tree in trees for key in tree):
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    # A torn file differs in nothing, and an evaluation beside trainings not in what it does not have.
+    is_whole = [len(tree) >= len(keys) / 2 for tree in trees]
+    for key in keys:
         values = [_format_value(tree[key]) if key in tree else MISSING for tree in trees]
-        known = {value for value, tree in zip(values, trees, strict=True) if tree}  # a torn file differs in nothing
+        known = {
+            value for value, tree, whole in zip(values, trees, is_whole, strict=True) if tree and (whole or key in tree)
+        }
         if key not in IGNORED_SETTINGS and len(known) > 1:
             rows.append(ComparedRow(key, values))
     return rows
