@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
+from anabatic.cli.launch.option_parsing import parse_float
 from anabatic.cli.parsing.function_command import OptionNames
 from anabatic.config.loading import settings, validation
+from anabatic.config.pipeline import scale_minutes
+from anabatic.config.sections.common import MAX_MINUTES
 from anabatic.core.errors import ConfigError
 
 
@@ -17,6 +20,7 @@ def run(
     start: Annotated[str | None, OptionNames(("--from",))] = None,
     only: tuple[str, ...] = (),
     set_: tuple[str, ...] = (),
+    minutes: str | None = None,
     dry_run: bool = False,
 ) -> int:
     """Run the stages of a pipeline in order; a stage that is done and unchanged is skipped.
@@ -35,6 +39,8 @@ def run(
         Run this stage again, from scratch, and no other; may be repeated.
     set_
         NAME=VALUE for an entry of the recipe's `vars`; may be repeated.
+    minutes
+        Minutes of training for all stages with `schedule.minutes` together, in the recipe's shares.
     dry_run
         Say what would run and why, and check every stage; nothing is written.
     """
@@ -42,7 +48,12 @@ def run(
     if not files:
         raise ConfigError("which pipeline?", "give a recipe: `anabatic run demo`; others: `anabatic recipes list`")
     pairs = _parse_pairs(set_)
+    budget = None if minutes is None else parse_float("minutes", minutes)
     job = settings.load_job("run", files, {"out": validation.UntypedText(out)} if out is not None else None)
+    if budget is not None:
+        if not 0 < budget <= MAX_MINUTES:
+            raise ConfigError(f"--minutes is {minutes}", f"use more than 0 and at most {MAX_MINUTES:,}")
+        scale_minutes(job.stages, budget)
 
     from anabatic.recipes.pipeline import runner
 

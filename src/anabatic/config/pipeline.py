@@ -24,6 +24,29 @@ class PipelineStage:
         require_setting(bool(self.command), "no command", hint)
 
 
+def scale_minutes(stages: dict[str, PipelineStage], minutes: float) -> None:
+    """Give all stages with `schedule.minutes` together so many minutes, in the shares that the recipe gives them.
+
+    Raises:
+        ConfigError: no stage has such minutes.
+    """
+    timed = {
+        name: schedule
+        for name, stage in stages.items()
+        if isinstance(schedule := stage.job.get("schedule"), dict)
+        and isinstance(value := schedule.get("minutes"), (int, float))
+        and not isinstance(value, bool)
+        and value > 0
+    }
+    require_setting(
+        bool(timed), "--minutes: no stage has schedule.minutes", "give the stages that train one in the recipe"
+    )
+    total = sum(schedule["minutes"] for schedule in timed.values())
+    for name, schedule in timed.items():
+        scaled = round(schedule["minutes"] * minutes / total, 4)
+        stages[name].job = {**stages[name].job, "schedule": {**schedule, "minutes": scaled}}
+
+
 @dataclass(kw_only=True)
 class PipelineJob:
     """A whole pipeline."""

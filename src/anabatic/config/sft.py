@@ -33,6 +33,11 @@ class SftJob(TuneJob, WithAuto):
         if not self.batch.packing:
             what = "device.compile is on, and padded batches have another shape each"
             require_setting(self.device.compile != "on", what, "set device.compile to off, or batch.packing to true")
+        require_setting(
+            not self.curriculum.use or self.schedule.minutes is None,
+            "curriculum.use is on and schedule.minutes is given: the stages are shares of a number of steps",
+            "give schedule.epochs or schedule.max_steps in place of schedule.minutes",
+        )
         both = self.train_on_inputs and self.last_turn_only
         require_setting(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
         require_setting(

@@ -229,6 +229,8 @@ def _supports_sharding(job: Any, one: strategy_search.StrategyEstimate) -> bool:
 
 def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step: int) -> int:
     """Of the run, 0 where only the data would tell."""
+    if job.schedule.minutes is not None:
+        return 0
     if job.schedule.max_steps is not None:
         return int(job.schedule.max_steps)
     if tokens is not None:

@@ -34,6 +34,7 @@ from anabatic.plan.strategy_search import StrategyEstimate
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.train import sizing
 from anabatic.train.checkpoint.run_state import TrainProgress
+from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.sizing import StepSizes, find_divisor
 from anabatic.train.step import TrainStep
 
@@ -200,8 +201,21 @@ def _apply_strategy(job: Any, way: Strategy | None) -> Any:
     return replace(job, parallel=parallel, model=replace(job.model, recompute=recompute))
 
 
-def get_resolved_batch(job: LoopJob, state: AutoState | None) -> BatchSettings | None:
-    """Return the sizes that earlier starts have come to; None: nothing is settled."""
+def get_resolved_batch(
+    job: LoopJob, state: AutoState | None, checkpoint: CheckpointInfo | None = None
+) -> BatchSettings | None:
+    """Return the sizes that earlier starts have come to; None: nothing is settled.
+
+    With `schedule.minutes` they are those of the checkpoint: the estimate that they came from changes with the clock
+    of a processor.
+    """
+    if job.schedule.minutes is not None and checkpoint is not None:
+        sizes = checkpoint.state.sizes
+        return replace(
+            job.batch,
+            micro_batch_tokens=int(sizes["batch.micro_batch_tokens"]),
+            global_batch_tokens=int(sizes["batch.global_batch_tokens"]),
+        )
     if state is None or (state.micro is None and state.batch is None):
         return None
     micro, batch = job.batch.micro_batch_tokens or state.micro, job.batch.global_batch_tokens or state.batch

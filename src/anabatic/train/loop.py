@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from anabatic.core import log
 from anabatic.core.errors import Failure
@@ -21,14 +22,15 @@ from anabatic.train.guards import bad_steps
 from anabatic.train.metrics.device_stats import local_token_fraction
 from anabatic.train.optim.optimizer import compute_lr_scale
 from anabatic.train.step import StepStats, TrainStep
+from anabatic.train.time_budget import TimeBudget, agree_on_steps
 
 _MAX_SKIPPED_STEPS = 50
 """Skipped updates in a row of logged windows after which the job gives up."""
 
 
 def fit(loop: LoopContext, progress: TrainProgress) -> bool:
-    """Train until `total_steps` or until `eval.patience` is over; return False when a signal ended the run early
-    (everything is saved then).
+    """Train until `sizes.steps` or until `eval.patience` is over; return False when a signal ended the run early
+    (everything is saved then). With `schedule.minutes`, `loop.sizes` gets the steps that fit.
 
     Raises:
         Failure: no finite loss for a long time, or nothing can be saved.
@@ -62,7 +64,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
             # One process, or several on a CPU, stop here without writing a row, so that the rows to come are those of a
             # run left alone; devices agree on it where they log, because their queues are not emptied for it.
             stop = not last and loop.train_step.should_stop()
-            logs = last or progress.step == 1 or progress.step % loop.job.log.every == 0
+            logs = last or clock.is_logged(progress.step)
             saves = last or stop or (loop.job.save.every > 0 and progress.step % loop.job.save.every == 0)
             if (logs or saves) and bad_steps.handle_bad_steps(loop, progress, saver):
                 clock.restart_after_rewind()
@@ -188,6 +190,13 @@ class _MetricsClock:
         self.start_time = time.perf_counter()
         self.logged_step = progress.step
         self.skipped_in_a_row = 0
+        minutes = loop.job.schedule.minutes
+        self.time_budget = None if minutes is None else TimeBudget(minutes)
+
+    def is_logged(self, step: int) -> bool:
+        """Return whether a row ends with a step."""
+        early = self.time_budget is not None and self.time_budget.is_early_row(step)
+        return step == 1 or step % self.loop.job.log.every == 0 or early
 
     def total_seconds(self) -> float:
         return self.prior_seconds + self.training_seconds + self.pending_seconds + time.perf_counter() - self.start_time
@@ -228,6 +237,8 @@ class _MetricsClock:
         self.training_seconds += span
         steps = progress.step - self.logged_step
         self.logged_step = progress.step
+        if self.time_budget is not None and progress.step < loop.sizes.steps:
+            self._fit_steps(self.time_budget, steps, span)
         self._count_steps(drained, steps)
         if progress.step == 1 and drained.skipped and not loop.train_step.loss_scale.is_enabled:
             raise Failure(
@@ -256,6 +267,19 @@ class _MetricsClock:
             row["skipped"] = progress.skipped
         loop.metrics.log_train_step(progress.step, row)
         return drained.should_stop
+
+    def _fit_steps(self, budget: TimeBudget, steps: int, span: float) -> None:
+        """Count the steps that fit into the given time; every rank calls it."""
+        loop, before = self.loop, self.loop.sizes.steps
+        elapsed = self.prior_seconds + self.training_seconds
+        total = agree_on_steps(budget.count_steps(before, self.progress.step, elapsed, steps, span), loop.world)
+        if total == before:
+            return
+        loop.sizes = replace(loop.sizes, steps=total)
+        loop.metrics.set_max_steps(total)
+        if self.progress.step == 16 or abs(total - before) > 0.2 * before:
+            log.info(budget.describe(total))
+            loop.metrics.log_event("horizon", step=self.progress.step, steps=total)
 
     def _count_steps(self, drained: StepStats, steps: int) -> None:
         progress = self.progress

@@ -15,6 +15,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device
 from anabatic.device.table import Chip
+from anabatic.models.model_init import count_parameters
 from anabatic.parallel.process_groups import RankGroup
 from anabatic.plan import detect_chip, model_shape, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
@@ -27,6 +28,8 @@ MAX_USEFUL_EPOCHS = 40
 """Over the data: repeated more often, they are worthless (arXiv 2305.16264, figure 1)."""
 MIN_USEFUL_STEPS = 10
 """Fewer updates than this hardly move a model; said where the number follows from the data."""
+ASSUMED_UTILIZATION = 0.3
+"""Share of a chip's peak, where only the order of magnitude is needed before the first step."""
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
@@ -103,6 +106,8 @@ def resolve_sizes(
     """
     batch = settled or job.batch
     batch = batch if segment_tokens is None else replace(batch, seq_len=segment_tokens)
+    if job.schedule.minutes is not None:
+        tokens, reason = estimate_budget_tokens(job.schedule.minutes, model, device, world)
     micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world)
     if settled is not None:
         plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
@@ -124,7 +129,7 @@ def recount_padded_steps(
         padding: share of padding in them.
     """
     per_step = sizes.micro_steps * world.size
-    if schedule.max_steps is None and schedule.epochs is not None:
+    if schedule.max_steps is None and schedule.minutes is None and schedule.epochs is not None:
         sizes = replace(sizes, steps=max(1, math.ceil(schedule.epochs * batches / per_step - 1e-6)))
         plan.values["steps"] = sizes.steps
         plan.reasons["steps"] = f"{schedule.epochs:g} epochs of {batches:,} padded micro-batches"
@@ -143,6 +148,15 @@ def compute_horizon_tokens(schedule: Schedule, multiplying_params: int) -> tuple
     """Return the training tokens when neither steps nor epochs are given, and why."""
     ratio = schedule.tokens_per_param or TOKENS_PER_PARAM
     return ratio * multiplying_params, f"{ratio:g} tokens for each of {format_count(multiplying_params)} parameters"
+
+
+def estimate_budget_tokens(
+    minutes: float, model: PreTrainedModel, device: Device, world: RankGroup
+) -> tuple[float, str]:
+    """Return the training tokens that some minutes are about enough for, and why; the loop counts them exactly."""
+    rate = get_local_chip(device).half_tflops * 1e12 * ASSUMED_UTILIZATION * world.size
+    tokens = 60.0 * minutes * rate / (6 * count_parameters(model)[1])
+    return tokens, f"about, for {minutes:g} minutes; the first steps are timed"
 
 
 def resolve_batch_sizes(
@@ -228,7 +242,9 @@ def resolve_total_steps(
     plan: DerivedSizes, schedule: Schedule, epoch_tokens: int, tokens: float, reason: str, global_batch: int
 ) -> int:
     """Return the optimizer steps of the run."""
-    if schedule.max_steps is not None:
+    if schedule.minutes is not None:
+        steps = max(1, round(tokens / global_batch))
+    elif schedule.max_steps is not None:
         steps, reason = schedule.max_steps, "given"
     elif schedule.epochs is not None:
         steps = max(1, math.ceil(schedule.epochs * epoch_tokens / global_batch - 1e-6))

@@ -94,8 +94,10 @@ def _import_attribute(path: str) -> Any:
 
 _DATA_ALIASES = {"data.train": "--data"}
 """Of commands that read text."""
-_TRAIN_ALIASES = {**_DATA_ALIASES, "device.nproc": "--nproc --npus"}
-"""Of commands that train, and of `eval`."""
+_DEVICE_ALIASES = {**_DATA_ALIASES, "device.nproc": "--nproc --npus"}
+"""Of commands that run on several devices."""
+_TRAIN_ALIASES = {**_DEVICE_ALIASES, "schedule.minutes": "--minutes"}
+"""Of commands that train."""
 _VESSEL_PRECHECK = "anabatic.vessels.commands.prechecks:check_vessel_files"
 _MODEL_FILES = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 
@@ -281,7 +283,7 @@ _COMMAND_ROWS = (
         "anabatic.recipes.evaluate:run",
         "Measure a model: bits per byte, tasks compared with chance.",
         output_files=("eval.json",),
-        option_aliases=_TRAIN_ALIASES,
+        option_aliases=_DEVICE_ALIASES,
         positional_setting="model",
     ),
     Command(

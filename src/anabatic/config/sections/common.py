@@ -176,6 +176,10 @@ class Optim:
         require_setting(self.max_rewinds >= 0, f"optim.max_rewinds is {self.max_rewinds}", "use 0 or more")
 
 
+MAX_MINUTES = 525_600
+"""Of `schedule.minutes`: a year."""
+
+
 @dataclass(kw_only=True)
 class Schedule:
     """How long to train and how the learning rate moves: up, level, down."""
@@ -186,6 +190,8 @@ class Schedule:
     """Passes over the training data."""
     tokens_per_param: float | None = None
     """Training tokens per parameter of the blocks and the head, when neither steps nor epochs are given."""
+    minutes: float | None = None
+    """Minutes of training, evaluations not counted, in place of epochs or steps: the first steps are timed."""
     warmup_ratio: float = 0.02
     """Share of the steps in which the learning rate rises."""
     decay_ratio: float = 0.5
@@ -208,6 +214,11 @@ class Schedule:
         )
         require_setting(
             self.epochs is None or self.epochs > 0, f"schedule.epochs is {self.epochs}", "use a positive number"
+        )
+        require_setting(
+            self.minutes is None or 0 < self.minutes <= MAX_MINUTES,
+            f"schedule.minutes is {self.minutes}",
+            f"use more than 0 and at most {MAX_MINUTES:,}",
         )
         for name in ("warmup_ratio", "decay_ratio", "final_lr_ratio"):
             value = getattr(self, name)

@@ -77,7 +77,7 @@ def run(job: PretrainJob) -> int:
             tuned_lr,
             device,
             world.data_group,
-            settled=auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world)),
+            settled=auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world), context.resume_checkpoint),
         )
         log_plan(plan, model, world, sharding)
 

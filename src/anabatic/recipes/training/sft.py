@@ -158,7 +158,7 @@ def _resolve_sizes(
         device,
         world.data_group,
         task.max_segment(context.seq_len),
-        auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world)),
+        auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world), context.resume_checkpoint),
     )
     if job.batch.packing:
         return sizes

@@ -181,6 +181,8 @@ class Trainer:
         model.network.train()
         sizes = self._probe_micro_batch(step)
         tensors = functools.partial(run_folder.collect_tensors, model.network, step.optimizer, step)
+        if found is not None and job.schedule.minutes is not None:
+            sizes = replace(sizes, steps=int(found.state.sizes["schedule.max_steps"]))
         free = ("batch.micro_batch_tokens",) if auto_sizing.load_state(job, world) and job.batch.packing else ()
         run_folder.require_same_sizes(found, sizes.resume_constraints(world.data_group), free)
         # Of dropout and of rounding: equal on every rank, or copies of weights would part. A checkpoint brings its own.
@@ -205,10 +207,11 @@ class Trainer:
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
             metrics.log_event("data", **self.batches.describe_sources())
             loop = self._make_loop_context(sizes, step, stream, tensors, metrics, samples)
-            done = fit(replace(loop, device_window=watch, row_log=rows), progress)
+            loop.device_window, loop.row_log = watch, rows
+            done = fit(loop, progress)
             self.batches.log_summary(progress.loader)
             if done:
-                summary = self._build_summary(sizes, progress, params)
+                summary = self._build_summary(loop.sizes, progress, params)
                 run_folder.finish_run(
                     context.folder,
                     model.network,
@@ -265,14 +268,18 @@ class Trainer:
 
         identity = run_folder.get_job_identity(context.job)
         about = {"command": command_name(context.job), "strategy": model.sharding.strategy}
-        constraints = sizes.resume_constraints(context.world.data_group)
-        return LoopContext(
+
+        def describe_run(progress: TrainProgress) -> RunState:
+            constraints = loop.sizes.resume_constraints(context.world.data_group)
+            return RunState(progress, identity, constraints, context.world.size, about)
+
+        loop = LoopContext(
             context=context,
             sizes=sizes,
             train_step=step,
             batches=stream,
             metrics=metrics,
-            run_state=lambda progress: RunState(progress, identity, constraints, context.world.size, about),
+            run_state=describe_run,
             checkpoint_tensors=tensors,
             evaluate_step=evaluate_step,
             describe_loader=self.batches.describe_state,
@@ -281,6 +288,7 @@ class Trainer:
             peak_flops=run_folder.log_peak_flops(context.device),
             should_eval_at_start=self.generates and self.batches.has_heldout,
         )
+        return loop
 
     def _build_summary(self, sizes: StepSizes, progress: TrainProgress, params: int) -> dict[str, Any]:
         device = self.context.device

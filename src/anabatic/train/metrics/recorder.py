@@ -111,6 +111,10 @@ class MetricsRecorder:
         """Return a `MetricsRecorder` that does nothing."""
         return _SilentRecorder()
 
+    def set_max_steps(self, max_steps: int) -> None:
+        """Change the number of steps of the whole run, for `step/max`."""
+        self._max_steps = max_steps
+
     def log_train_step(self, step: int, row: dict[str, Any]) -> None:
         """Record a training step and print its line.
 
@@ -214,6 +218,8 @@ class MetricsRecorder:
 class _SilentRecorder(MetricsRecorder):
     def __init__(self) -> None:
         self.callbacks = CallbackList(())
+
+    def set_max_steps(self, max_steps: int) -> None: ...
 
     def log_train_step(self, step: int, row: dict[str, Any]) -> None: ...
 
