@@ -1,0 +1,58 @@
+"""`--minutes`: a run takes a given time, decays to its end, and continues with the time that is left."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from anabatic.core import json_reader
+from e2e import command
+from e2e.home import Home
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 9.0
+TIMED = {"schedule.minutes": SECONDS / 60, "schedule.decay-ratio": 0.5, "eval.every": 0, "log.every": 5}
+
+
+def rates(folder: Path) -> dict[int, float]:
+    """Step -> learning rate."""
+    return {row["step"]: row["lr"] for row in json_reader.read_json_lines(folder / "metrics.jsonl") if "lr" in row}
+
+
+def check(folder: Path) -> int:
+    """The run came to its end by its own count, with the last learning rate; return its steps."""
+    summary, lr = command.summary(folder), rates(folder)
+    steps = summary["steps"]
+    assert summary["finished"] is True and summary["stopped_early"] is False and max(lr) == steps
+    assert lr[steps] == pytest.approx(0.02 * max(lr.values()), rel=1e-6)
+    assert {1, 2, 4, 8, 16} <= set(lr) or steps < 16
+    assert 0.5 * SECONDS < summary["seconds"] < 3 * SECONDS
+    return int(steps)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_takes_the_time(home: Home, tmp_path: Path, processes: int) -> None:
+    out = tmp_path / "run"
+    result = home.anabatic(*home.pretrain(out, processes, more=TIMED))
+    steps = check(out)
+    assert f"step {steps}/{steps}" in result.err and "of training" in result.err
+    assert "steps" in next(row for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] == "horizon")
+    if processes == 2:  # both ranks did the same steps, or one would have waited for the other for good
+        assert command.checkpoints(out)[-1] == steps
+
+
+def test_a_run_that_was_stopped_uses_the_time_that_is_left(home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = home.start(*home.pretrain(out, more=TIMED))
+    command.interrupt(process, out, 12, signal.SIGTERM, 143)
+    before = command.checkpoints(out)[-1]
+    again = home.anabatic(*home.pretrain(out, more=TIMED))
+    assert f"step {before}" in again.err and check(out) > before
+
+
+def test_fine_tuning_takes_the_time_too(home: Home, base: Path, tmp_path: Path) -> None:
+    home.anabatic(*home.sft(tmp_path / "run", base, more=TIMED))
+    assert command.summary(tmp_path / "run")["seconds"] < 3 * SECONDS
