@@ -14,7 +14,13 @@ from e2e.home import Home
 pytestmark = pytest.mark.slow
 
 SECONDS = 9.0
-TIMED = {"schedule.minutes": SECONDS / 60, "schedule.decay-ratio": 0.5, "eval.every": 0, "log.every": 5}
+TIMED = {
+    "schedule.minutes": SECONDS / 60,
+    "schedule.max-steps": 10**6,
+    "schedule.decay-ratio": 0.5,
+    "eval.every": 0,
+    "log.every": 5,
+}
 
 
 def rates(folder: Path) -> dict[int, float]:
@@ -39,7 +45,9 @@ def test_a_run_takes_the_time(home: Home, tmp_path: Path, processes: int) -> Non
     result = home.anabatic(*home.pretrain(out, processes, more=TIMED))
     steps = check(out)
     assert f"step {steps}/{steps}" in result.err and "of training" in result.err
-    assert "steps" in next(row for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] == "horizon")
+    assert "steps" in next(
+        row for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] == "horizon"
+    )
     if processes == 2:  # both ranks did the same steps, or one would have waited for the other for good
         assert command.checkpoints(out)[-1] == steps
 

@@ -273,6 +273,7 @@ class _MetricsClock:
         loop, before = self.loop, self.loop.sizes.steps
         elapsed = self.prior_seconds + self.training_seconds
         total = agree_on_steps(budget.count_steps(before, self.progress.step, elapsed, steps, span), loop.world)
+        total = min(total, loop.job.schedule.max_steps or total)
         if total == before:
             return
         loop.sizes = replace(loop.sizes, steps=total)

@@ -243,7 +243,7 @@ def resolve_total_steps(
 ) -> int:
     """Return the optimizer steps of the run."""
     if schedule.minutes is not None:
-        steps = max(1, round(tokens / global_batch))
+        steps = min(max(1, round(tokens / global_batch)), schedule.max_steps or 10**9)
     elif schedule.max_steps is not None:
         steps, reason = schedule.max_steps, "given"
     elif schedule.epochs is not None:
