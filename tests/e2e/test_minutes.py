@@ -45,9 +45,7 @@ def test_a_run_takes_the_time(home: Home, tmp_path: Path, processes: int) -> Non
     result = home.anabatic(*home.pretrain(out, processes, more=TIMED))
     steps = check(out)
     assert f"step {steps}/{steps}" in result.err and "of training" in result.err
-    assert "steps" in next(
-        row for row in json_reader.read_json_lines(out / "events.jsonl") if row["event"] == "horizon"
-    )
+    assert "horizon" in command.events(out)
     if processes == 2:  # both ranks did the same steps, or one would have waited for the other for good
         assert command.checkpoints(out)[-1] == steps
 
@@ -59,6 +57,11 @@ def test_a_run_that_was_stopped_uses_the_time_that_is_left(home: Home, tmp_path:
     before = command.checkpoints(out)[-1]
     again = home.anabatic(*home.pretrain(out, more=TIMED))
     assert f"step {before}" in again.err and check(out) > before
+
+
+def test_max_steps_ends_it_earlier(home: Home, tmp_path: Path) -> None:
+    home.anabatic(*home.pretrain(tmp_path / "run", more={**TIMED, "schedule.max-steps": 11}))
+    assert max(rates(tmp_path / "run")) == 11 and command.summary(tmp_path / "run")["finished"]
 
 
 def test_fine_tuning_takes_the_time_too(home: Home, base: Path, tmp_path: Path) -> None:
