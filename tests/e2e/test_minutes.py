@@ -67,3 +67,21 @@ def test_max_steps_ends_it_earlier(home: Home, tmp_path: Path) -> None:
 def test_fine_tuning_takes_the_time_too(home: Home, base: Path, tmp_path: Path) -> None:
     home.anabatic(*home.sft(tmp_path / "run", base, more=TIMED))
     assert command.summary(tmp_path / "run")["seconds"] < 3 * SECONDS
+
+
+def test_the_depth_follows_and_stays(home: Home, tmp_path: Path) -> None:
+    out, more = tmp_path / "run", {**TIMED, "model.width": 32, "schedule.tokens-per-param": 20}
+    words = home.pretrain(out, more=more)
+    at = words.index("--model.depth")
+    del words[at : at + 2]
+    process = home.start(*words)
+    command.interrupt(process, out, 12, signal.SIGTERM, 143)
+    home.anabatic(*words)
+    found = json_reader.loads((out / "final_model" / "config.json").read_text(encoding="utf-8"))
+    chosen = found["num_hidden_layers"]
+    log = (out / "rank-0.log").read_text(encoding="utf-8")
+    assert log.count(f"model.depth {chosen}: about 20 tokens for each parameter in 0.15 minutes") == 1
+    check(out)
+    home.anabatic("checkpoint", "export", out, "--out", tmp_path / "exported")
+    exported = json_reader.loads((tmp_path / "exported" / "config.json").read_text(encoding="utf-8"))
+    assert exported["num_hidden_layers"] == chosen

@@ -8,14 +8,18 @@ from anabatic.config.sections.common import Recompute, require_setting
 from anabatic.config.sections.train_jobs import TrainJob, WithAuto
 
 
+DEFAULT_DEPTH = 12
+
+
 @dataclass(kw_only=True)
 class PretrainModel:
     """A model built from one dial, `depth`, or a Hugging Face folder to continue from."""
 
     path: str | None = None
     """Hugging Face folder of a causal language model to continue from."""
-    depth: int = 12
-    """Transformer blocks; width, heads, batch, learning rates and horizon follow from it."""
+    depth: int | None = None
+    """Transformer blocks; width, heads, batch, learning rates and horizon follow from it. Default: 12; with
+    `schedule.minutes` as many as get `schedule.tokens_per_param` in that time."""
     width: int | None = None
     """Hidden size; default 64 x depth, rounded up to a whole number of heads."""
     head_dim: int = 128
@@ -35,11 +39,16 @@ class PretrainModel:
 
     def __post_init__(self) -> None:
         require_setting(
-            self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs"
+            self.depth is None or self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs"
         )
         for name in ("width", "heads", "kv_heads", "intermediate"):
             value = getattr(self, name)
             require_setting(value is None or value >= 1, f"model.{name} is {value}", "use 1 or more, or leave it out")
+
+    @property
+    def resolved_depth(self) -> int:
+        """Blocks of a new model."""
+        return DEFAULT_DEPTH if self.depth is None else self.depth
 
 
 @dataclass(kw_only=True)

@@ -46,8 +46,9 @@ def derive_model_sizes(model: ModelConfig, vocab_size: int) -> DerivedSizes:
         ConfigError: the given sizes do not divide one another.
     """
     sizes = DerivedSizes()
-    sizes.add_value("depth", None, model.depth, "the dial")
-    base_width = 64 * model.depth
+    depth = model.resolved_depth
+    sizes.add_value("depth", None, depth, "the dial")
+    base_width = 64 * depth
     head_dim = next(size for width, size in HEAD_LADDER if (model.width or base_width) >= width)
     head_dim = min(head_dim, model.head_dim)
     width = math.ceil(base_width / head_dim) * head_dim
@@ -67,7 +68,7 @@ def derive_model_sizes(model: ModelConfig, vocab_size: int) -> DerivedSizes:
     _divide_evenly("model.heads", heads, "model.kv_heads", sizes.get_int("kv_heads"))
     inner = math.ceil(width * 8 / 3 / 64) * 64
     sizes.add_value("intermediate", model.intermediate, inner, "8/3 x width, a multiple of 64 (arXiv 2002.05202)")
-    block_params = model.depth * (width * head_dim * 2 * (heads + sizes.get_int("kv_heads")) + 3 * width * inner)
+    block_params = depth * (width * head_dim * 2 * (heads + sizes.get_int("kv_heads")) + 3 * width * inner)
     embedding_fraction = 2 * vocab_size * width / (2 * vocab_size * width + block_params)
     tie_embeddings = bool(embedding_fraction > 1 / 3) if model.tie_embeddings is None else model.tie_embeddings
     sizes.values["tie_embeddings"] = tie_embeddings

@@ -68,7 +68,7 @@ def get_job_shape(job: Any) -> tuple[DecoderShape, str]:
         is_tied=bool(derived.values["tie_embeddings"]),
         head_norms=True,
     )
-    return shape, f"model.depth {job.model.depth}, {source}"
+    return shape, f"model.depth {job.model.resolved_depth}, {source}"
 
 
 def get_named_shape(model: str) -> tuple[DecoderShape, str]:

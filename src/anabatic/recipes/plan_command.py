@@ -17,9 +17,19 @@ from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import write_atomic
 from anabatic.device import table
 from anabatic.device.table import Chip
-from anabatic.plan import cost_model, detect_chip, device_scaling, model_shape, output, strategy_search, training_setup
+from anabatic.plan import (
+    cost_model,
+    depth_choice,
+    detect_chip,
+    device_scaling,
+    model_shape,
+    output,
+    strategy_search,
+    training_setup,
+)
 from anabatic.plan.host_resources import estimate_host_resources
 from anabatic.plan.model_shape import DecoderShape
+from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.recipes import sequence_length
 
@@ -149,8 +159,10 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
     Raises:
         ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
     """
-    shape, source = model_shape.get_job_shape(job)
     chip, world = place.chip, place.npus_per_node * place.nodes
+    if depth_choice.is_left_open(job):
+        job = depth_choice.with_depth(job, depth_choice.choose_depth(job, chip, world))
+    shape, source = model_shape.get_job_shape(job)
     if not chip.can_train:
         raise ConfigError(
             f"{chip.name} is made for inference, and this is a training",
@@ -182,7 +194,7 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
             f"batch.global_batch_tokens {step} is no multiple of {ranks} ranks x {choice.setup.micro_tokens} tokens"
         )
         assumed.append(f"a step of {choice.step_time.tokens} tokens; {choice_text}, and a training refuses it")
-    steps = _estimate_steps(job, shape, tokens, choice.step_time.tokens)
+    steps = _estimate_steps(job, shape, tokens, choice.step_time)
     fixed = micro if isinstance(job, RlJob) else None
     fitting = [one for one in strategy_search.list_fitting(base, step, chip, fixed) if _supports_sharding(job, one)]
     host_resources = estimate_host_resources(
@@ -227,16 +239,18 @@ def _supports_sharding(job: Any, one: strategy_search.StrategyEstimate) -> bool:
     return not (isinstance(job, RlJob) and one.setup.is_sharded)
 
 
-def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step: int) -> int:
+def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step_time: StepTime) -> int:
     """Of the run, 0 where only the data would tell."""
+    step = step_time.tokens
     if job.schedule.minutes is not None:
-        return 0
+        fitting = max(1, round(60 * job.schedule.minutes / step_time.total_seconds))
+        return min(fitting, job.schedule.max_steps or fitting)
     if job.schedule.max_steps is not None:
         return int(job.schedule.max_steps)
     if tokens is not None:
         return max(1, round(tokens * (job.schedule.epochs or 1) / step))
     if job.schedule.epochs is None:
-        return max(1, round((job.schedule.tokens_per_param or 12) * shape.multiplying_params / step))
+        return max(1, round((job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM) * shape.multiplying_params / step))
     return 0
 
 

@@ -93,7 +93,10 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
             )
         _require_no_final_model(folder)
         return None
-    _require_same_settings(checkpoint, get_job_identity(job))
+    identity = get_job_identity(job)
+    if identity.get("model.depth", 0) is None:  # left open: it is what the checkpoint has
+        identity["model.depth"] = checkpoint.state.identity.get("model.depth")
+    _require_same_settings(checkpoint, identity)
     return checkpoint
 
 

@@ -18,18 +18,15 @@ from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.process_groups import RankGroup
 from anabatic.plan import detect_chip, model_shape, strategy_search, training_setup
+from anabatic.plan.depth_choice import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
 
-TOKENS_PER_PARAM = 12.0
-"""Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
 MAX_USEFUL_EPOCHS = 40
 """Over the data: repeated more often, they are worthless (arXiv 2305.16264, figure 1)."""
 MIN_USEFUL_STEPS = 10
 """Fewer updates than this hardly move a model; said where the number follows from the data."""
-ASSUMED_UTILIZATION = 0.3
-"""Share of a chip's peak, where only the order of magnitude is needed before the first step."""
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""

@@ -257,7 +257,7 @@ def predict_stage_output(stage: str, command: str, job: Any, earlier: EarlierOut
     elif command == "pretrain" and not base:
         positions = job.batch.resolved_seq_len
         vocab = read_model_sizes(job.tokenizer or "", earlier)[1]
-        config = {"model_type": "qwen3", "num_hidden_layers": job.model.depth}
+        config = {"model_type": "qwen3", "num_hidden_layers": job.model.resolved_depth}
     return StageOutput(stage, command, positions, vocab, config, _predicts_adapter(job, base, earlier))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
@@ -13,17 +13,18 @@ from anabatic.config.sections.common import DEFAULT_SEQ_LEN
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
-from anabatic.device.device import select_device
+from anabatic.device.device import Device, select_device
 from anabatic.models import tensor_parallel
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
-from anabatic.plan import training_setup
+from anabatic.plan import depth_choice, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes import hub_data, sequence_length
-from anabatic.train import auto_sizing
+from anabatic.train import auto_sizing, sizing
+from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.context import TrainContext
 from anabatic.train.run_folder import find_resume_checkpoint, open_run_folder
 
@@ -53,9 +54,11 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
             log.info(applied)
         if ignored:
             log.warn(ignored)
+        checkpoint = find_resume_checkpoint(job, folder, world)
+        job = _settle_depth(job, checkpoint, device, world)
         job = auto_sizing.apply_auto_strategy(job, device, world)
         with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
-            yield TrainContext(job, folder, device, world, find_resume_checkpoint(job, folder, world))
+            yield TrainContext(job, folder, device, world, checkpoint)
     parallel.leave_world(world)
 
 
@@ -70,6 +73,19 @@ def _find_max_positions(job: LoopJob, world: World) -> int | None:
         )
     )
     return getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ_LEN
+
+
+def _settle_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:
+    """The job with the depth that its minutes are enough for on these devices, or that of the checkpoint."""
+    if not depth_choice.is_left_open(job):
+        return job
+    if checkpoint is not None:
+        return depth_choice.with_depth(job, checkpoint.state.identity["model.depth"])
+    depth = depth_choice.choose_depth(job, sizing.get_local_chip(device), world.size)
+    depth = int(parallel.broadcast_text(str(depth), world))  # processors of several machines may differ
+    ratio = job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM
+    log.info(f"model.depth {depth}: about {ratio:g} tokens for each parameter in {job.schedule.minutes:g} minutes")
+    return depth_choice.with_depth(job, depth)
 
 
 def log_plan(plan: DerivedSizes, model: PreTrainedModel, world: World, division: ShardingPlan) -> None:
