@@ -55,7 +55,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         if ignored:
             log.warn(ignored)
         checkpoint = find_resume_checkpoint(job, folder, world)
-        job = _settle_depth(job, checkpoint, device, world)
+        job = _resolve_depth(job, checkpoint, device, world)
         job = auto_sizing.apply_auto_strategy(job, device, world)
         with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
             yield TrainContext(job, folder, device, world, checkpoint)
@@ -75,7 +75,7 @@ def _find_max_positions(job: LoopJob, world: World) -> int | None:
     return getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ_LEN
 
 
-def _settle_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:
+def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:
     """The job with the depth that its minutes are enough for on these devices, or that of the checkpoint."""
     if not depth_choice.is_left_open(job):
         return job
