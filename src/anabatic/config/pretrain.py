@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from anabatic.config.sections.common import Recompute, require_setting
 from anabatic.config.sections.train_jobs import TrainJob, WithAuto
 
-
 DEFAULT_DEPTH = 12
 
 
@@ -39,7 +38,9 @@ class PretrainModel:
 
     def __post_init__(self) -> None:
         require_setting(
-            self.depth is None or self.depth >= 1, f"model.depth is {self.depth}", "use 1 or more; 4 for a CPU, 20 for eight NPUs"
+            self.depth is None or self.depth >= 1,
+            f"model.depth is {self.depth}",
+            "use 1 or more; 4 for a CPU, 20 for eight NPUs",
         )
         for name in ("width", "heads", "kv_heads", "intermediate"):
             value = getattr(self, name)

@@ -250,7 +250,8 @@ def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step_time
     if tokens is not None:
         return max(1, round(tokens * (job.schedule.epochs or 1) / step))
     if job.schedule.epochs is None:
-        return max(1, round((job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM) * shape.multiplying_params / step))
+        ratio = job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM
+        return max(1, round(ratio * shape.multiplying_params / step))
     return 0
 
 

@@ -18,9 +18,7 @@ CHIP = Chip("one", 0.5, 16, 40)
 
 def make_job(minutes: float | None, ratio: float | None = None, **model: int) -> PretrainJob:
     schedule = Schedule(minutes=minutes, tokens_per_param=ratio)
-    return PretrainJob(
-        tokenizer="NONE", model=PretrainModel(**model), data=Data(train=["stdlib:"]), schedule=schedule
-    )
+    return PretrainJob(tokenizer="NONE", model=PretrainModel(**model), data=Data(train=["stdlib:"]), schedule=schedule)
 
 
 def count_operations(job: PretrainJob, depth: int, ratio: float) -> float:
@@ -41,7 +39,9 @@ def test_more_time_and_more_devices_make_it_deeper_and_never_more_than_the_large
     depths = [depth_choice.choose_depth(make_job(minutes), CHIP, 1) for minutes in (0.01, 1e3, 1e5, 5e5)]
     assert depths == sorted(depths) and depths[0] == 1 and depths[-1] > depths[1]
     assert depth_choice.choose_depth(make_job(1e5), CHIP, 8) > depths[2]
-    assert depth_choice.choose_depth(make_job(5e5, width=64), Chip("huge", 1e9, 64, 1000), 8192) == depth_choice.MAX_DEPTH
+    assert (
+        depth_choice.choose_depth(make_job(5e5, width=64), Chip("huge", 1e9, 64, 1000), 8192) == depth_choice.MAX_DEPTH
+    )
 
 
 def test_it_is_left_open_only_with_minutes_and_for_a_new_model() -> None:

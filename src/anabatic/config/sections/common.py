@@ -189,7 +189,7 @@ class Schedule:
     epochs: float | None = None
     """Passes over the training data."""
     tokens_per_param: float | None = None
-    """Training tokens per parameter of the blocks and the head, when neither steps nor epochs are given; default: 12."""
+    """Training tokens per parameter of the blocks and the head, without steps and epochs; default: 12."""
     minutes: float | None = None
     """Minutes of training, evaluations not counted, in place of epochs; `max_steps` may end it earlier."""
     warmup_ratio: float = 0.02
