@@ -39,8 +39,20 @@ _STEP_COLUMNS = [
     "host_ns",
 ]
 """Columns of a step, cumulative (`write_step`)."""
-_TABLE_COLUMNS = ["calls", "bytes", "paper_ns", "host_ns", "waited_ns", "flops", "first", "last"]
-"""Columns of a table's row (`write_table`); `first` and `last` are calls up to the end of those steps."""
+_TABLE_COLUMNS = [
+    "calls",
+    "bytes",
+    "paper_ns",
+    "host_ns",
+    "waited_ns",
+    "flops",
+    "first",
+    "last",
+    "last_step_calls",
+    "last_step_bytes",
+]
+"""Columns of a table's row (`write_table`); `first` and `last` are calls up to the end of those steps, the last two what
+the last step alone has done."""
 _MAX_STEPS = 1000
 _LAUNCH_COLUMNS = ("operators", "collectives")
 

@@ -22,7 +22,7 @@ struct Row {
 
 struct Table {
   std::vector<std::string> names;
-  std::vector<Row> rows, first, last;  // now, at the end of the first step, at the end of the last one
+  std::vector<Row> rows, first, before, last;  // now; at the end of the first step, of the last but one, of the last one
   std::unordered_map<std::string, int> by_name;
 
   int at(const std::string& name) {
@@ -99,12 +99,14 @@ void write_table(FILE* file, const char* name, const Table& table) {
   fprintf(file, "\"%s\": {", name);
   for (size_t i = 0; i < table.names.size(); i++) {
     const Row& row = table.rows[i];
-    const uint64_t first = i < table.first.size() ? table.first[i].calls : 0, last = i < table.last.size() ? table.last[i].calls : 0;
-    fprintf(file, "%s\n%s: [%llu, %llu, %llu, %llu, %llu, %.0f, %llu, %llu]", i == 0 ? "" : ",", quoted(table.names[i]).c_str(),
+    const auto at = [i](const std::vector<Row>& rows) { return i < rows.size() ? rows[i] : Row{}; };
+    const Row first = at(table.first), before = at(table.before), last = at(table.last);
+    fprintf(file, "%s\n%s: [%llu, %llu, %llu, %llu, %llu, %.0f, %llu, %llu, %llu, %llu]", i == 0 ? "" : ",", quoted(table.names[i]).c_str(),
             static_cast<unsigned long long>(row.calls), static_cast<unsigned long long>(row.bytes),
             static_cast<unsigned long long>(row.paper_ns), static_cast<unsigned long long>(row.host_ns),
-            static_cast<unsigned long long>(row.waited_ns), row.flops, static_cast<unsigned long long>(first),
-            static_cast<unsigned long long>(last));
+            static_cast<unsigned long long>(row.waited_ns), row.flops, static_cast<unsigned long long>(first.calls),
+            static_cast<unsigned long long>(last.calls), static_cast<unsigned long long>(last.calls - before.calls),
+            static_cast<unsigned long long>(last.bytes - before.bytes));
   }
   fprintf(file, "},\n");
 }
@@ -199,6 +201,7 @@ extern "C" void sim_report_step(int backward_since) {
   if (!fresh) all->steps.back() = step;
   else if (all->steps.size() < kSteps) all->steps.push_back(step);
   for (Table* table : {&all->operators, &all->collectives, &all->syncs, &all->unfused}) {
+    if (fresh) table->before = table->last;
     table->last = table->rows;
     if (all->steps.size() == 1) table->first = table->rows;
   }
