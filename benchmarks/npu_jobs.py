@@ -98,7 +98,7 @@ def _command(command: str, options: dict[str, Any], ranks: int = 1, batches: boo
         from anabatic.cli.app import main
 
         given = {key: str(value).format(folder=folder) for key, value in options.items()}
-        words = _train(command, given | {"out": folder / "run"}, ranks, batches)
+        words = _train(command, given | {"out": "run"}, ranks, batches)
         main(words)
 
     return run
@@ -206,6 +206,7 @@ _RL = {
     "eval.rows": 2,
 }
 _PAIRS = {"model": "{folder}/model", "data.train": "{folder}/pairs.json", "tuner": "lora", "lora.r": RANK}
+_PAIRS["batch.seq-len"] = TOKENS // 2  # a pair fits into a micro-batch
 _TEXT = {
     "tokenizer": "{folder}/tokenizer",
     "data.train": "{folder}/text.jsonl",
@@ -248,6 +249,7 @@ def _be_rank(call: Callable[[Path], None], folder: Path, out: Path, rank: int, r
     log = os.open(out / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.chdir(out)  # where a run leaves its files
     os.environ[REPORT_VARIABLE] = str(out / "counters")
     if ranks > 1:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
@@ -268,7 +270,7 @@ def _be_rank(call: Callable[[Path], None], folder: Path, out: Path, rank: int, r
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).exit(code)  # the simulator writes its counters there
+    ctypes.PyDLL(None).exit(code)  # the simulator writes its counters there; destructors need the interpreter
     raise AssertionError
 
 
