@@ -64,7 +64,7 @@ def prepare(folder: Path) -> None:
     draw = random.Random(0)
 
     def answer() -> str:
-        return " ".join(draw.choice(["wind", "slope", "bird", "hill"]) for _ in range(draw.randint(5, 30)))
+        return " ".join(draw.choice(["wind", "slope", "bird", "hill"]) for _ in range(draw.randint(20, 150)))
 
     rows = [{"query": f"{number}?", "response": answer()} for number in range(200)]
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
+#include <vector>
 
 #include "../sim.h"
 #include "cost.h"
@@ -45,7 +46,9 @@ void synchronise(const char* what) {
 
 bool take_backward() { return backward.exchange(false); }
 
-void sim_count_op(const OpCall& call) {
+namespace {
+
+void count_launch(const OpCall& call) {
   const int physical = sim_physical(call.device);
   if (physical < 0) return;
   __atomic_fetch_add(&sim_segment()->device[physical].operators, 1, __ATOMIC_RELAXED);
@@ -56,6 +59,36 @@ void sim_count_op(const OpCall& call) {
   sim_paper_op(&op);
   if (sim_reporting() != 0 && torch::autograd::get_current_node() != nullptr) backward.store(true, std::memory_order_relaxed);
   sim_count_operator_faults(physical);
+}
+
+// op-plugin's fused AdamW is a loop: for each parameter it launches `step - 1` and ApplyAdamWV2
+// (gitcode.com/Ascend/op-plugin, op_plugin/ops/opapi/FusedAdamWKernelNpuOpApi.cpp).
+void count_adamw(const OpCall& call) {
+  static const c10::OperatorName minus("aten::sub", "Scalar");
+  const auto& inputs = call.inputs;
+  // Lists of parameters, gradients, two moments, with amsgrad a third one, and step counters, which are scalars.
+  auto counters = [&](size_t first, size_t count) {
+    for (size_t i = first; i < first + count; i++)
+      if (inputs[i].dim() != 0) return false;
+    return true;
+  };
+  const size_t fifth = inputs.size() / 5;
+  const bool amsgrad = !counters(4 * fifth, fifth);
+  const size_t lists = amsgrad ? 6 : 5, parameters = inputs.size() / lists;
+  for (size_t i = 0; i < parameters; i++) {
+    std::vector<at::Tensor> mine;
+    for (size_t list = 0; list < lists; list++) mine.push_back(inputs[list * parameters + i]);
+    const uint64_t host_ns = call.host_ns / (2 * parameters);
+    count_launch({minus, c10::ArrayRef<at::Tensor>(mine).slice(lists - 1), {}, call.device, host_ns});
+    count_launch({call.name, mine, {}, call.device, host_ns});
+  }
+}
+
+}  // namespace
+
+void sim_count_op(const OpCall& call) {
+  if (call.name.name == "aten::_fused_adamw_") return count_adamw(call);
+  count_launch(call);
 }
 
 void sim_count_unfused(const char* name, const char* reason) { sim_report_unfused(name, reason); }
