@@ -31,6 +31,8 @@ class DeviceRow:
     """torch.compile is worth its start-up time on long runs."""
     group_adapters: bool
     """Kernel launches cost more than multiplying zeros when adapters are computed in groups."""
+    cast_weights_together: bool
+    """Kernel launches cost more than copying a block's weights once more."""
     read_cache_together: bool
     """Kernel launches cost more than padding and copying the cached tokens of generating requests."""
     pin_memory: bool
@@ -54,6 +56,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=False,
             compile_pays=False,
             group_adapters=True,
+            cast_weights_together=True,
             read_cache_together=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
@@ -69,6 +72,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=True,
             compile_pays=True,
             group_adapters=True,
+            cast_weights_together=False,
             read_cache_together=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
@@ -84,6 +88,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=False,
             compile_pays=False,
             group_adapters=False,
+            cast_weights_together=False,
             read_cache_together=True,
             pin_memory=False,
             chunk_bytes=128 << 20,
@@ -101,6 +106,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=True,
             compile_pays=False,
             group_adapters=False,
+            cast_weights_together=False,
             read_cache_together=False,
             pin_memory=False,
             chunk_bytes=8 << 20,

@@ -15,7 +15,7 @@ from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.device.device import Device, should_compile
-from anabatic.models import fused_ops, weights_reader
+from anabatic.models import fused_ops, weight_casts, weights_reader
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.models.lora.merging import WeightedAdapter
@@ -91,6 +91,8 @@ class TrainedModel:
             self.sharding.get_state_device(device),
             self.head_rates,
         )
+        if not self.sharding.is_sharded and world.tensor_group.size == 1:
+            weight_casts.install_block_casts(self.network, device)
         return TrainStep(
             wrap_ddp(self.root, self.sharding, device, world),
             objective.loss_fn,
