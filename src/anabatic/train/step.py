@@ -222,9 +222,12 @@ class TrainStep:
 
     def _grad_squares(self) -> Tensor:
         """This rank's share of the sum of all squared gradients: of its parts, or of what other ranks have too."""
-        parts, shared = map(self._sum_of_squares, self.optimizer.collect_grads())
-        squares = parts + shared / self.world.tensor_group.size
-        return squares if self.optimizer.is_sharded else squares / self.world.data_group.size
+        parts, shared = self.optimizer.collect_grads()
+        squares = self._sum_of_squares(shared)
+        if self.world.tensor_group.size > 1:
+            squares = self._sum_of_squares(parts) + squares / self.world.tensor_group.size
+        copies = 1 if self.optimizer.is_sharded else self.world.data_group.size
+        return squares if copies == 1 else squares / copies
 
     def _sum_of_squares(self, grads: list[Tensor]) -> Tensor:
         if not grads:  # all rows of every matrix lie on other ranks

@@ -66,7 +66,9 @@ def test_adamw_equals_torch_step_by_step(kernel: str) -> None:
                 if kernel == "fused":
                     adamw.run_fused_kernel(bucket, count, 1e-2, config, torch.tensor(0.25))
                 else:
-                    adamw.run_flat_kernel(bucket, count, 1e-2, config, torch.tensor(0.25), ONE)
+                    adamw.run_flat_kernel(
+                        bucket, adamw.make_flat_step(count, config, torch.tensor(0.25), ONE), 1e-2, config
+                    )
         peer.step()
         for name in start:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
@@ -82,7 +84,9 @@ def test_the_flat_kernel_refuses_whatever_the_gradients_hold(weights: str) -> No
     for count, value in ((0.0, float("nan")), (0.0, float("inf"))):
         param.grad = torch.full((6, 4), value, dtype=dtype)
         with torch.no_grad():
-            adamw.run_flat_kernel(bucket, torch.tensor(count), 1e-2, config, ONE, torch.tensor(0.0))
+            adamw.run_flat_kernel(
+                bucket, adamw.make_flat_step(torch.tensor(count), config, ONE, torch.tensor(0.0)), 1e-2, config
+            )
         assert torch.equal(param, before) and not bucket.exp_avg.any() and not bucket.exp_avg_sq.any()
 
 
@@ -98,7 +102,13 @@ def test_a_large_matrix_is_updated_slice_by_slice(weights: str) -> None:
         for step in range(1, 4):
             param.grad = torch.randn(5, 7).to(param.dtype)
             with torch.no_grad():
-                adamw.run_flat_kernel(bucket, torch.tensor(float(step)), 1e-2, config, torch.tensor(0.5), ONE, most)
+                adamw.run_flat_kernel(
+                    bucket,
+                    adamw.make_flat_step(torch.tensor(float(step)), config, torch.tensor(0.5), ONE),
+                    1e-2,
+                    config,
+                    most,
+                )
             assert param.grad is None
         results.append(
             (
@@ -139,7 +149,9 @@ def test_bf16_weights_follow_fp32_where_plain_rounding_stands_still(weights: str
         for step in range(1, 101):
             param.grad = torch.ones(64, 64, dtype=dtype)
             with torch.no_grad():
-                adamw.run_flat_kernel(bucket, torch.tensor(float(step)), 1e-4, config, ONE, ONE)
+                adamw.run_flat_kernel(
+                    bucket, adamw.make_flat_step(torch.tensor(float(step)), config, ONE, ONE), 1e-4, config
+                )
         ends[kind] = param.detach().float().mean().item()
     assert ends["fp32"] == pytest.approx(0.99, abs=1e-4)
     assert ends[weights] == pytest.approx(ends["fp32"], abs=2e-3 if weights == "bf16_kahan" else 5e-4)

@@ -125,14 +125,33 @@ def _local_grad(param: Tensor) -> Tensor:
     return torch.zeros_like(to_local(param)) if param.grad is None else to_local(param.grad)
 
 
+class FlatStep(NamedTuple):
+    """Scalars of one step on the device, equal for all buckets.
+
+    Attributes:
+        factor: what the gradients are multiplied by first.
+        ok: 0 leaves parameters and moments as they are, whatever the gradients hold; 1 updates.
+        is_refused: `ok == 0`.
+        weights: by which the moments move.
+        corrections: of their bias, `1 - beta ** times`.
+    """
+
+    factor: Tensor
+    ok: Tensor
+    is_refused: Tensor
+    weights: tuple[Tensor, Tensor]
+    corrections: tuple[Tensor, Tensor]
+
+
+def make_flat_step(count: Tensor, config: Optim, factor: Tensor, ok: Tensor) -> FlatStep:
+    """Compute what `run_flat_kernel` needs of a step; `count`: updates so far, this one included if it is made."""
+    times = count.clamp(min=1)  # a first update that is refused must not divide by 0
+    weights = (1 - config.beta1) * ok, (1 - config.beta2) * ok
+    return FlatStep(factor, ok, ok == 0, weights, (1 - config.beta1**times, 1 - config.beta2**times))
+
+
 def run_flat_kernel(
-    bucket: ParameterBucket,
-    count: Tensor,
-    lr: float,
-    config: Optim,
-    factor: Tensor,
-    ok: Tensor,
-    most: int = MAX_BUCKET_ELEMENTS,
+    bucket: ParameterBucket, step: FlatStep, lr: float, config: Optim, most: int = MAX_BUCKET_ELEMENTS
 ) -> None:
     """The same on flat tensors; the parameters' gradients are dropped.
 
@@ -140,22 +159,20 @@ def run_flat_kernel(
     bounded.
 
     Args:
-        factor: what the gradients are multiplied by first.
-        ok: 0 leaves parameters and moments as they are, whatever the gradients hold; 1 updates.
         most: elements of a slice.
     """
     parts = [part.view(-1) for part in bucket.local_params()]
     (param, *others) = bucket.params.values()
     if others or len(parts[0]) <= most or param.grad is None:
         whole = _FlatSlice(parts, bucket.exp_avg, bucket.exp_avg_sq, bucket.compensation, bucket.weight_decay)
-        _update_slice(whole, bucket.take_grads(), count, lr, config, factor, ok)
+        _update_slice(whole, bucket.take_grads(), step, lr, config)
         return
     grad = to_local(param.grad).view(-1)
     for start in range(0, len(grad), most):
         piece = slice(start, start + most)
         lost = None if bucket.compensation is None else bucket.compensation[piece]
         one = _FlatSlice([parts[0][piece]], bucket.exp_avg[piece], bucket.exp_avg_sq[piece], lost, bucket.weight_decay)
-        _update_slice(one, grad[piece].to(torch.float32, copy=True), count, lr, config, factor, ok)
+        _update_slice(one, grad[piece].to(torch.float32, copy=True), step, lr, config)
     param.grad = None
 
 
@@ -172,17 +189,14 @@ class _FlatSlice(NamedTuple):
         return list(flat.split([len(part) for part in self.params]))
 
 
-def _update_slice(
-    own: _FlatSlice, grad: Tensor, count: Tensor, lr: float, config: Optim, factor: Tensor, ok: Tensor
-) -> None:
+def _update_slice(own: _FlatSlice, grad: Tensor, step: FlatStep, lr: float, config: Optim) -> None:
     """`grad`: flat fp32, used up."""
-    grad.mul_(factor).masked_fill_(ok == 0, 0.0)
-    times = count.clamp(min=1)  # a first update that is refused must not divide by 0
-    first = _lerp_moment(own.exp_avg, grad, (1 - config.beta1) * ok)
-    second = _lerp_moment(own.exp_avg_sq, grad.square_(), (1 - config.beta2) * ok)
-    root = (second / (1 - config.beta2**times)).sqrt_().add_(config.eps)
-    change = torch.div(first, root, out=root).mul_(ok * lr / (1 - config.beta1**times))
-    del grad
+    ok = step.ok
+    grad.mul_(step.factor).masked_fill_(step.is_refused, 0.0)
+    first = _lerp_moment(own.exp_avg, grad, step.weights[0])
+    second = _lerp_moment(own.exp_avg_sq, grad.square_(), step.weights[1])
+    root = torch.div(second, step.corrections[1], out=grad).sqrt_().add_(config.eps)  # whose square is used up
+    change = torch.div(first, root, out=root).mul_(ok * lr / step.corrections[0])
     if own.exp_avg.dtype == torch.float32:
         if own.weight_decay:
             change.add_(torch.cat(own.params).mul_(ok * (lr * own.weight_decay)))

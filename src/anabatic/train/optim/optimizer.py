@@ -187,9 +187,10 @@ class Optimizer:
         body = self.rates.body_scale_at(self.step_number)
         for stack in self.stacks:
             self._update_muon(stack, self.matrix_lr * scale * body, factor, ok)
+        flat = None if self.is_fused else adamw.make_flat_step(self.update_count, self.config, factor, ok)
         for bucket in self.buckets:
             lr = self.lr * scale * (body if bucket.is_body else 1.0)
-            if self.is_fused:
+            if flat is None:
                 adamw.run_fused_kernel(
                     bucket,
                     self.update_count,
@@ -199,7 +200,7 @@ class Optimizer:
                     None if self.state_device.type == "cpu" else 1 - ok,
                 )
             else:
-                adamw.run_flat_kernel(bucket, self.update_count, lr, self.config, factor, ok)
+                adamw.run_flat_kernel(bucket, flat, lr, self.config)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
