@@ -104,8 +104,9 @@ def measure(names: Iterable[str]) -> dict[str, Counts]:
 
 
 def sent_bytes(collectives: Mapping[str, Mapping[str, int]], ranks: int) -> float:
-    """Bytes that one device sends; gathers and reduce-scatters are counted by the simulator as one rank's part."""
-    share = {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": ranks - 1, "reduce_scatter": ranks - 1}
+    """Bytes that one device sends; the simulator counts the whole tensor of a collective."""
+    share = {"all_reduce": 2 * (ranks - 1) / ranks}
+    share["all_gather"] = share["reduce_scatter"] = (ranks - 1) / ranks
     return sum(share[kind] * row["bytes"] for kind, row in collectives.items())
 
 

@@ -58,7 +58,7 @@ def _install_in_block(block: nn.Module, device: Device) -> int:
         (module, name)
         for module in block.modules()
         if isinstance(module, nn.Linear)
-        for name, weight in module.named_parameters(recurse=False)
+        for name, weight in ((name, module._parameters.get(name)) for name in ("weight", "bias"))  # no adapters
         if type(weight) is nn.Parameter and weight.requires_grad and weight.dtype == torch.float32
     ]
     if len(places) < 3 or block.__dict__.get(_INSTALLED):  # two launches join them

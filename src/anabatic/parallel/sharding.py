@@ -27,6 +27,8 @@ from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import Device
 from anabatic.parallel.process_groups import World
 
+_BUCKET_MIB = 25
+"""Gradients of a collective of DDP; torch's default."""
 _DIVISORS = "_get_gradient_divide_factors"
 
 
@@ -137,7 +139,7 @@ def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, dev
     param_dtype = None if device.dtype == torch.float32 else device.dtype
     options: dict[str, Any] = {
         "mesh": world.mesh["data"] if world.mesh else _make_data_mesh(device, world),
-        "reshard_after_forward": plan.strategy == "zero3",
+        "reshard_after_forward": _keep_root() if plan.strategy == "zero3" else False,
         # Matrix products and communication in the compute dtype, gradient sums in fp32.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -150,6 +152,13 @@ def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, dev
     for unit in units:
         fully_shard(unit, **options)
     fully_shard(root, **options)
+
+
+@functools.cache
+def _keep_root() -> bool | None:
+    """Return the option of FSDP2 that frees the blocks after their forward pass, but not the root module, whose backward
+    pass begins at once and would gather the same weights again. Up to torch 2.7 this is what True means."""
+    return None if inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None else True
 
 
 def _make_data_mesh(device: Device, world: World) -> DeviceMesh:
@@ -166,7 +175,9 @@ def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) 
     if plan.strategy != "ddp" or world.tensor_group.size > 1:
         return root
     ids = None if device.type == "cpu" else [device.index]
-    return DistributedDataParallel(root, device_ids=ids, gradient_as_bucket_view=True, **_no_buffer_sync())
+    # Its size named, DDP makes no smaller first bucket, which would be one collective more.
+    options = {"bucket_cap_mb": _BUCKET_MIB, "gradient_as_bucket_view": True, **_no_buffer_sync()}
+    return DistributedDataParallel(root, device_ids=ids, **options)
 
 
 @functools.cache
