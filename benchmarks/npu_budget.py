@@ -1,9 +1,9 @@
 """What a step costs on simulated NPUs, job by job: operators, host waits, memory, collectives beside their least.
 
-    python benchmarks/npu_budget.py [--only lora,zero] [--write] [--docs] [--operators]
+    python benchmarks/npu_budget.py [--only lora,zero] [--write] [--docs] [--read] [--operators]
 
 `--write` renews the budget (npu_budget.json), which `tests/npu_sim/test_budget.py` holds; `--docs` writes the tables of
-docs/*/guides/sim.md. The counts are those of one step that neither logs nor follows one that does; memory is the peak
+docs/*/guides/sim.md; `--read` takes the budget's figures and measures nothing. The counts are those of one step that neither logs nor follows one that does; memory is the peak
 of torch_npu's allocator over the whole job. All fine-tune a Qwen2 of 4 layers and width 256 in bf16, 512 tokens a step
 on each rank; the peers are transformers' Trainer with PEFT, on the same rows, padded.
 
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import npu_jobs
+import plan_tables
 from npu_jobs import JOBS
 
 from anabatic.sim.simulation_report import ProcessCounters, read_processes
@@ -198,15 +199,42 @@ def _print(found: Mapping[str, Counts], show_operators: bool) -> None:
             )
 
 
+def _write_docs(found: Mapping[str, Counts]) -> None:
+    rows = []
+    for name, one in found.items():
+        row = [
+            name if JOBS[name].ranks == 1 else f"{name}, {JOBS[name].ranks} NPUs",
+            f"{one['operators']:,}",
+            str(one["waits"]),
+            f"{one['peak_bytes'] / MIB:.1f}",
+        ]
+        if (floor := least(name)) is None:
+            rows.append([*row, *(4 * ["-"])])
+            continue
+        calls = sum(kind["calls"] for kind in one["collectives"].values())
+        sent = sent_bytes(one["collectives"], JOBS[name].ranks) / MIB
+        rows.append([*row, str(calls), str(floor[0]), f"{sent:.2f}", f"{floor[1] / MIB:.2f}"])
+    head = ["job", "operators", "host waits", "peak MiB", "collectives", "at least", "sent MiB", "at least"]
+    plan_tables.write("npu_budget", head, rows, guide="sim")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="parts of names, with commas between them")
     parser.add_argument("--write", action="store_true", help="renew the budget")
     parser.add_argument("--docs", action="store_true", help="write the tables into the guides")
+    parser.add_argument("--read", action="store_true", help="take the figures of the budget")
     parser.add_argument("--operators", action="store_true", help="list the operators of a step")
     options = parser.parse_args()
-    found = measure(name for name in JOBS if any(part in name for part in options.only.split(",")))
+    names = [name for name in JOBS if any(part in name for part in options.only.split(","))]
+    if options.read:
+        read = json.loads(BUDGET.read_text(encoding="utf-8"))["jobs"]
+        found = {name: read[name] for name in names}
+    else:
+        found = measure(names)
     _print(found, options.operators)
+    if options.docs:
+        _write_docs(found)
     if options.write:
         old = json.loads(BUDGET.read_text(encoding="utf-8"))["jobs"] if BUDGET.exists() and options.only else {}
         jobs = {name: (old | found)[name] for name in JOBS if name in old | found}

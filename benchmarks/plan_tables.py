@@ -1,4 +1,4 @@
-"""Write the tables of docs/*/guides/plan.md, in both languages (of `plan.py`, `plan_beside.py`, `plan_published.py`).
+"""Write tables of guides in both languages: of `plan.py`, `plan_beside.py` and `plan_published.py`, and of `npu_budget.py`.
 
 A table stands between `<!-- NAME: the command -->` and `<!-- end -->`.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-GUIDE = "docs/{}/guides/plan.md"
+GUIDE = "docs/{}/guides/{}.md"
 ROOT = Path(__file__).parents[1]
 CHINESE = (
     ("the last block's backward pass", "最后一个块的反向"),
@@ -36,6 +36,14 @@ CHINESE = (
     ("formula", "公式"),
     ("documented", "按文档"),
     ("here", "本项目"),
+    ("operators", "算子"),
+    ("host waits", "主机等待"),
+    ("peak MiB", "峰值 MiB"),
+    ("collectives", "集合通信"),
+    ("sent MiB", "发送 MiB"),
+    ("at least", "理论最少"),
+    ("packed", "打包"),
+    ("NPUs", "个 NPU"),
     ("job", "任务"),
     ("what", "内容"),
 )
@@ -65,11 +73,11 @@ def chinese(text: str) -> str:
     return text
 
 
-def write(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Put a table into both guides."""
+def write(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], guide: str = "plan") -> None:
+    """Put a table into a guide, in both languages."""
     made = table(head, rows)
     for language, text in (("en", made), ("zh", chinese(made))):
-        file = ROOT / GUIDE.format(language)
+        file = ROOT / GUIDE.format(language, guide)
         between = re.compile(rf"(<!-- {name}: [^>]*-->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
         found, count = between.subn(lambda match, text=text: f"{match[1]}{text}{match[2]}", file.read_text())
         if count != 1:
