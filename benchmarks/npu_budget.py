@@ -115,7 +115,9 @@ def parameters() -> tuple[int, int, int]:
     """Return those of the whole model, of a block, and of the adapters."""
     width, inner, head = npu_jobs.WIDTH, npu_jobs.INNER, npu_jobs.WIDTH // npu_jobs.HEADS
     narrow = npu_jobs.KV_HEADS * head
-    shapes = [(width, width), (width, narrow), (width, narrow), (width, width)] + 2 * [(width, inner)] + [(inner, width)]
+    shapes = (
+        [(width, width), (width, narrow), (width, narrow), (width, width)] + 2 * [(width, inner)] + [(inner, width)]
+    )
     block = sum(a * b for a, b in shapes) + width + 2 * narrow + 2 * width  # biases of q, k, v; two norms
     adapters = npu_jobs.LAYERS * sum(npu_jobs.RANK * (a + b) for a, b in shapes)
     return npu_jobs.VOCABULARY * width + npu_jobs.LAYERS * block + width, block, adapters
@@ -174,7 +176,9 @@ def _difference(now: Mapping[str, int], then: Mapping[str, int]) -> list[str]:
 
 
 def _print(found: Mapping[str, Counts], show_operators: bool) -> None:
-    print(f"  {'':22} {'operators':>9} {'waits':>6} {'log':>4} {'peak MiB':>9} {'calls':>6} {'least':>6} {'MiB':>7} {'least':>7}")
+    print(
+        f"  {'':22} {'operators':>9} {'waits':>6} {'log':>4} {'peak MiB':>9} {'calls':>6} {'least':>6} {'MiB':>7} {'least':>7}"
+    )
     for name, one in found.items():
         line = f"  {name:22} {one['operators']:9} {one['waits']:6} {one['waits_with_log']:4}"
         line += f" {one['peak_bytes'] / MIB:9.1f}"
