@@ -3,9 +3,10 @@
     python benchmarks/npu_budget.py [--only lora,zero] [--write] [--docs] [--read] [--operators]
 
 `--write` renews the budget (npu_budget.json), which `tests/npu_sim/test_budget.py` holds; `--docs` writes the tables of
-docs/*/guides/sim.md; `--read` takes the budget's figures and measures nothing. The counts are those of one step that neither logs nor follows one that does; memory is the peak
-of torch_npu's allocator over the whole job. All fine-tune a Qwen2 of 4 layers and width 256 in bf16, 512 tokens a step
-on each rank; the peers are transformers' Trainer with PEFT, on the same rows, padded.
+docs/*/guides/sim.md; `--read` takes the budget's figures and measures nothing. The counts are those of one step that
+neither logs nor follows one that does; memory is the peak of torch_npu's allocator over the whole job. All fine-tune a
+Qwen2 of 4 layers and width 256 in bf16, 512 tokens a step on each rank; the peers are transformers' Trainer with PEFT, on
+the same rows, padded.
 
 Collectives beside theory, for a model of P parameters in B blocks, N ranks, weights in bf16 and gradients in fp32. Sent
 by a device: an all-reduce of S bytes 2 (N - 1) / N S, a gather or reduce-scatter of S bytes in all (N - 1) / N S
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,9 +35,8 @@ from typing import Any
 
 import npu_jobs
 import plan_tables
-from npu_jobs import JOBS
-
 from anabatic.sim.simulation_report import ProcessCounters, read_processes
+from npu_jobs import JOBS
 
 MIB = 2**20
 BUDGET = Path(__file__).with_name("npu_budget.json")
@@ -89,7 +90,7 @@ def _counts(process: ProcessCounters) -> Counts:
             for key, row in tables["collectives"].items()
         },
         "by_operator": {key: int(row["last_step_calls"]) for key, row in tables["operators"].items()},
-        "lines": [key.replace("\t", ": ") for key in tables["syncs"]],
+        "lines": [re.sub(r"^.*/(?:site-packages|src)/", "", key).replace("\t", ": ") for key in tables["syncs"]],
     }
 
 
@@ -176,9 +177,8 @@ def _difference(now: Mapping[str, int], then: Mapping[str, int]) -> list[str]:
 
 
 def _print(found: Mapping[str, Counts], show_operators: bool) -> None:
-    print(
-        f"  {'':22} {'operators':>9} {'waits':>6} {'log':>4} {'peak MiB':>9} {'calls':>6} {'least':>6} {'MiB':>7} {'least':>7}"
-    )
+    head = f"  {'':22} {'operators':>9} {'waits':>6} {'log':>4} {'peak MiB':>9}"
+    print(f"{head} {'calls':>6} {'least':>6} {'MiB':>7} {'least':>7}")
     for name, one in found.items():
         line = f"  {name:22} {one['operators']:9} {one['waits']:6} {one['waits_with_log']:4}"
         line += f" {one['peak_bytes'] / MIB:9.1f}"

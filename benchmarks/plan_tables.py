@@ -1,4 +1,4 @@
-"""Write tables of guides in both languages: of `plan.py`, `plan_beside.py` and `plan_published.py`, and of `npu_budget.py`.
+"""Write tables of guides in both languages (of `plan.py`, `plan_beside.py`, `plan_published.py`, `npu_budget.py`).
 
 A table stands between `<!-- NAME: the command -->` and `<!-- end -->`.
 """

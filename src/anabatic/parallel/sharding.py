@@ -156,8 +156,10 @@ def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, dev
 
 @functools.cache
 def _keep_root() -> bool | None:
-    """Return the option of FSDP2 that frees the blocks after their forward pass, but not the root module, whose backward
-    pass begins at once and would gather the same weights again. Up to torch 2.7 this is what True means."""
+    """Return the option of FSDP2 that frees the blocks after their forward pass, but not the root module.
+
+    Its backward pass begins at once and would gather the same weights again. Up to torch 2.7 this is what True means.
+    """
     return None if inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None else True
 
 

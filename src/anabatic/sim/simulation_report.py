@@ -51,8 +51,8 @@ _TABLE_COLUMNS = [
     "last_step_calls",
     "last_step_bytes",
 ]
-"""Columns of a table's row (`write_table`); `first` and `last` are calls up to the end of those steps, the last two what
-the last step alone has done."""
+"""Columns of a table's row (`write_table`); `first` and `last` are calls up to the end of those steps, the last two are
+those of the last step alone."""
 _MAX_STEPS = 1000
 _LAUNCH_COLUMNS = ("operators", "collectives")
 
