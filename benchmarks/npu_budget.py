@@ -5,8 +5,8 @@
 `--write` renews the budget (npu_budget.json), which `tests/npu_sim/test_budget.py` holds; `--docs` writes the tables of
 docs/*/guides/sim.md; `--read` takes the budget's figures and measures nothing. The counts are those of one step that
 neither logs nor follows one that does; memory is the peak of torch_npu's allocator over the whole job. All fine-tune a
-Qwen2 of 4 layers and width 256 in bf16, 512 tokens a step on each rank; the peers are transformers' Trainer with PEFT, on
-the same rows, padded.
+Qwen2 of 4 layers and width 256, bf16, 512 tokens a step on each rank; the peers are transformers' Trainer with PEFT, on the
+same rows, padded.
 
 Collectives beside theory, for a model of P parameters in B blocks, N ranks, weights in bf16 and gradients in fp32. Sent
 by a device: an all-reduce of S bytes 2 (N - 1) / N S, a gather or reduce-scatter of S bytes in all (N - 1) / N S
