@@ -5,8 +5,8 @@
 `--write` renews the budget (npu_budget.json), which `tests/npu_sim/test_budget.py` holds; `--docs` writes the tables of
 docs/*/guides/sim.md; `--read` takes the budget's figures and measures nothing. The counts are those of one step that
 neither logs nor follows one that does; memory is the peak of torch_npu's allocator over the whole job. All fine-tune a
-Qwen2 of 4 layers and width 256, bf16, 512 tokens a step on each rank; the peers are transformers' Trainer with PEFT, on the
-same rows, padded.
+Qwen2 of 4 layers and width 256, bf16, 512 tokens a step on each rank; the peers are transformers' Trainer with PEFT, on
+the same rows, padded.
 
 Collectives beside theory, for a model of P parameters in B blocks, N ranks, weights in bf16 and gradients in fp32. Sent
 by a device: an all-reduce of S bytes 2 (N - 1) / N S, a gather or reduce-scatter of S bytes in all (N - 1) / N S
@@ -41,8 +41,8 @@ from npu_jobs import JOBS
 MIB = 2**20
 BUDGET = Path(__file__).with_name("npu_budget.json")
 COMMAND = "python benchmarks/npu_budget.py --write"
-MEMORY_SLACK = 1.02
-"""Of peaks: the allocator rounds, and what a collective still reads is freed when it has ended."""
+MEMORY_SLACK, MEMORY_SLACK_OF_RANKS = 1.02, 1.15
+"""Of peaks. Blocks that a collective still reads are free when it has ended: 110 or 124 MiB with DDP, run to run."""
 PEERS = {"full": "Trainer, full", "lora": "Trainer + PEFT, lora"}
 
 Counts = dict[str, Any]
@@ -162,7 +162,8 @@ def compare(found: Mapping[str, Counts], budget: Mapping[str, Any]) -> list[str]
                 f" {then['waits']} and {then['waits_with_log']}"
             )
             problems += [f"  {line}" for line in now["lines"]]
-        if now["peak_bytes"] > MEMORY_SLACK * slack * then["peak_bytes"]:
+        room = MEMORY_SLACK if JOBS[name].ranks == 1 else MEMORY_SLACK_OF_RANKS
+        if now["peak_bytes"] > room * slack * then["peak_bytes"]:
             problems.append(
                 f"{name}: peak {now['peak_bytes'] / MIB:.1f} MiB, budget {then['peak_bytes'] / MIB:.1f} MiB"
             )
