@@ -1,0 +1,74 @@
+"""Weights of a block that are cast together: the numbers of autocast, and the parameters as they were afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anabatic.config.sections.common import DeviceSettings
+from anabatic.device.device import Device, select_device
+from anabatic.models.pretrained import enable_activation_checkpointing
+from anabatic.models.weight_casts import install_block_casts
+from anabatic.testing.tiny_models import build_tiny_qwen2
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    threads = torch.get_num_threads()
+    chosen = select_device(DeviceSettings(type="cpu", dtype="bf16", threads=1))
+    yield replace(chosen, device_row=replace(chosen.device_row, cast_weights_together=True))
+    torch.set_num_threads(threads)
+
+
+def build() -> Any:
+    torch.manual_seed(0)
+    return build_tiny_qwen2().train()
+
+
+def gradients(model: Any, device: Device, passes: int = 2) -> dict[str, Tensor]:
+    ids = torch.arange(24).reshape(2, 12)
+    for _ in range(passes):
+        with device.autocast():
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_gradients_are_equal_to_the_bit(device: Device) -> None:
+    model = build()
+    assert install_block_casts(model, device) == 2 * (7 + 3)  # q, k and v have a bias
+    assert install_block_casts(model, device) == 0  # once is enough
+    plain, joined = gradients(build(), device), gradients(model, device)
+    assert all(torch.equal(plain[name], joined[name]) for name in plain)
+    assert {type(parameter) for _, parameter in model.named_parameters()} == {torch.nn.Parameter}
+
+
+def test_recomputed_blocks_cast_again(device: Device) -> None:
+    plain, model = build(), build()
+    install_block_casts(model, device)
+    for each in (plain, model):
+        enable_activation_checkpointing(each, "full")
+    expected, found = gradients(plain, device, 1), gradients(model, device, 1)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_failure_leaves_the_parameters(device: Device) -> None:
+    model = build()
+    install_block_casts(model, device)
+    model.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gradients(model, device)
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in model.model.layers[0].mlp.parameters())
+    assert isinstance(model.model.layers[0].self_attn.q_proj.weight, torch.nn.Parameter)
+
+
+def test_only_what_is_trained_in_fp32(device: Device) -> None:
+    frozen = build().requires_grad_(False)
+    assert install_block_casts(frozen, device) == 0
+    assert install_block_casts(build().to(torch.bfloat16), device) == 0
+    assert install_block_casts(build(), replace(device, dtype=torch.float32)) == 0
