@@ -26,7 +26,7 @@ def _process(folder: Path, pid: int, started: float, device: int, steps: int, st
         "started_ns": int(started * 1e9),
         "devices": 1 << device,
         "now": row(steps),
-        "operators": {"aten::mm": [steps, 0, steps * step_ns, 0, 0, 0, 1, steps]},
+        "operators": {"aten::mm": [steps, 0, steps * step_ns, 0, 0, 0, 1, steps, 1, 0]},
         "collectives": {},
         "syncs": {},
         "unfused": {},
