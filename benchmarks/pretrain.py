@@ -107,7 +107,7 @@ def task(folder: Path, case: str) -> Task:
     return Task(folder / shape, folder / f"{text}.jsonl", SHAPES[shape].seq_len)
 
 
-def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) -> None:
+def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False, dtype: str = "fp32") -> None:
     """The path of the `pretrain` recipe, with the loop's log at every tenth step."""
     import torch
 
@@ -121,7 +121,7 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False) 
     from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 
-    device, world = select_device(DeviceSettings()), World()
+    device, world = select_device(DeviceSettings(dtype=dtype)), World()
     model = load_model(task.folder, device.torch_device)
     if compiled:
         fused_ops.compile_blocks(model)

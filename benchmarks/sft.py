@@ -33,6 +33,7 @@ ROWS = 2000
 CUTOFF = 512
 MICRO_ROWS = 4
 BATCH_TOKENS = 512
+RANK = 16
 PEER = "Trainer + PEFT"
 CASES = {"lora": (4096, True), "full": (4096, False), "lora-151k": (151_936, True)}
 """Name -> (size of the vocabulary, LoRA)."""
@@ -112,6 +113,8 @@ class Task:
     rows: Path
     lora: bool
     threads: int
+    dtype: str = "fp32"
+    """Of matrix products, on both sides."""
 
 
 def ours(turns: Turns, task: Task, packing: bool) -> None:
@@ -134,12 +137,12 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 
-    device, world = select_device(DeviceSettings(type="cpu", threads=task.threads)), World()
+    device, world = select_device(DeviceSettings(type="cpu", threads=task.threads, dtype=task.dtype)), World()
     data = Data(cache=str(task.rows.parent / "cache"), valid=["none"])
     shard = dataset_cache.build_dataset(
         str(task.rows), task.model, data, "train", seq_len=CUTOFF, learning=LossPolicy()
     )
-    model, lora = build_meta_causal_lm(task.model, torch.float32), Lora(r=16, alpha=32)
+    model, lora = build_meta_causal_lm(task.model, torch.float32), Lora(r=RANK, alpha=32)
     if task.lora:
         adapter.insert_adapter(model, lora)
     root = materialize_model(model, resolve_sharding(Parallel(), world, device), device, world)
@@ -184,7 +187,7 @@ def trainer(turns: Turns, task: Task, grouped: bool) -> None:
     if task.lora:
         import peft
 
-        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        config = peft.LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
         model = peft.get_peft_model(model, config)
     examples = []
     for row in json.loads(task.rows.read_text(encoding="utf-8")):
@@ -214,6 +217,7 @@ def trainer(turns: Turns, task: Task, grouped: bool) -> None:
         save_strategy="no",
         report_to="none",
         use_cpu=True,
+        bf16=task.dtype == "bf16",
         disable_tqdm=True,
         logging_steps=10,
         learning_rate=1e-4,
