@@ -15,10 +15,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from paired import Turns
+
+from anabatic.core import cpu_info
 
 SECONDS = 0.004
 """CPU time of a product's turn."""
@@ -136,8 +137,7 @@ def products_of_answers(layers: Layers, wanted: Iterable[tuple[list[int], int]],
 
 def has_bf16() -> bool:
     """True if the processor has instructions for products of bf16."""
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return cpu_info.has_bf16_products(cpu_info.read_cpuinfo())
 
 
 class _Prepared:

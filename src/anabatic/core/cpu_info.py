@@ -33,6 +33,12 @@ def get_cpu_name(facts: Mapping[str, str], default: str) -> str:
     return facts.get("model name") or default
 
 
+def has_bf16_products(facts: Mapping[str, str]) -> bool:
+    """Return whether the processor has instructions for products of bf16: avx512_bf16, amx_bf16, or Arm's bf16."""
+    known = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
+    return not known.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
+
+
 CORES_VARIABLE = "ANABATIC_CORES"
 """Environment variable: the cores of each local rank, `0-3;4-7`."""
 _original_cores: set[int] = set()

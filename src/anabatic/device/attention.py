@@ -68,6 +68,14 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegment
     return segments.gather_packed(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 
 
+def attend_in_fp32(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, options: AttentionOptions) -> Tensor:
+    """`attention_reference` in fp32 whatever the inputs: on a processor torch's kernel takes three times as long for
+    the gradient of bf16 (docs/dev)."""
+    with torch.autocast(q.device.type, enabled=False):
+        wide = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
+        return attention_reference(*wide, segments, options).to(v.dtype)
+
+
 def _attend_causal(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """q `[R, N, L, D]`, k `[R, K, L, D]`, v `[R, K, L, E]` -> `[R, N, L, E]`; with a window the cost is linear in L."""
     length, window = q.shape[2], options.window

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anabatic.device import ops_npu
-from anabatic.device.attention import AttentionOptions, PackedSegments, attention_reference
+from anabatic.device.attention import AttentionOptions, PackedSegments, attend_in_fp32, attention_reference
 from anabatic.device.experts import grouped_reference, permute_reference, unpermute_reference
 from anabatic.device.table import DEVICES, KernelSet
 
@@ -348,7 +348,7 @@ REFERENCE_OPS = DeviceOps(
 
 OPS_BY_KERNEL: dict[KernelSet, DeviceOps] = {
     "reference": REFERENCE_OPS,
-    "cpu": REFERENCE_OPS._replace(rms_norm=rms_norm, rotary=apply_rotary),
+    "cpu": REFERENCE_OPS._replace(rms_norm=rms_norm, rotary=apply_rotary, attention=attend_in_fp32),
     "npu": DeviceOps(
         ops_npu.rms_norm,
         ops_npu.apply_rotary,

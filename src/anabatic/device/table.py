@@ -35,6 +35,8 @@ class DeviceRow:
     """Kernel launches cost more than copying a block's weights once more."""
     read_cache_together: bool
     """Kernel launches cost more than padding and copying the cached tokens of generating requests."""
+    keep_tail: bool
+    """Batches keep their padded tail: another shape would be compiled or find no block of its size."""
     pin_memory: bool
     chunk_bytes: int
     """Bytes of logits that linear_cross_entropy holds at a time."""
@@ -58,6 +60,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=True,
             cast_weights_together=True,
             read_cache_together=True,
+            keep_tail=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -74,6 +77,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=True,
             cast_weights_together=False,
             read_cache_together=True,
+            keep_tail=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -90,11 +94,12 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=False,
             cast_weights_together=False,
             read_cache_together=True,
+            keep_tail=True,
             pin_memory=False,
             chunk_bytes=128 << 20,
         ),
-        # Half formats were slower than fp32 on every CPU measured (docs/dev); eight MiB of logits stay in
-        # the cache.
+        # fp32 gives the same digits on every CPU; half formats are faster only with instructions for them (docs/dev).
+        # Eight MiB of logits stay in the cache.
         DeviceRow(
             type="cpu",
             collective="gloo",
@@ -108,6 +113,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=False,
             cast_weights_together=False,
             read_cache_together=False,
+            keep_tail=False,
             pin_memory=False,
             chunk_bytes=8 << 20,
         ),
