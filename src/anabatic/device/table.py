@@ -35,8 +35,6 @@ class DeviceRow:
     """Kernel launches cost more than copying a block's weights once more."""
     read_cache_together: bool
     """Kernel launches cost more than padding and copying the cached tokens of generating requests."""
-    keep_tail: bool
-    """Batches keep their padded tail: another shape would be compiled or find no block of its size."""
     pin_memory: bool
     chunk_bytes: int
     """Bytes of logits that linear_cross_entropy holds at a time."""
@@ -60,7 +58,6 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=True,
             cast_weights_together=True,
             read_cache_together=True,
-            keep_tail=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -77,7 +74,6 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=True,
             cast_weights_together=False,
             read_cache_together=True,
-            keep_tail=True,
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -94,7 +90,6 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=False,
             cast_weights_together=False,
             read_cache_together=True,
-            keep_tail=True,
             pin_memory=False,
             chunk_bytes=128 << 20,
         ),
@@ -113,7 +108,6 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=False,
             cast_weights_together=False,
             read_cache_together=False,
-            keep_tail=False,
             pin_memory=False,
             chunk_bytes=8 << 20,
         ),

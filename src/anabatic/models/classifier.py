@@ -23,7 +23,7 @@ from anabatic.core.paths import write_atomic
 from anabatic.data.batching.packing import Batch
 from anabatic.device.device import Device, send_to_device
 from anabatic.models import pretrained, weights_reader
-from anabatic.models.forward import PackedBatch, compute_hidden_states, fit_shape, pack_batch
+from anabatic.models.forward import PackedBatch, compute_hidden_states, pack_batch
 from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
 
 HEAD_PREFIX = "classifier."
@@ -196,7 +196,6 @@ class PackedSequences:
 
 def pack_sequences(batch: Batch, device: torch.device, causal: bool) -> PackedSequences:
     """Move a batch of `data.dataset.collate_classification` to `device`."""
-    batch = fit_shape(batch, device)
     count = len(batch.extra["number"])
     borders = torch.tensor(batch.cu_seqlens)
     last = borders[1 : count + 1] - 1

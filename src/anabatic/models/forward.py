@@ -19,7 +19,6 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
-from anabatic.device.table import DEVICES
 from anabatic.models import rope_scaling
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
@@ -134,19 +133,12 @@ class PackedBatch:
     target_rows: Tensor | None
 
 
-def fit_shape(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch without its padded tail on a device where batches need not have one shape."""
-    return batch if DEVICES[device.type].keep_tail else batch.without_tail()
-
-
 def pack_batch(batch: Batch, device: torch.device, causal: bool = True) -> PackedBatch:
-    """Move a batch to `device`, without its padded tail where shapes may change. The rows with labels are computed on
-    the host, which still has the labels.
+    """Move a batch to `device`. The rows with labels are computed on the host, which still has the labels.
 
     Args:
         causal: tokens attend to earlier tokens; False: to their whole segment.
     """
-    batch = fit_shape(batch, device)
     rows = None
     targets = batch.labels
     if batch.num_targets != batch.labels.numel():

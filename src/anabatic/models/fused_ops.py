@@ -276,7 +276,7 @@ def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
 
 @torch.no_grad()
 def compile_blocks(model: nn.Module) -> int:
-    """Apply torch.compile to norms and gated blocks; return how many. A second number of tokens makes them dynamic.
+    """Apply torch.compile to norms and gated blocks, whose shapes are equal for every packed batch; return how many.
 
     Attention is not compiled: its plan differs between batches, and every plan would trigger a recompilation.
     """
@@ -286,7 +286,7 @@ def compile_blocks(model: nn.Module) -> int:
         if _match_norm(module, REFERENCE_OPS) or _match_gated(module, REFERENCE_OPS)
     ]
     for module in blocks:
-        module.compile()
+        module.compile(dynamic=False)
     return len(blocks)
 
 

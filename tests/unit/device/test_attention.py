@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.device.attention import AttentionOptions, PackedSegments, attend_masked, attention_reference
+from anabatic.device.ops import OPS_BY_KERNEL
 from unit.device.test_ops import check_same, leaf
 
 CPU = torch.device("cpu")
@@ -78,3 +79,17 @@ def test_a_mask_hides_keys() -> None:
         whole = attend_masked(q, k, v, mask, scores)
         part = attend_masked(q[:1], k[:1, :, :2], v[:1, :, :2], mask[:1, ..., :2], scores)
         torch.testing.assert_close(whole[:1], part)
+
+
+def test_a_processor_computes_half_formats_in_fp32() -> None:
+    q, k, v = (leaf(24, heads, 8).detach().bfloat16().requires_grad_() for heads in (4, 2, 2))
+    wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    plan, scores = PackedSegments([0, 5, 24], CPU), AttentionOptions(0.6)
+    with torch.autocast("cpu", torch.bfloat16):  # which would cast fp32 back
+        ours = OPS_BY_KERNEL["cpu"].attention(q, k, v, plan, scores)
+    expected = attention_reference(*wide, plan, scores)
+    assert ours.dtype == torch.bfloat16 and torch.equal(ours, expected.bfloat16())
+    grad = torch.randn(24, 4, 8).bfloat16()
+    found = torch.autograd.grad(ours, (q, k, v), grad)
+    wanted = torch.autograd.grad(expected, wide, grad.float())
+    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(found, wanted, strict=True))

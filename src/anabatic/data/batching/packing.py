@@ -5,7 +5,7 @@ length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ class Batch:
         loader_state: where the loader stands after this batch, JSON-serialisable.
         extra: what else the data say of each segment, by name; first axis: segments that are no padding.
         segment_origins: the pieces, in order.
-        tail: tokens at the end that are padding, in segments of their own.
     """
 
     input_ids: torch.Tensor
@@ -45,7 +44,6 @@ class Batch:
     loader_state: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     segment_origins: list[SegmentOrigin] = field(default_factory=list)
-    tail: int = 0
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block."""
@@ -59,21 +57,6 @@ class Batch:
             self.loader_state,
             {name: value.to(device, non_blocking=True) for name, value in self.extra.items()},
             self.segment_origins,
-            self.tail,
-        )
-
-    def without_tail(self) -> Batch:
-        """Return the batch without its padded tail; a batch of nothing but padding stays as it is."""
-        if not self.tail or not self.num_tokens:
-            return self
-        kept = len(self.input_ids) - self.tail
-        return replace(
-            self,
-            input_ids=self.input_ids[:kept],
-            labels=self.labels[:kept],
-            position_ids=self.position_ids[:kept],
-            cu_seqlens=self.cu_seqlens[: self.cu_seqlens.index(kept) + 1],
-            tail=0,
         )
 
 
@@ -218,7 +201,6 @@ def collate_packed(
         num_targets=num_targets,
         num_tokens=num_tokens,
         loader_state=state or {},
-        tail=capacity - num_tokens,
     )
 
 
