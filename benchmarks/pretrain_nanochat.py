@@ -114,8 +114,9 @@ def prepare(folder: Path, checkout: str, vocab_sizes: list[int]) -> None:
             save_model(net, folder / f"{vocab_size}-{name}", hf_folder.load_tokenizer(first))
 
 
-def nanochat(turns: Turns, task: Task, checkout: str, vocab_size: int, compiled: bool) -> None:
-    """The steps of nanochat's base_train."""
+def nanochat(turns: Turns, task: Task, checkout: str, vocab_size: int, compiled: bool, dtype: str = "float32") -> None:
+    """The steps of nanochat's base_train; its own choice of a format on a CPU is float32."""
+    os.environ["NANOCHAT_DTYPE"] = dtype
     if not compiled:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # also for its optimizer, which is compiled by decoration
     sys.path.insert(0, checkout)

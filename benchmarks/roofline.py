@@ -32,8 +32,17 @@ import pretrain_nanochat
 import serve
 import sft
 from paired import Result, alternate, in_own_process
-from roofline_limit import Layers, Product, Shape, has_bf16, layers_of, limit, measure_rates
-from roofline_limit import products_of_a_step, products_of_answers
+from roofline_limit import (
+    Layers,
+    Product,
+    Shape,
+    has_bf16,
+    layers_of,
+    limit,
+    measure_rates,
+    products_of_a_step,
+    products_of_answers,
+)
 from roofline_profile import GROUPS, profile
 
 Side = tuple[Callable[..., None], tuple[Any, ...]]
@@ -48,14 +57,13 @@ class Job:
 
     Attributes:
         steps: (tokens, products) of the limit's steps.
-        others: name of a side -> steps of its own limit.
+        others: name of a side -> steps of the limit of its own model.
     """
 
     ours: dict[str, Side]
     peers: dict[str, Side]
     steps: list[tuple[int, list[Product]]]
     others: dict[str, list[tuple[int, list[Product]]]] = field(default_factory=dict)
-    best_of: str = ""
 
 
 def shapes_of(shard: Any, seq_len: int, tokens: int) -> list[Shape]:
@@ -67,7 +75,9 @@ def shapes_of(shard: Any, seq_len: int, tokens: int) -> list[Shape]:
         for _ in range(BATCHES):
             batch = next(loader)
             borders = batch.cu_seqlens
-            lengths = [end - start for start, end in zip(borders, borders[1:], strict=False) if start < batch.num_tokens]
+            lengths = [
+                end - start for start, end in zip(borders, borders[1:], strict=False) if start < batch.num_tokens
+            ]
             found.append(Shape(batch.num_tokens, batch.num_targets, tuple(lengths)))
     return found
 
@@ -98,7 +108,7 @@ def _training_steps(
 
     layers = layers_of(build_meta_causal_lm(model, torch.float32), rank)
     data = Data(cache=str(text.parent / "cache" if answers else text.parent), valid=["none"])
-    options = {"seq_len": seq_len, "learning": LossPolicy()} if answers else {}
+    options: dict[str, Any] = {"seq_len": seq_len, "learning": LossPolicy()} if answers else {}
     shard = dataset_cache.build_dataset(str(text), model, data, "train", **options)
     return [(shape.tokens, products_of_a_step(layers, shape)) for shape in shapes_of(shard, seq_len, tokens)]
 
@@ -152,6 +162,8 @@ def beside_nanochat(folder: Path, options: argparse.Namespace) -> Job:
         "nanochat, compiled": (pretrain_nanochat.nanochat, (*peer, True)),
         "nanochat, eager": (pretrain_nanochat.nanochat, (*peer, False)),
     }
+    if has_bf16():
+        peers["nanochat, compiled, bf16"] = (pretrain_nanochat.nanochat, (*peer, True, "bfloat16"))
     steps = read_steps(folder, _training_steps, what.folder, text, seq_len, pretrain.BATCH_TOKENS, 0, False)
     own = read_steps(folder, _nanochat_steps, options.nanochat, vocabulary)
     return Job(ours, peers, steps, dict.fromkeys(peers, own))
@@ -164,7 +176,10 @@ def fine_tuning(folder: Path, lora: bool) -> Job:
     rank = sft.RANK if lora else 0
     steps = read_steps(folder, _training_steps, task.model, task.rows, sft.CUTOFF, sft.BATCH_TOKENS, rank, True)
     ours: dict[str, Side] = {"anabatic": (sft.ours, (task, True))}
-    peers: dict[str, Side] = {"Trainer": (sft.trainer, (task, False)), "Trainer, like lengths": (sft.trainer, (task, True))}
+    peers: dict[str, Side] = {
+        "Trainer": (sft.trainer, (task, False)),
+        "Trainer, like lengths": (sft.trainer, (task, True)),
+    }
     if has_bf16():
         half = replace(task, dtype="bf16")
         ours["anabatic, bf16"] = (sft.ours, (half, True))
@@ -212,9 +227,11 @@ def measure(job: Job, options: argparse.Namespace) -> dict[str, Any]:
     limits: dict[str, Side] = {LIMIT: (limit, (1, job.steps, "float32"))}
     if has_bf16():
         limits[LIMIT_BF16] = (limit, (1, job.steps, "bfloat16"))
-    own = {name: f"{LIMIT} of {name}" for name in job.others}
-    limits |= {own[name]: (limit, (1, steps, "float32")) for name, steps in list(job.others.items())[:1]}
-    own = dict.fromkeys(own, next(iter(own.values()), ""))
+    own: dict[str, str] = {}
+    if job.others:  # all of one model
+        theirs, steps = next(iter(job.others.items()))
+        limits[f"{LIMIT}, {theirs.split(',')[0]}"] = (limit, (1, steps, "float32"))
+        own = dict.fromkeys(job.others, f"{LIMIT}, {theirs.split(',')[0]}")
     sides = {**limits, **job.ours, **job.peers}
     results = alternate(sides, options.rounds, options.seconds, warm_up=2 * options.seconds)
     print(f"  {'':34} {'tokens/CPU s':>12} {'share of the limit':>22}   {next(iter(job.ours))} over it")

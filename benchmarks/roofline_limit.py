@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from paired import Turns
-
 from anabatic.core import cpu_info
+from paired import Turns
 
 SECONDS = 0.004
 """CPU time of a product's turn."""
@@ -55,9 +54,8 @@ class Layers:
     head_dim: int
     rank: int = 0
     """Rank of the adapters in every linear layer; 0: all weights are trained."""
-    unmade: int = 0
-    """Layers of the first block whose input needs no gradient, of `first` (outputs, inputs) each."""
     first: tuple[tuple[int, int], ...] = ()
+    """(outputs, inputs) of the layers of the first block whose input needs no gradient."""
 
 
 class Shape(NamedTuple):
@@ -84,7 +82,7 @@ def layers_of(model: Any, rank: int = 0) -> Layers:
     config = model.config
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     where = (config.vocab_size, config.hidden_size)
-    return Layers(linears, where, config.num_hidden_layers, config.num_attention_heads, dim, rank, 0, tuple(first))
+    return Layers(linears, where, config.num_hidden_layers, config.num_attention_heads, dim, rank, tuple(first))
 
 
 def products_of_a_step(layers: Layers, shape: Shape) -> list[Product]:

@@ -15,7 +15,7 @@ from paired import Over
 WARM_UP, STEPS = 4, 10
 
 GROUPS = ("products", "attention", "elementwise", "loss", "optimizer", "copies, casts", "Python, rest")
-"""`elementwise`: norms, rotary embeddings, activations, residual sums. `Python, rest`: what no operator accounts for."""
+"""`elementwise`: norms, rotary embeddings, activations, residual sums. `Python, rest`: the time outside operators."""
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "mkldnn_linear", "dot"}
 _COPIES = {
     "copy", "cat", "index_select", "index", "index_copy", "clone", "fill", "zero", "zeros", "stack", "gather",
