@@ -50,7 +50,8 @@ class _Profiling:
     """Takes the place of `paired.Turns`: some steps to warm up, some under the profiler, then the end."""
 
     def __init__(self, line: Connection) -> None:
-        self.line, self.number, self.profiler = line, 0, None
+        self.line, self.number = line, 0
+        self.profiler: Any = None
 
     def begin(self, **_: Any) -> None:
         """Nothing to wait for."""
@@ -64,7 +65,6 @@ class _Profiling:
             self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self.profiler.__enter__()
         elif self.number == WARM_UP + STEPS:
-            assert self.profiler is not None
             self.profiler.__exit__(None, None, None)
             self.line.send(_shares(self.profiler.events()))
             raise Over
