@@ -248,7 +248,7 @@ def _choose_dtype(requested: str, row: DeviceRow, chip: Chip | None) -> tuple[st
             return "fp16", f"{chip.name if chip else row.type} has no bf16"
         reason = f"the device table's choice for {row.type}"
         if row.type == "cpu" and cpu_info.has_bf16_products(cpu_info.read_cpuinfo()):
-            reason += "; this processor multiplies bf16 faster: --device.dtype bf16"
+            reason += "; this CPU multiplies bf16 faster: --device.dtype bf16"
         return row.dtype, reason
     if requested == "bf16" and not has_bf16:
         raise ConfigError(f"device.dtype is bf16, which {chip.name if chip else row.type} does not have", "use fp16")

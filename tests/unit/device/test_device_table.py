@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
+from anabatic.core import cpu_info
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.device import device as devices
 from anabatic.device.ops import OPS_BY_KERNEL
@@ -63,6 +64,13 @@ def test_first_generation_has_no_bf16() -> None:
     assert devices._choose_dtype("auto", DEVICES["npu"], find_chip("Ascend910A"))[0] == "fp16"
     with pytest.raises(ConfigError, match="Ascend910A does not have"):
         devices._choose_dtype("bf16", DEVICES["npu"], find_chip("Ascend910A"))
+
+
+def test_a_cpu_stays_at_fp32_and_says_where_bf16_is_faster() -> None:
+    dtype, reason = devices._choose_dtype("auto", DEVICES["cpu"], None)
+    assert dtype == "fp32"
+    assert ("--device.dtype bf16" in reason) == cpu_info.has_bf16_products(cpu_info.read_cpuinfo())
+    assert "--device.dtype" not in devices._choose_dtype("auto", DEVICES["npu"], find_chip("Ascend910A"))[1]
 
 
 def test_tables_are_whole() -> None:
