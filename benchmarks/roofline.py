@@ -1,7 +1,7 @@
 """How near to the processor's limit are ours and the others, and where does the rest of the time go?
 
     python benchmarks/roofline.py [--jobs pretrain,sft,lora,generation] [--nanochat CHECKOUT] [--rounds N]
-                                  [--seconds S] [--json FILE]
+                                  [--seconds S] [--parts rates,sides,operators] [--json FILE]
 
 The limit of a job is the time of its matrix products alone (`roofline_limit.py`), fp32, one thread. It is one more side
 that takes turns with ours and the peers, in processes of their own, by CPU time; so a share of the limit is the median
@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--nanochat", help="checkout of nanochat")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
+    parser.add_argument("--parts", default="rates,sides,operators", help="what is printed of every job")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -282,11 +283,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             job = makers[name](Path(temporary))
             print(f"{name}: one thread, load {os.getloadavg()[0]:.1f}", flush=True)
-            found[name] = {
-                "rates": print_rates(job.steps, options.rounds),
-                "sides": measure(job, options),
-                "groups": print_groups(job),
+            parts: dict[str, Callable[[], Any]] = {
+                "rates": lambda job=job: print_rates(job.steps, options.rounds),
+                "sides": lambda job=job: measure(job, options),
+                "operators": lambda job=job: print_groups(job),
             }
+            found[name] = {part: make() for part, make in parts.items() if part in options.parts.split(",")}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
