@@ -218,6 +218,11 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
+def show(ratio: dict[str, float]) -> str:
+    """Write a spread as `median (least-most)`."""
+    return f"{ratio['median']:.2f} ({ratio['least']:.2f}-{ratio['most']:.2f})"
+
+
 def _ratios(mine: Result, other: Result) -> list[float]:
     return [a / b for a, b in zip(mine.rates("cpu"), other.rates("cpu"), strict=True)]
 
@@ -234,17 +239,16 @@ def measure(job: Job, options: argparse.Namespace) -> dict[str, Any]:
         own = dict.fromkeys(job.others, f"{LIMIT}, {theirs.split(',')[0]}")
     sides = {**limits, **job.ours, **job.peers}
     results = alternate(sides, options.rounds, options.seconds, warm_up=2 * options.seconds)
-    print(f"  {'':34} {'tokens/CPU s':>12} {'share of the limit':>22}   {next(iter(job.ours))} over it")
+    heads = " ".join(f"{name + ' over it':>28}" for name in job.ours)
+    print(f"  {'':34} {'tokens/CPU s':>12} {'share of the limit':>18} {heads}")
     found: dict[str, Any] = {}
-    first = results[next(iter(job.ours))]
     for name, result in results.items():
         share = spread(_ratios(result, results[own.get(name, LIMIT)]))
-        over = spread(_ratios(first, result))
+        over = {mine: spread(_ratios(results[mine], result)) for mine in job.ours}
         found[name] = {"tokens_per_cpu_second": statistics.median(result.rates("cpu")), "share": share, "ours": over}
         print(
-            f"  {name:34} {found[name]['tokens_per_cpu_second']:12,.0f} "
-            f"{share['median']:8.2f} ({share['least']:.2f}-{share['most']:.2f}) "
-            f"{over['median']:10.2f} ({over['least']:.2f}-{over['most']:.2f})",
+            f"  {name:34} {found[name]['tokens_per_cpu_second']:12,.0f} {show(share):>18} "
+            + " ".join(f"{show(ratio):>28}" for ratio in over.values()),
             flush=True,
         )
     return found
