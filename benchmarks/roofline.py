@@ -18,6 +18,7 @@ its share is of the limit of its own products.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -288,9 +289,9 @@ def main() -> None:
             job = makers[name](Path(temporary))
             print(f"{name}: one thread, load {os.getloadavg()[0]:.1f}", flush=True)
             parts: dict[str, Callable[[], Any]] = {
-                "rates": lambda job=job: print_rates(job.steps, options.rounds),
-                "sides": lambda job=job: measure(job, options),
-                "operators": lambda job=job: print_groups(job),
+                "rates": functools.partial(print_rates, job.steps, options.rounds),
+                "sides": functools.partial(measure, job, options),
+                "operators": functools.partial(print_groups, job),
             }
             found[name] = {part: make() for part, make in parts.items() if part in options.parts.split(",")}
     if options.json:
