@@ -142,7 +142,8 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     shard = dataset_cache.build_dataset(
         str(task.rows), task.model, data, "train", seq_len=CUTOFF, learning=LossPolicy()
     )
-    model, lora = build_meta_causal_lm(task.model, torch.float32), Lora(r=RANK, alpha=32)
+    lora = Lora(r=RANK, alpha=32)
+    model = build_meta_causal_lm(task.model, device.dtype if task.lora else torch.float32)  # as the recipe does
     if task.lora:
         adapter.insert_adapter(model, lora)
     root = materialize_model(model, resolve_sharding(Parallel(), world, device), device, world)
