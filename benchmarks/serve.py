@@ -87,7 +87,7 @@ def requests_of(count: int, seed: int = 0) -> list[tuple[list[int], int]]:
 class Letters:
     """Stands for a tokenizer: no text is asked for."""
 
-    eos_token_id = chat_template = None
+    eos_token_id = pad_token_id = bos_token_id = chat_template = None
 
     def decode(self, tokens: list[int], **_: Any) -> str:
         return ""
