@@ -72,8 +72,8 @@ def attend_in_fp32(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, op
     """`attention_reference` in fp32 whatever the inputs: on a processor torch's kernel takes three times as long for
     the gradient of bf16 (docs/dev)."""
     with torch.autocast(q.device.type, enabled=False):
-        wide = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
-        return attention_reference(*wide, segments, options).to(v.dtype)
+        wide_q, wide_k, wide_v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
+        return attention_reference(wide_q, wide_k, wide_v, segments, options).to(v.dtype)
 
 
 def _attend_causal(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
