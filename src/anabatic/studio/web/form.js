@@ -36,11 +36,11 @@ const readInput = (field, input) => {
   return parse(field.kind, text);
 };
 
-const fillInput = ({ field, input }, values) => {
+const fillInput = ({ field, input }, values, restore = false) => {
   const value = values[field.key];
   const isSet = value !== undefined;
   input.closest(".field").classList.toggle("set", isSet);
-  if (field.kind === "section" || input === document.activeElement) return;
+  if (field.kind === "section" || (input === document.activeElement && !restore)) return;
   if (field.kind === "boolean") { input.checked = isSet ? value === true : field.default === true; return; }
   if (field.kind === "choice") { input.value = isSet ? value ?? "" : field.default ?? ""; return; }
   const shown = Array.isArray(value) ? value.map((item) => (typeof item === "object" ? JSON.stringify(item) : item)).join("\n") : value ?? "";
@@ -84,9 +84,10 @@ const filterForm = () => {
   }
 };
 
-const fillForm = (values, problems) => {
+// `restore`: keys of fields that are filled even while they are written in.
+const fillForm = (values, problems, restore = []) => {
   for (const entry of fieldNodes.values()) {
-    fillInput(entry, values);
+    fillInput(entry, values, restore.includes(entry.field.key));
     const problem = problems.find((each) => each.key === entry.field.key);
     entry.note.hidden = !problem;
     entry.note.replaceChildren(...(problem ? [problem.message, ...hintOf(problem)] : []));

@@ -2,8 +2,12 @@
 
 let commands = [];
 let checked = { text: "", values: {}, problems: [] };
-let checkRequest = 0;
 let checkTimer = 0;
+let waiting = []; // {changes, newOut, again}: checks that are still to be sent, one after another
+let checking = null; // while a check is under way: done when none is left
+let recipeRound = 0; // answers about a recipe that was replaced are dropped
+let lastTyped = 0;
+const TYPING_MS = 350;
 
 const currentCommand = () => $("command").value;
 const saveDraft = () => write(`draft.${currentCommand()}`, $("recipe").value);
@@ -29,27 +33,85 @@ const selectLine = (line) => {
   $("recipe").setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
 };
 
-// Ask the server for the recipe with changes, its values and problems. The newest request wins.
-const checkRecipe = async (changes = {}, newOut = false) => {
+const isChange = ({ changes, newOut }) => newOut || Object.keys(changes).length > 0;
+
+// Ask the server for the recipe with changes, its values and problems. One request at a time, each with the newest text:
+// of two that overlap, the later answer would undo the earlier change.
+const checkRecipe = (changes = {}, newOut = false) => {
   clearTimeout(checkTimer);
-  const mine = ++checkRequest;
-  const command = currentCommand();
-  const sent = $("recipe").value;
-  try {
-    const answer = await post("api/recipe", { command, text: sent, changes, new_out: newOut });
-    if (mine !== checkRequest || command !== currentCommand()) return;
-    checked = answer;
-    if ($("recipe").value === sent && answer.text !== sent) $("recipe").value = answer.text;
-    showVariables(answer.values);
-    fillForm(answer.values, answer.problems);
-    showProblems();
-    say("");
-    saveDraft();
-    if (command === "run") showStages(answer.stages); else await loadPlan(command, $("recipe").value, checkRecipe);
-  } catch (error) { if (mine === checkRequest) say(error.message, true); }
+  checkTimer = 0;
+  waiting = [...waiting.filter(isChange), { changes, newOut }];
+  checking ??= checkAll().finally(() => { checking = null; });
+  return checking;
 };
 
-const checkLater = () => { clearTimeout(checkTimer); checkTimer = setTimeout(() => checkRecipe(), 350); };
+const checkAll = async () => {
+  while (waiting.length) {
+    const rest = TYPING_MS - (performance.now() - lastTyped);
+    if (waiting[0].again && rest > 0) await new Promise((done) => { setTimeout(done, rest); });
+    else await checkOnce(waiting.shift());
+  }
+};
+
+// What was typed while a change was under way stays; the change is then made in the newer text.
+const checkOnce = async (entry) => {
+  const [round, command, sent] = [recipeRound, currentCommand(), $("recipe").value];
+  let answer;
+  try { answer = await post("api/recipe", { command, text: sent, changes: entry.changes, new_out: entry.newOut }); }
+  catch (error) { if (round === recipeRound) refuseChange(entry, error); return; }
+  if (round !== recipeRound) return;
+  if ($("recipe").value !== sent) { if (isChange(entry)) waiting.unshift({ ...entry, again: true }); return; }
+  checked = answer;
+  putText(answer.text);
+  saveDraft();
+  showVariables(answer.values);
+  fillForm(withWaiting(answer.values), answer.problems);
+  showProblems();
+  say("");
+  if (waiting.length) return;
+  if (command === "run") showStages(answer.stages); else loadPlan(command, answer.text, checkRecipe);
+};
+
+// The values of the recipe as they are when the changes that wait are made: a field keeps what was just chosen.
+const withWaiting = (values) => {
+  const changes = Object.entries(Object.assign({}, ...waiting.map((entry) => entry.changes)));
+  const shown = { ...values, ...Object.fromEntries(changes) };
+  for (const [key, value] of changes) if (value === null) delete shown[key];
+  return shown;
+};
+
+// The field shows again what the recipe says, and nothing is queued that was not checked.
+const refuseChange = ({ changes }, error) => {
+  const keys = Object.keys(changes);
+  checked = { ...checked, problems: [{ message: error.message, key: keys[0] ?? "" }] };
+  fillForm(withWaiting(checked.values), checked.problems, keys);
+  showProblems();
+  say(error.message, true);
+};
+
+// A new text with the caret at the same words.
+const putText = (text) => {
+  const area = $("recipe");
+  const { value: before, selectionStart, selectionEnd, scrollTop } = area;
+  if (before === text) return;
+  area.value = text;
+  if (area !== document.activeElement) return;
+  let same = 0;
+  while (same < before.length && before[same] === text[same]) same += 1;
+  const moved = (at) => (at <= same ? at : Math.max(same, at + text.length - before.length));
+  area.setSelectionRange(moved(selectionStart), moved(selectionEnd));
+  area.scrollTop = scrollTop;
+};
+
+const checkLater = () => {
+  lastTyped = performance.now();
+  saveDraft();
+  clearTimeout(checkTimer);
+  checkTimer = setTimeout(() => checkRecipe(), TYPING_MS);
+};
+
+// What was typed or chosen last is in the recipe, and the recipe is checked.
+const settleRecipe = () => (checkTimer ? checkRecipe() : checking);
 
 const changeSetting = (key, value) => checkRecipe({ [key]: value ?? (key.startsWith("vars.") ? "" : null) });
 
@@ -67,6 +129,8 @@ const showVariables = (values) => {
 
 const chooseCommand = async (command, text, changes = {}, newOut = false) => {
   $("command").value = command;
+  const dropWaiting = () => { recipeRound += 1; waiting = []; clearTimeout(checkTimer); checkTimer = 0; };
+  dropWaiting();
   try {
     const form = await get(`api/form?command=${encodeURIComponent(command)}`);
     if (currentCommand() !== command) return;
@@ -76,6 +140,8 @@ const chooseCommand = async (command, text, changes = {}, newOut = false) => {
     $("preview").hidden = !fieldNodes.has("data.train");
     $("copy-command").hidden = command === "run"; // its stages are no options
   } catch (error) { say(error.message, true); return; }
+  dropWaiting();
+  checked = { text: "", values: {}, problems: [] };
   $("recipe").value = text ?? read(`draft.${command}`, "");
   $("rows").hidden = true;
   await checkRecipe(changes, newOut);
@@ -114,6 +180,8 @@ const copyCommandLine = (pressed) => {
 
 const submitJob = async () => {
   const name = $("job-name").value.trim();
+  await settleRecipe();
+  if (checked.problems.length) return;
   $("submit").disabled = true;
   try {
     const job = await post("api/jobs", { command: currentCommand(), text: $("recipe").value, name });
@@ -128,6 +196,7 @@ const submitJob = async () => {
 const showPreview = async () => {
   $("rows").hidden = false;
   $("rows").replaceChildren(node("p", { class: "fine" }, word("reading2")));
+  await settleRecipe();
   try {
     const preview = await post("api/preview", { command: currentCommand(), text: $("recipe").value });
     const rows = (preview.rows ?? []).map((row) => node("div", { class: "sample" },

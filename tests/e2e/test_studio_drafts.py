@@ -1,0 +1,95 @@
+"""The studio in a real browser: what was typed or chosen is kept, in whatever order the server answers."""
+
+from __future__ import annotations
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from anabatic.testing.fake_runs import write_training_run
+from e2e.browser import NEEDED, find, texts, until
+from e2e.studio_browser import fill, go, recipe
+from unit.studio.serving import studio
+
+pytestmark = NEEDED
+
+SLOW_FETCH = """const real = window.fetch;
+window.fetch = async (...all) => { await new Promise((done) => setTimeout(done, 1200)); return real(...all); };"""
+REFUSED = ".field[data-key='optim.lr'] .bad"
+SAVED = """window.copied = []; navigator.clipboard.writeText = async (text) => { window.copied.push(text); };"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workplace")
+    for name in ("first", "second"):
+        write_training_run(folder / "runs" / name, steps=20)
+        (folder / "runs" / name / "config.yaml").write_text(f"out: {name}\nmodel: base\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with studio(folder / "runs") as running:
+            yield running
+
+
+@pytest.fixture
+def page(browser, server):
+    browser.get(server.url)
+    browser.execute_script("localStorage.clear()")
+    browser.get(f"{server.url}/#/new?command=sft")
+    browser.refresh()
+    until(lambda: "out: runs/sft-1" in recipe(browser))
+    yield browser
+    browser.get_log("browser")  # refused requests
+
+
+def write_recipe(browser, text):
+    area = find(browser, "#recipe")
+    area.clear()
+    area.send_keys(text)
+
+
+def test_two_quick_changes_are_both_made(page):
+    page.execute_script(SLOW_FETCH)
+    fill(page, "model", "base")
+    fill(page, "batch.seq_len", "128")
+    assert "seq_len" not in recipe(page)
+    until(lambda: "seq_len: 128" in recipe(page))
+    assert "model: base" in recipe(page)
+    assert find(page, "#f-model").get_attribute("value") == "base"
+    assert find(page, "[id='f-batch.seq_len']").get_attribute("value") == "128"
+
+
+def test_what_is_typed_during_a_change_stays(page):
+    page.execute_script(SLOW_FETCH)
+    fill(page, "model", "base")
+    area = find(page, "#recipe")
+    area.send_keys(Keys.CONTROL, Keys.END)
+    area.send_keys("# mine\ntuner: lora")
+    until(lambda: "model: base" in recipe(page))
+    assert "# mine\ntuner: lora" in recipe(page)
+    area.send_keys("  # and more")  # the caret is where it was
+    assert "tuner: lora  # and more" in recipe(page)
+    until(lambda: find(page, "#f-tuner").get_attribute("value") == "lora")
+    assert "model: base" in recipe(page)
+
+
+def test_a_refused_change_is_taken_back_and_explained(page):
+    write_recipe(page, "out: runs/x\nmodel: base\noptim: {matrix_lr: &l 0.001, lr: *l}\n")
+    until(lambda: find(page, "[id='f-optim.lr']").get_attribute("value") == "0.001")
+    text = recipe(page)
+    fill(page, "optim.lr", "0.5")
+    until(lambda: texts(page, REFUSED) != [""] and texts(page, "#problems li") == texts(page, REFUSED))
+    until(lambda: find(page, "[id='f-optim.lr']").get_attribute("value") == "0.001")
+    assert recipe(page) == text and not find(page, "#submit").is_enabled()
+    area = find(page, "[id='f-optim.lr']")
+    area.clear()
+    area.send_keys("0.7", Keys.ENTER)  # the field is still the one that is written in
+    until(lambda: area.get_attribute("value") == "0.001")
+    page.execute_script(
+        "arguments[0].value = '#'.repeat(300000); arguments[0].dispatchEvent(new Event('input'))", find(page, "#recipe")
+    )
+    until(lambda: "characters" in " ".join(texts(page, "#problems li")))
+    assert not find(page, "#submit").is_enabled()
+    write_recipe(page, "out: runs/x\nseed: 3\n")
+    until(lambda: find(page, "#f-seed").get_attribute("value") == "3")
+    assert texts(page, REFUSED) == [""] and "characters" not in " ".join(texts(page, "#problems li"))
