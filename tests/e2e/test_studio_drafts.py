@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from anabatic.testing.fake_runs import write_training_run
 from e2e.browser import NEEDED, find, texts, until
-from e2e.studio_browser import fill, go, recipe
+from e2e.studio_browser import choose, fill, go, recipe
 from unit.studio.serving import studio
 
 pytestmark = NEEDED
@@ -93,3 +94,36 @@ def test_a_refused_change_is_taken_back_and_explained(page):
     write_recipe(page, "out: runs/x\nseed: 3\n")
     until(lambda: find(page, "#f-seed").get_attribute("value") == "3")
     assert texts(page, REFUSED) == [""] and "characters" not in " ".join(texts(page, "#problems li"))
+
+
+def note(page):
+    return find(page, "#note-text").get_attribute("value")
+
+
+def test_an_unsaved_note_stays_and_is_saved_where_it_was_typed(page, server):
+    go(page, "runs")
+    choose(page, "first")
+    until(lambda: find(page, "#note-text").is_displayed())
+    with open("runs/first/metrics.jsonl", "a", encoding="utf-8") as file:
+        find(page, "#note-text").send_keys("warm up longer")
+        find(page, "#find").click()
+        file.write('{"step": 30, "kind": "train", "loss": 1.0}\n')  # the curves change, and the page asks again
+        file.flush()
+        until(lambda: any("30" in facts for facts in texts(page, "#list .fine")))
+    assert note(page) == "warm up longer"
+    choose(page, "second")
+    until(lambda: note(page) == "")
+    choose(page, "first")
+    until(lambda: note(page) == "warm up longer")
+    find(page, "#note-form button").click()
+    until(lambda: find(page, "#status").text == "Saved.")
+    end = time.monotonic() + 4  # longer than the page waits before it asks again
+    while time.monotonic() < end:
+        assert find(page, "#status").text == "Saved."
+        time.sleep(0.2)
+    until(lambda: find(page, "#status").text == "")
+    saved = {row["name"]: row["note"] for row in server.get("/api/runs")["runs"]}
+    assert saved["first"] == "warm up longer" and not saved["second"]
+    choose(page, "second")
+    choose(page, "first")
+    until(lambda: note(page) == "warm up longer")

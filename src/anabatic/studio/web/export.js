@@ -125,8 +125,8 @@ const savePicture = async (format, make, part) => {
     const picture = make();
     const content = format === "png" ? await drawPng(picture) : picture.source;
     download(fileName(exportName(part), format), format === "png" ? "image/png" : "image/svg+xml", content);
-    say(word("savedFile", fileName(exportName(part), format)));
-  } catch (error) { say(error.message || word("noPng"), true); }
+    sayAwhile(word("savedFile", fileName(exportName(part), format)));
+  } catch (error) { sayAwhile(error.message || word("noPng"), true); }
 };
 
 // In the head of each plot: a small menu with both formats.

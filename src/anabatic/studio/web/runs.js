@@ -97,6 +97,7 @@ const pick = (runs) => {
   for (const id of held.keys()) if (!runs.some((one) => one.id === id)) held.delete(id);
   if (front() !== before) { about = null; $("about").hidden = true; }
   say("");
+  saidUntil = 0;
   showList();
   draw();
   pollNow();
@@ -162,7 +163,13 @@ const spikeMarks = ({ id, colour }, alone) => {
 
 // --- asking
 
+// A message that the next polls leave there.
+const AWHILE_MS = 6000;
+let saidUntil = 0;
+const sayAwhile = (text, bad = false) => { say(text, bad); saidUntil = performance.now() + AWHILE_MS; };
+
 const tell = () => {
+  if (performance.now() < saidUntil) return;
   const slow = chosen.find((one) => held.has(one.id) && held.get(one.id).share < 1);
   const texts = [];
   if (slow) texts.push(word("reading", nameOf(slow.id), Math.floor(100 * held.get(slow.id).share)));
@@ -217,21 +224,31 @@ const refreshRuns = async () => {
 
 // --- notes, tags, exports
 
+const noteDrafts = new Map(); // id -> what was typed and not saved yet
+let noteRun = null; // whose note stands in the form
+
+const keepNote = () => { if (noteRun) noteDrafts.set(noteRun, { text: $("note-text").value, tags: $("note-tags").value }); };
+
 const showNote = () => {
   const row = listed.find((one) => one.id === front());
-  if (!row || $("note-form").contains(document.activeElement)) return;
-  $("note-text").value = row.note;
-  $("note-tags").value = row.tags.join(", ");
+  if (!row || (noteRun === row.id && $("note-form").contains(document.activeElement))) return;
+  noteRun = row.id;
+  const { text, tags } = noteDrafts.get(row.id) ?? { text: row.note, tags: row.tags.join(", ") };
+  if ($("note-text").value !== text) $("note-text").value = text;
+  if ($("note-tags").value !== tags) $("note-tags").value = tags;
 };
 
 const saveNote = async () => {
+  const id = noteRun;
+  const draft = noteDrafts.get(id);
   const tags = $("note-tags").value.split(/[,，]/).map((tag) => tag.trim().replace(/^#/, "")).filter(Boolean);
   try {
-    const saved = await post(`api/runs/${front()}/note`, { text: $("note-text").value, tags });
-    Object.assign(listed.find((one) => one.id === front()) ?? {}, { note: saved.text, tags: saved.tags });
+    const saved = await post(`api/runs/${id}/note`, { text: $("note-text").value, tags });
+    if (noteDrafts.get(id) === draft) noteDrafts.delete(id); // nothing was typed meanwhile
+    Object.assign(listed.find((one) => one.id === id) ?? {}, { note: saved.text, tags: saved.tags });
     showList();
-    say(word("saved"));
-  } catch (error) { say(error.message, true); }
+    sayAwhile(word("saved"));
+  } catch (error) { sayAwhile(error.message, true); }
 };
 
 const download = (name, type, content) => {
@@ -294,6 +311,7 @@ const setUpRuns = () => {
   $("find").addEventListener("input", showList);
   $("welcome-new").addEventListener("click", () => { location.hash = "#/new"; });
   $("welcome-recipe").addEventListener("click", () => { location.hash = "#/new?pick=recipe"; });
+  $("note-form").addEventListener("input", keepNote);
   $("note-form").addEventListener("submit", (event) => { event.preventDefault(); saveNote(); });
   new ResizeObserver(() => { for (const one of plots) if (one.series.length) one.paint(); }).observe($("plots"));
 };
