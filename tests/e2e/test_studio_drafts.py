@@ -17,7 +17,7 @@ pytestmark = NEEDED
 SLOW_FETCH = """const real = window.fetch;
 window.fetch = async (...all) => { await new Promise((done) => setTimeout(done, 1200)); return real(...all); };"""
 REFUSED = ".field[data-key='optim.lr'] .bad"
-SAVED = """window.copied = []; navigator.clipboard.writeText = async (text) => { window.copied.push(text); };"""
+COPIES = "window.copied = []; navigator.clipboard.writeText = async (text) => { window.copied.push(text); };"
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +127,25 @@ def test_an_unsaved_note_stays_and_is_saved_where_it_was_typed(page, server):
     choose(page, "second")
     choose(page, "first")
     until(lambda: note(page) == "warm up longer")
+
+
+def test_the_copied_command_works_or_says_what_it_needs(page):
+    page.execute_script(COPIES)
+
+    def copied():
+        return page.execute_script("return window.copied")
+
+    fill(page, "model", "a b")
+    page.execute_script(SLOW_FETCH)
+    fill(page, "batch.seq_len", "128")
+    find(page, "#copy-command").click()  # the change is still under way
+    until(copied)
+    assert copied() == ["anabatic sft --out runs/sft-1 --model 'a b' --batch.seq-len 128"]
+    write_recipe(page, "out: runs/x\ncurriculum: {stages: [{until: 1.0, mix: {a: 1.0}}]}\n")
+    find(page, "#copy-command").click()
+    until(lambda: copied()[1:] == ["anabatic sft -c sft.yaml"])
+    until(lambda: "save it as sft.yaml" in find(page, "#status").text)
+    write_recipe(page, "out: [")
+    find(page, "#copy-command").click()
+    until(lambda: "no command to copy" in find(page, "#status").text)
+    assert len(copied()) == 2

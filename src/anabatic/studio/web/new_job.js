@@ -170,12 +170,20 @@ const openRecipes = async () => {
 
 const shellQuote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
-const copyCommandLine = (pressed) => {
-  const options = Object.entries(checked.values).flatMap(([key, value]) => {
-    const option = `--${key.replaceAll("_", "-")}`;
-    return Array.isArray(value) ? [option, ...value.map((item) => shellQuote(String(item)))] : [option, shellQuote(String(value))];
-  });
-  copyText(["anabatic", currentCommand(), ...options].join(" "), pressed);
+const isScalar = (value) => value === null || typeof value !== "object";
+const isOption = (value) => isScalar(value) || (Array.isArray(value) && value.length > 0 && value.every(isScalar));
+const recipeFile = () => fileName($("job-name").value.trim() || currentCommand(), "yaml");
+
+// Lists of mappings are no options: such a recipe is given as a file.
+const copyCommandLine = async (pressed) => {
+  await settleRecipe();
+  const entries = Object.entries(checked.values);
+  if (!entries.length && checked.problems.length) { say(word("noCommandLine", checked.problems[0].message), true); return; }
+  const file = recipeFile();
+  const whole = entries.every(([, value]) => isOption(value));
+  const options = whole ? entries.flatMap(([key, value]) => [`--${key.replaceAll("_", "-")}`, ...[value].flat().map((item) => shellQuote(String(item)))]) : ["-c", shellQuote(file)];
+  await copyText(["anabatic", currentCommand(), ...options].join(" "), pressed);
+  say(whole ? "" : word("commandNeedsFile", file));
 };
 
 const submitJob = async () => {
@@ -235,8 +243,8 @@ const setUpNew = (state) => {
   $("submit").addEventListener("click", submitJob);
   $("preview").addEventListener("click", showPreview);
   $("start-from").addEventListener("click", openRecipes);
-  $("save-recipe").addEventListener("click", () => download(fileName($("job-name").value.trim() || currentCommand(), "yaml"), "application/yaml", $("recipe").value));
-  $("copy-recipe").addEventListener("click", (event) => copyText($("recipe").value, event.currentTarget));
+  $("save-recipe").addEventListener("click", async () => { await settleRecipe(); download(recipeFile(), "application/yaml", $("recipe").value); });
+  $("copy-recipe").addEventListener("click", async ({ currentTarget }) => { await settleRecipe(); copyText($("recipe").value, currentTarget); });
   $("copy-command").addEventListener("click", (event) => copyCommandLine(event.currentTarget));
   $("form").addEventListener("submit", (event) => event.preventDefault());
   chipSelect.replaceChildren(node("option", { value: "here" }, word("here")), ...state.chips.map((chip) => node("option", { value: chip }, chip)));
