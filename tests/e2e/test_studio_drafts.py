@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.keys import Keys
 
 from anabatic.testing.fake_runs import write_training_run
@@ -149,3 +150,35 @@ def test_the_copied_command_works_or_says_what_it_needs(page):
     find(page, "#copy-command").click()
     until(lambda: "no command to copy" in find(page, "#status").text)
     assert len(copied()) == 2
+
+
+def test_an_edited_recipe_is_not_replaced_without_a_question(page):
+    page.execute_script("location.hash = '#/new?recipe=dpo'")
+    until(lambda: "PAIRS.jsonl" in recipe(page))
+    until(lambda: find(page, "#f-model").get_attribute("value") == "MODEL")
+    page.execute_script("location.hash = '#/new?recipe=dpo'")  # nothing was edited, nothing is asked
+    until(lambda: find(page, "#status").text == "Started from dpo.")
+    fill(page, "beta", "0.25")
+    until(lambda: "beta: 0.25" in recipe(page))
+    page.refresh()  # a draft of an earlier visit is the same
+    until(lambda: "out: runs/sft-1" in recipe(page))
+    page.execute_script("location.hash = '#/new?command=dpo'")
+    until(lambda: "beta: 0.25" in recipe(page))
+    page.execute_script("location.hash = '#/new?command=dpo&model=other'")
+    until(lambda: "recipe of dpo" in question(page))
+    page.switch_to.alert.dismiss()
+    until(lambda: page.execute_script("return location.hash") == "#/new")
+    assert "beta: 0.25" in recipe(page)
+    page.execute_script("location.hash = '#/new?command=sft&model=other'")  # another command has a recipe of its own
+    until(lambda: "model: other" in recipe(page))
+    page.execute_script("location.hash = '#/new?recipe=dpo'")
+    until(lambda: "recipe of dpo" in question(page))
+    page.switch_to.alert.accept()
+    until(lambda: "PAIRS.jsonl" in recipe(page) and "beta: 0.25" not in recipe(page))
+
+
+def question(page):
+    try:
+        return page.switch_to.alert.text
+    except NoAlertPresentException:
+        return ""

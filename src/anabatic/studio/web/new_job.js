@@ -7,10 +7,18 @@ let waiting = []; // {changes, newOut, again}: checks that are still to be sent,
 let checking = null; // while a check is under way: done when none is left
 let recipeRound = 0; // answers about a recipe that was replaced are dropped
 let lastTyped = 0;
+let isLoading = false; // the text was put there, and nobody has changed it yet
 const TYPING_MS = 350;
 
 const currentCommand = () => $("command").value;
 const saveDraft = () => write(`draft.${currentCommand()}`, $("recipe").value);
+
+// The text as it was loaded, kept beside the draft: another text holds work that nobody saved.
+const saveLoaded = (command, text) => write(`loaded.${command}`, text);
+const mayReplace = (command) => {
+  const draft = read(`draft.${command}`, "");
+  return !draft || draft === read(`loaded.${command}`, "") || window.confirm(word("replaceDraft", command));
+};
 
 const hintOf = ({ hint }) => (hint ? [node("span", { class: "fine hint" }, hint)] : []);
 
@@ -63,6 +71,7 @@ const checkOnce = async (entry) => {
   if ($("recipe").value !== sent) { if (isChange(entry)) waiting.unshift({ ...entry, again: true }); return; }
   checked = answer;
   putText(answer.text);
+  if (isLoading) { saveLoaded(command, answer.text); isLoading = false; }
   saveDraft();
   showVariables(answer.values);
   fillForm(withWaiting(answer.values), answer.problems);
@@ -83,6 +92,7 @@ const withWaiting = (values) => {
 // The field shows again what the recipe says, and nothing is queued that was not checked.
 const refuseChange = ({ changes }, error) => {
   const keys = Object.keys(changes);
+  isLoading = false;
   checked = { ...checked, problems: [{ message: error.message, key: keys[0] ?? "" }] };
   fillForm(withWaiting(checked.values), checked.problems, keys);
   showProblems();
@@ -104,6 +114,7 @@ const putText = (text) => {
 };
 
 const checkLater = () => {
+  isLoading = false;
   lastTyped = performance.now();
   saveDraft();
   clearTimeout(checkTimer);
@@ -142,7 +153,10 @@ const chooseCommand = async (command, text, changes = {}, newOut = false) => {
   } catch (error) { say(error.message, true); return; }
   dropWaiting();
   checked = { text: "", values: {}, problems: [] };
-  $("recipe").value = text ?? read(`draft.${command}`, "");
+  const draft = read(`draft.${command}`, "");
+  $("recipe").value = text ?? draft;
+  isLoading = text !== undefined || !draft;
+  if (isLoading) { saveLoaded(command, $("recipe").value); saveDraft(); }
   $("rows").hidden = true;
   await checkRecipe(changes, newOut);
 };
@@ -150,6 +164,8 @@ const chooseCommand = async (command, text, changes = {}, newOut = false) => {
 const useRecipe = async (load) => {
   try {
     const { name, command, text } = await load();
+    await settleRecipe();
+    if (!mayReplace(command)) { await chooseCommand(command); return; }
     $("job-name").value = "";
     await chooseCommand(command, text);
     say(word("startedFrom", name));
@@ -174,6 +190,11 @@ const isScalar = (value) => value === null || typeof value !== "object";
 const isOption = (value) => isScalar(value) || (Array.isArray(value) && value.length > 0 && value.every(isScalar));
 const recipeFile = () => fileName($("job-name").value.trim() || currentCommand(), "yaml");
 
+const saveFile = () => {
+  download(recipeFile(), "application/yaml", $("recipe").value);
+  saveLoaded(currentCommand(), $("recipe").value);
+};
+
 // Lists of mappings are no options: such a recipe is given as a file.
 const copyCommandLine = async (pressed) => {
   await settleRecipe();
@@ -193,9 +214,10 @@ const submitJob = async () => {
   $("submit").disabled = true;
   try {
     const job = await post("api/jobs", { command: currentCommand(), text: $("recipe").value, name });
-    write(`draft.${currentCommand()}`, "");
     $("recipe").value = "";
     $("job-name").value = "";
+    isLoading = true;
+    await checkRecipe(); // the next job, with a folder of its own
     location.hash = `#/queue/${job.id}`;
     say(word("submitted", job.name));
   } catch (error) { say(error.message, true); $("submit").disabled = false; }
@@ -230,6 +252,8 @@ const enterNew = async (query) => {
     try { text = (await get(`api/jobs/${Number(query.get("job"))}/recipe`)).text; } catch (error) { say(error.message, true); }
   }
   if (query.size) history.replaceState(null, "", "#/new");
+  await settleRecipe();
+  if (text !== undefined && !mayReplace(command)) { await chooseCommand(command); return; }
   if ((query.size && !origin) || !fieldNodes.size) await chooseCommand(command, text, changes, query.has("job"));
   if (query.has("pick")) $("start-from").click();
 };
@@ -243,7 +267,7 @@ const setUpNew = (state) => {
   $("submit").addEventListener("click", submitJob);
   $("preview").addEventListener("click", showPreview);
   $("start-from").addEventListener("click", openRecipes);
-  $("save-recipe").addEventListener("click", async () => { await settleRecipe(); download(recipeFile(), "application/yaml", $("recipe").value); });
+  $("save-recipe").addEventListener("click", async () => { await settleRecipe(); saveFile(); });
   $("copy-recipe").addEventListener("click", async ({ currentTarget }) => { await settleRecipe(); copyText($("recipe").value, currentTarget); });
   $("copy-command").addEventListener("click", (event) => copyCommandLine(event.currentTarget));
   $("form").addEventListener("submit", (event) => event.preventDefault());
