@@ -52,7 +52,7 @@ const pollNow = async () => {
   const mine = ++pollRound;
   if (!ready || !(view in REFRESH)) return;
   let pause = SECONDS[view];
-  try { pause = (await REFRESH[view]()) ?? pause; } catch (error) { if (mine === pollRound) say(error.message, true); }
+  try { pause = (await REFRESH[view]()) ?? pause; } catch (error) { if (mine === pollRound) { say(error.message, true); askForKey(error); } }
   if (mine !== pollRound) return;
   poll = setTimeout(() => (document.hidden ? document.addEventListener("visibilitychange", pollNow, { once: true }) : pollNow()), 1000 * pause);
 };
@@ -65,19 +65,37 @@ const speak = () => {
   if (ready) { showJobs(); showServers(); showModels(); showProblems(); if (fieldNodes.size) { showForm(formGroups, changeSetting); checkRecipe(); } }
 };
 
+// Without its token the page shows nothing: the field for it is opened once, and closed when it was right.
+let asksForKey = false;
+const showSettings = (shown) => { $("settings").hidden = !shown; $("settings-open").setAttribute("aria-expanded", String(shown)); };
+const askForKey = (error) => {
+  if (asksForKey || error.message !== word("needsKey")) return;
+  asksForKey = true;
+  showSettings(true);
+  $("key").focus();
+};
+const keyAccepted = () => {
+  if (!asksForKey) return;
+  asksForKey = false;
+  showSettings(false);
+  $("scroll").focus();
+};
+
 const start = async () => {
   try {
     const state = await get("api/state");
     if (!ready) setUpNew(state);
     ready = true;
     say("");
-  } catch (error) { say(error.message, true); poll = setTimeout(start, 3000); return; }
+    keyAccepted();
+  } catch (error) { say(error.message, true); askForKey(error); poll = setTimeout(start, 3000); return; }
   await route();
 };
 
 const useToken = async () => {
   try { await post("api/login", { token: settings.key }); } catch (error) { say(error.message, true); return; }
-  await (ready ? pollNow() : start());
+  clearTimeout(poll);
+  if (ready) { keyAccepted(); await pollNow(); } else await start();
 };
 
 frame(speak, useToken);
