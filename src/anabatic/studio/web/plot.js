@@ -57,6 +57,7 @@ const nearest = (values, wanted) => {
 };
 
 const EDGE = { left: 58, right: 18, top: 8, bottom: 24 };
+const RIM = 4; // around the lines: a point at the border is drawn whole
 
 // `series`: {name, colour, style: raw | line | dots, x: numbers that rise, y: numbers or null}.
 class Plot {
@@ -123,7 +124,9 @@ class Plot {
     for (const value of ticks(...this.x, Math.max(2, Math.floor(this.width / 75)), false)) {
       grid.append(svg("text", { x: this.across(value), y: this.height - 6, "text-anchor": "middle" }, short(value)));
     }
-    const inner = svg("svg", { x: EDGE.left, y: EDGE.top, width: this.width - EDGE.left - EDGE.right + 4, height: this.height - EDGE.top - EDGE.bottom, viewBox: `${EDGE.left} ${EDGE.top} ${this.width - EDGE.left - EDGE.right + 4} ${this.height - EDGE.top - EDGE.bottom}` });
+    const [x, y] = [EDGE.left - RIM, EDGE.top - RIM];
+    const [width, height] = [this.width - EDGE.left - EDGE.right + 2 * RIM, this.height - EDGE.top - EDGE.bottom + 2 * RIM];
+    const inner = svg("svg", { x, y, width, height, viewBox: `${x} ${y} ${width} ${height}` });
     for (const one of this.series) inner.append(...this.lines(one));
     for (const mark of this.marks ?? []) {
       const x = this.across(mark.x);
