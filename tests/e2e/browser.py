@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.common.exceptions import StaleElementReferenceException
 
 PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -65,8 +66,13 @@ def texts(browser: Any, css: str) -> list[str]:
 
 
 def until(true: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait for a condition."""
+    """Wait for a condition; an element that the page has just replaced is looked for again."""
     end = time.monotonic() + seconds
-    while not true():
+    while True:
+        try:
+            if true():
+                return
+        except StaleElementReferenceException:
+            pass
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.05)

@@ -55,7 +55,7 @@ CORPORA: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "empty.jsonl": (empty, "the file is empty (0 bytes)", "give a file with text"),
     "missing.jsonl": (missing, "missing.jsonl", ""),
     "binary.jsonl": (binary, "a binary file: NUL byte at byte 38", "UTF-8"),
-    "broken.jsonl": (broken_json, "line 3: broken JSON: ", "on_bad_row: skip"),
+    "broken.jsonl": (broken_json, "line 3: broken JSON: ", "--data.on-bad-row skip"),
     "latin1.jsonl": (latin1, "line 2: invalid UTF-8 at byte 47 (0xe9)", "iconv"),
     "long.jsonl.gz": (gigabyte_line, "line 2: 1.0 GiB long, more than 64.0 MiB", "split the row"),
     "column.parquet": (other_column, 'no column "text"; the file has "texts", "id"', 'Did you mean "texts"?'),
@@ -86,7 +86,7 @@ def test_training_names_the_bad_row_too(home: Home, base: Path, tmp_path: Path) 
     bad = tmp_path / "bad.jsonl"
     broken_json(bad)
     result = home.anabatic(*home.sft(tmp_path / "out", base, more={"data.train": bad}), code=2)
-    check(result, 2, f"{bad}: line 3: broken JSON", "on_bad_row")
+    check(result, 2, f"{bad}: line 3: broken JSON", "--data.on-bad-row")
 
 
 def test_a_vocabulary_that_the_text_does_not_support(home: Home, tmp_path: Path) -> None:

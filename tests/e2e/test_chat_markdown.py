@@ -315,7 +315,7 @@ class TestStreaming:
                 browser.get(running.url)
                 until(lambda: find(browser, "#model").get_attribute("value") == "one")
                 find(browser, "#say").send_keys("go\n")
-                until(lambda: "tokens" in find(browser, "article.theirs .tools").text)
+                until(lambda: "tokens" in " ".join(texts(browser, "article.theirs .tools")))
                 html = find(browser, "article.theirs .body").get_attribute("innerHTML")
                 assert "<h3>Head</h3>" in html and "<strong>bold</strong>" in html and "<msub>" in html
                 assert texts(browser, ".body pre") == ["y = 1"] and 'class="code-number"' in html
