@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.common.exceptions import StaleElementReferenceException
+exceptions = pytest.importorskip("selenium.common.exceptions")
 
 PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -72,7 +72,7 @@ def until(true: Callable[[], Any], seconds: float = 30) -> None:
         try:
             if true():
                 return
-        except StaleElementReferenceException:
+        except exceptions.StaleElementReferenceException:
             pass
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.05)
