@@ -287,7 +287,6 @@ def test_the_page_goes_on_after_the_server_was_away(browser, tmp_path):
     with studio(tmp_path) as running:
         port = int(running.url.rpartition(":")[2])
         browser.get(f"{running.url}/#/new?recipe=demo")
-        browser.refresh()
         until(lambda: texts(browser, "#plan li"))
     fill(browser, "title", "Written while it was away")
     until(lambda: find(browser, "#status").text == "The server cannot be reached.")

@@ -109,7 +109,7 @@ def queue_job(address: str) -> Any:
     job = send(f"{address}/api/jobs", {"command": "sft", "text": text, "name": "three"})["id"]
     for _ in range(1200):
         row = next(row for row in send(f"{address}/api/jobs")["jobs"] if row["id"] == job)
-        if row["state"] not in ("waiting", "running"):
+        if row["state"] not in ("queued", "running"):
             break
         time.sleep(0.1)
     return [row["state"], send(f"{address}/api/jobs/{job}/log")["text"][-1000:]]
