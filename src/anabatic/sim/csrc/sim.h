@@ -95,6 +95,25 @@ void sim_settle(void* stream);
 // Waits likewise, and returns the error of work that failed on the stream: to be called before the host reads what it made.
 int sim_stream_failed(void* stream, const char* call);
 
+// ---- Graphs (graph.cpp) ----
+// True while anything is captured in this process.
+int sim_capturing(void);
+// The graph that is captured on `stream`, or null.
+void* sim_capture(void* stream);
+// What an execution of the graph does, after everything before it; `run` returns 0 or an ACL error, `drop` frees the argument.
+void sim_capture_task(void* graph, int (*run)(void* argument), void (*drop)(void* argument), void* argument);
+// What a task costs the device.
+struct SimWork {
+  enum SimUnit unit;
+  double flops;
+  uint64_t bytes;
+};
+void sim_capture_work(void* graph, struct SimWork work);
+// Memory that is about to be written: it has its contents of now again when the capture ends.
+void sim_capture_save(void* graph, void* at, uint64_t bytes);
+// Breaks the capture, as a call that it does not allow; returns the ACL error.
+int sim_capture_refuse(void* graph, const char* call);
+
 // Text for aclGetRecentErrMsg of this thread.
 void sim_set_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t sim_clock_ns(void);

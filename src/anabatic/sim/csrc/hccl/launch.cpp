@@ -173,6 +173,10 @@ HcclResult launch(HcclComm handle, Operation operation, aclrtStream stream) {
   if (!comm)
     return refuse(HCCL_E_PTR, format("EI0003: %s Invalid_Argument(EI0003): In [Hccl%s], value [nullptr] for parameter [comm] is "
                                      "invalid.", stamp().c_str(), name_of(operation.kind)));
+  if (void* graph = sim_capture(stream)) {
+    sim_capture_refuse(graph, "Hccl");
+    return refuse(HCCL_E_NOT_SUPPORT, "anabatic sim: collectives inside of torch.npu.graph are not simulated");
+  }
   enqueue(std::move(comm), std::move(operation), stream);
   return HCCL_SUCCESS;
 }

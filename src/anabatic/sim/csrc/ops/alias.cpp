@@ -165,6 +165,13 @@ c10::SmallVector<at::Tensor, 3> Call::written() const {
   return found;
 }
 
+c10::SmallVector<c10::Storage, 3> Call::written_storages() const {
+  c10::SmallVector<c10::Storage, 3> found;
+  for (size_t i = 0; i < aliases_.size(); i++)
+    if (aliases_[i].written) found.push_back(originals_[i].storage());
+  return found;
+}
+
 void Call::settle() {
   for (size_t i = 0; i < aliases_.size(); i++) {
     if (!aliases_[i].written) continue;

@@ -32,6 +32,8 @@ class Call {
   c10::ArrayRef<at::Tensor> outputs() const { return made_; }
   // True when `test` holds for the alias of every argument that is only read.
   bool read_all(bool (*test)(const at::Tensor&)) const;
+  // The storages of the arguments that are written.
+  c10::SmallVector<c10::Storage, 3> written_storages() const;
   // The aliases of the arguments that were written.
   c10::SmallVector<at::Tensor, 3> written() const;
 

@@ -9,6 +9,7 @@
 
 #include "../sim.h"
 #include "alias.h"
+#include "capture.h"
 #include "count.h"
 #include "fallback.h"
 #include "kernels.h"
@@ -31,6 +32,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const c10::DeviceGuard guard(device);
   at::Tensor target = to_device ? call.in(self, true) : self;
   const at::Tensor from = from_device ? other.in(source, false) : source;
+  const int kind = to_device ? (from_device ? kDeviceToDevice : kHostToDevice) : kDeviceToHost;
+  if (void* graph = capture_on(device.index())) capture_copy(graph, self, source, kind);
   if (to_device && from_device && self.storage().is_alias_of(source.storage())) {
     Call same;  // one alias storage, so that an overlap is seen
     at::Tensor own = same.in(self, true);
@@ -41,12 +44,11 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     target.copy_(from);
     if (to_device && from_device && target.scalar_type() != from.scalar_type()) saturate(name.name, target, other);
   }
-  const int kind = to_device ? (from_device ? kDeviceToDevice : kHostToDevice) : kDeviceToHost;
   if (kind != kDeviceToDevice) {
     // Real hardware runs ahead only when the host side is page-locked.
     const at::Tensor& pinned = to_device ? source : self;
     if (!non_blocking || !sim_is_host_pointer(pinned.const_data_ptr())) synchronise("aclrtMemcpy");
-    sim_count_copy(kind, static_cast<uint64_t>(self.numel()) * self.element_size());
+    if (capture_on(device.index()) == nullptr) sim_count_copy(kind, static_cast<uint64_t>(self.numel()) * self.element_size());
   } else if (self.device() != source.device()) {
     sim_count_copy(kind, static_cast<uint64_t>(self.numel()) * self.element_size());
   } else {

@@ -24,6 +24,8 @@ void* stream_of(int device) {
 
 }  // namespace
 
+void* capture_on(int device) { return sim_capture(stream_of(device)); }
+
 uint64_t bytes_of(c10::ArrayRef<at::Tensor> tensors) {
   uint64_t bytes = 0;
   for (const auto& tensor : tensors)
@@ -51,6 +53,10 @@ namespace {
 void count_launch(const OpCall& call) {
   const int physical = sim_physical(call.device);
   if (physical < 0) return;
+  if (void* graph = capture_on(call.device)) {
+    const Work work = work_of(call);
+    return sim_capture_work(graph, {work.unit, work.flops, work.bytes});
+  }
   __atomic_fetch_add(&sim_segment()->device[physical].operators, 1, __ATOMIC_RELAXED);
   sim_slow(physical, call.host_ns);
   const Work work = work_of(call);

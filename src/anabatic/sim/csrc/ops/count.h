@@ -30,6 +30,8 @@ void add_flops(double flops);
 double take_flops();
 // Waits for the device as `what` does; throws with torch_npu's own text when an earlier operator failed.
 void synchronise(const char* what);
+// The graph that is captured on the current stream of `device`, or null.
+void* capture_on(int device);
 // True when an operator ran inside a backward pass since the last call (steps.cpp).
 bool take_backward();
 // Makes the report see the ends of steps; does nothing when no report was asked for.

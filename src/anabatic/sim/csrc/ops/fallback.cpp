@@ -10,6 +10,7 @@
 
 #include "../sim.h"
 #include "alias.h"
+#include "capture.h"
 #include "count.h"
 #include "saturate.h"
 
@@ -114,6 +115,8 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   bool to_host = false;
   at::Tensor host;  // a CPU tensor with dimensions among the arguments
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> kept;  // arguments that are handed back
+  std::optional<CapturedCall> captured;
+  if (capture_on_any()) captured.emplace(op, key_, c10::ArrayRef<c10::IValue>(stack->data() + base, count));
 
   auto take = [&](const at::Tensor& tensor, bool written) -> at::Tensor {
     if (!tensor.defined()) return tensor;
@@ -173,6 +176,7 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   TORCH_CHECK(call.has_device(), op.schema().name(), " was called for the NPU without a tensor or a device of it");
   check_dtype(op.operator_name(), call.inputs());
   check_product(op.operator_name(), call.inputs());
+  if (captured.has_value() && !captured->begin(call)) captured.reset();
   if (random_) {
     for (size_t i = 0; i < count; i++) {
       if (arguments_[i].kind != Kind::Generator) continue;
@@ -215,6 +219,11 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
     }
   }
   if (synchronises_) synchronise(op.schema().name().c_str());
+  if (captured.has_value()) {
+    std::vector<Kind> kinds;
+    for (const Argument& argument : arguments_) kinds.push_back(argument.kind);
+    captured->end(kinds, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - returned_.size(), returned_.size()), call);
+  }
   check_dtype(op.operator_name(), call.outputs());
   sim_count_op({op.operator_name(), call.inputs(), call.outputs(), call.device().index(), sim_clock_ns() - started});
 }

@@ -13,13 +13,15 @@ namespace sim {
 // key, real CPU tensors would be accepted where a real torch_npu refuses them.
 constexpr c10::DispatchKey kFormula = c10::DispatchKey::FPGA;
 
+// What an argument of an operator is.
+enum class Kind : uint8_t { Other, Tensor, TensorList, OptionalTensorList, Generator, Device, PinMemory };
+
 class CpuKernel final : public c10::OperatorKernel {
  public:
   explicit CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key = c10::DispatchKey::CPU);
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
-  enum class Kind : uint8_t { Other, Tensor, TensorList, OptionalTensorList, Generator, Device, PinMemory };
   struct Argument {
     Kind kind;
     bool written;

@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "count.h"
 #include "fallback.h"
 
 namespace sim {
@@ -15,6 +16,7 @@ uint64_t take_seed(const std::optional<at::Generator>& wanted, c10::Device devic
   TORCH_CHECK(generator.device().type() == device.type(), "Expected a '", device.type(),
               "' device type for generator but found '",
               generator.device().type(), "'");
+  TORCH_CHECK(capture_on(device.index()) == nullptr, "anabatic sim: random numbers inside of torch.npu.graph are not simulated");
   uint64_t seed, offset;
   {
     std::lock_guard<std::mutex> lock(generator.mutex());

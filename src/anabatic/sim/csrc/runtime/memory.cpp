@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "graph.h"
 #include "memory.h"
 #include "state.h"
 
@@ -183,13 +184,15 @@ aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free_bytes, size_t* total) {
 
 aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind) {
   if (kind != ACL_MEMCPY_HOST_TO_HOST) {
-    int code = sim_count_sync("aclrtMemcpy");
+    int code = sim::refuse_wait_device(sim::current_or_default(), "aclrtMemcpy");
+    if (code == ACL_SUCCESS) code = sim_count_sync("aclrtMemcpy");
     if (code != ACL_SUCCESS) return code;
   }
   return sim::copy(to, room, from, bytes, kind, "aclrtMemcpy");
 }
 aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind, aclrtStream stream) {
   sim_settle(stream);
+  if (bytes <= room && sim::capture_copy(sim::stream_of(stream), to, from, bytes)) return ACL_SUCCESS;
   return sim::copy(to, room, from, bytes, kind, "aclrtMemcpyAsync");
 }
 aclError aclrtMemcpyAsyncWithCondition(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind,
@@ -237,6 +240,7 @@ aclError aclrtMemset(void* at, size_t room, int32_t value, size_t bytes) {
 }
 aclError aclrtMemsetAsync(void* at, size_t room, int32_t value, size_t bytes, aclrtStream stream) {
   sim_settle(stream);
+  if (bytes <= room && sim::capture_fill(sim::stream_of(stream), at, value, bytes)) return ACL_SUCCESS;
   return aclrtMemset(at, room, value, bytes);
 }
 

@@ -104,13 +104,15 @@ extern "C" double sim_collective_ns(enum SimCollective kind, double bytes, int r
   return ns;
 }
 
-extern "C" uint64_t sim_paper_op(const SimOp* op) {
-  const int physical = sim_physical(op->device);
+namespace {
+
+// Puts `ns` of work on a stream: one launch of the host. Returns what it takes on this device.
+uint64_t run_on_paper(const SimOp& op, double ns) {
+  const int physical = sim_physical(op.device);
   if (physical < 0) return 0;
-  const double factor = slowness(physical);
-  const auto took = static_cast<uint64_t>(factor * sim_operator_ns(op->unit, op->flops, static_cast<double>(op->bytes)));
+  const auto took = static_cast<uint64_t>(slowness(physical) * ns);
   uint64_t start;
-  sim::Stream* stream = sim::stream_of(op->stream, op->device);
+  sim::Stream* stream = sim::stream_of(op.stream, op.device);
   {
     std::lock_guard<std::mutex> lock(mutex);
     host_clock.ns += launch();
@@ -121,13 +123,30 @@ extern "C" uint64_t sim_paper_op(const SimOp* op) {
     start = clock.ns;
     clock.ns += took;
     clock.alone_ns += took;
-    reach(device_clock[op->device], clock);
+    reach(device_clock[op.device], clock);
   }
   SimDevice& row = sim_segment()->device[physical];
-  __atomic_fetch_add(&row.busy_ns, op->host_ns, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&row.busy_ns, op.host_ns, __ATOMIC_RELAXED);
   __atomic_fetch_add(&row.paper_ns, took, __ATOMIC_RELAXED);
-  sim::report_op(*op, physical, stream->id, start, took);
+  sim::report_op(op, physical, stream->id, start, took);
   return took;
+}
+
+}  // namespace
+
+extern "C" uint64_t sim_paper_op(const SimOp* op) {
+  return run_on_paper(*op, sim_operator_ns(op->unit, op->flops, static_cast<double>(op->bytes)));
+}
+
+void sim::paper_graph(int device, void* stream, const std::vector<SimWork>& work, uint64_t host_ns) {
+  SimOp whole{"aclmdlRIExecuteAsync", "", device, stream, SIM_VECTOR, 0, 0, host_ns};
+  double ns = 0;
+  for (const SimWork& one : work) {
+    ns += sim_operator_ns(one.unit, one.flops, static_cast<double>(one.bytes));
+    whole.flops += one.flops;
+    whole.bytes += one.bytes;
+  }
+  run_on_paper(whole, ns);
 }
 
 extern "C" void* sim_paper_launch(int device, void* handle) {

@@ -30,6 +30,8 @@ struct Mark {
   std::vector<std::shared_ptr<Meeting>> after;
 };
 
+struct Graph;
+
 struct Stream {
   int device;         // logical
   int32_t id;
@@ -37,6 +39,7 @@ struct Stream {
   uint32_t flags;
   uint64_t overflow;  // aclrtSetStreamOverflowSwitch
   Mark paper;         // its clock (paper.cpp)
+  Graph* capture = nullptr;  // the graph that takes what is launched (graph.cpp)
 };
 
 struct Event {
@@ -74,6 +77,7 @@ void paper_wait_until(Mark mark);
 Mark paper_record(Stream* stream);                      // an event: the moment when the stream gets there
 void paper_stream_wait(Stream* stream, const Mark& mark);  // the stream waits for an event
 uint64_t paper_of(Mark mark);
+void paper_graph(int device, void* stream, const std::vector<SimWork>& work, uint64_t host_ns);  // launched as one
 uint64_t paper_host();                                  // the host's clock
 Moment paper_now();                                     // when the host and every stream are done
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "graph.h"
 #include "state.h"
 #include "work.h"
 
@@ -26,6 +27,7 @@ aclError make_stream(aclrtStream* stream, uint32_t priority, uint32_t flags, con
 // What aclrtEvent points to.
 struct Recorded : sim::Event {
   sim::Fences after;
+  sim::Graph* graph = nullptr;  // of the stream, where it was captured
 };
 
 aclError make_event(aclrtEvent* event, uint32_t flags) {
@@ -41,13 +43,15 @@ aclError alive(const char* call) {
 }
 
 aclError synchronise_stream(aclrtStream stream, int32_t timeout, const char* call) {
-  int code = alive(call);
+  int code = sim::refuse_wait_stream(sim::stream_of(stream), call);
+  if (code == ACL_SUCCESS) code = alive(call);
   if (code == ACL_SUCCESS) code = sim::await_stream(sim::stream_of(stream), timeout, call);
   return code != ACL_SUCCESS ? code : sim_count_sync(call);
 }
 
 aclError synchronise_device(int32_t timeout, const char* call) {
-  int code = alive(call);
+  int code = sim::refuse_wait_device(sim::current_or_default(), call);
+  if (code == ACL_SUCCESS) code = alive(call);
   if (code == ACL_SUCCESS) code = sim::await_device(sim::current_or_default(), timeout, call);
   return code != ACL_SUCCESS ? code : sim_count_sync(call);
 }
@@ -57,12 +61,23 @@ sim::Fences after(aclrtEvent event) {
   return static_cast<Recorded*>(event)->after;
 }
 
+// The capture that an event was recorded in, while it is under way.
+sim::Graph* capture_of(aclrtEvent event) {
+  sim::Graph* graph;
+  {
+    std::lock_guard<std::mutex> lock(event_mutex);
+    graph = static_cast<Recorded*>(event)->graph;
+  }
+  return sim::is_capturing(graph) ? graph : nullptr;
+}
+
 sim::Mark paper_of(aclrtEvent event) {
   std::lock_guard<std::mutex> lock(event_mutex);
   return static_cast<Recorded*>(event)->paper;
 }
 
 aclError synchronise_event(aclrtEvent event, int32_t timeout, const char* call) {
+  if (sim::Graph* graph = capture_of(event)) return sim_capture_refuse(graph, call);
   int code = alive(call);
   if (code == ACL_SUCCESS) code = sim::await(after(event), timeout, call);
   if (code == ACL_SUCCESS) sim::paper_wait_until(paper_of(event));
@@ -104,6 +119,8 @@ aclError aclrtDestroyStream(aclrtStream stream) {
   return aclrtDestroyStreamForce(stream);
 }
 aclError aclrtDestroyStreamForce(aclrtStream stream) {
+  if (sim::capture_of(sim::stream_of(stream)) != nullptr)
+    return sim::fail(ACL_ERROR_RT_STREAM_CAPTURED, "aclrtDestroyStream", "the stream is captured");
   sim::drop_work(sim::stream_of(stream));
   delete static_cast<sim::Stream*>(stream);
   return ACL_SUCCESS;
@@ -170,6 +187,7 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   recorded->host_ns = sim_clock_ns();
   recorded->paper = std::move(mark);
   recorded->device = sim::stream_of(stream)->device;
+  recorded->graph = sim::capture_of(sim::stream_of(stream));
   return ACL_SUCCESS;
 }
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
@@ -195,6 +213,10 @@ aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout) {
   return synchronise_event(event, timeout, "aclrtSynchronizeEventWithTimeout");
 }
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
+  if (sim::Graph* graph = capture_of(event)) {
+    sim::join_capture(graph, sim::stream_of(stream));
+    return ACL_SUCCESS;
+  }
   sim::wait_for(sim::stream_of(stream), after(event));
   sim::paper_stream_wait(sim::stream_of(stream), paper_of(event));
   return ACL_SUCCESS;
@@ -228,20 +250,6 @@ aclError aclrtLaunchCallback(aclrtCallback function, void* data, aclrtCallbackBl
   function(data);
   return ACL_SUCCESS;
 }
-// Graphs would need operators that wait: torch.npu.graph is told, and no stream ever captures.
-aclError aclmdlRICaptureBegin(aclrtStream, aclmdlRICaptureMode) {
-  return sim::fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclmdlRICaptureBegin", "torch.npu.graph is not simulated; run the program without graphs");
-}
-aclError aclmdlRICaptureGetInfo(aclrtStream, aclmdlRICaptureStatus* status, aclmdlRI* graph) {
-  if (status != nullptr) *status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
-  if (graph != nullptr) *graph = nullptr;
-  return ACL_SUCCESS;
-}
-aclError aclmdlRICaptureEnd(aclrtStream, aclmdlRI* graph) {
-  if (graph != nullptr) *graph = nullptr;
-  return sim::fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclmdlRICaptureEnd", "torch.npu.graph is not simulated");
-}
-aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode*) { return ACL_SUCCESS; }
 
 aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }

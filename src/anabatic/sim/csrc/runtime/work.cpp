@@ -10,6 +10,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "graph.h"
+
 namespace {
 
 struct Task {
@@ -221,6 +223,10 @@ void sim_settle(void* handle) {
   wait_locked(lock, fences, -1);
 }
 
-int sim_stream_failed(void* handle, const char* call) { return sim::await_stream(sim::stream_of(handle), -1, call); }
+int sim_stream_failed(void* handle, const char* call) {
+  sim::Stream* stream = sim::stream_of(handle);
+  if (int code = sim::refuse_wait_stream(stream, call)) return code;
+  return sim::await_stream(stream, -1, call);
+}
 
 }  // extern "C"
