@@ -137,17 +137,7 @@ class CachedAttention:
 
     def _attend_padded(self, q: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
         """Compute rows with one new token, padded to the longest."""
-        rows = len(self._padded_rows)
-        k, v = (
-            x.unflatten(0, (-1, self._size)).index_select(0, self._blocks).unflatten(0, (rows, -1)).flatten(1, 2)
-            for x in (keys, values)
-        )
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        mask = self._padded_mask(options.window)
-        if options.is_plain:
-            out = attend_masked(q.unflatten(1, (k.shape[1], -1)), k, v, mask, options)
-            return out.flatten(1, 2)
-        return attend_masked(q.unsqueeze(2), k, v, mask, options).squeeze(2)
+        return attend_blocks(q, keys, values, self._blocks, self._size, self._padded_mask(options.window), options)
 
     def _padded_mask(self, window: int | None) -> Tensor:
         """Return the mask of the padded rows, bool `[R, 1, 1, width]`."""
@@ -158,3 +148,26 @@ class CachedAttention:
                 mask &= positions >= self._lengths[:, None] - window
             self._masks[-1, window] = send_to_device(torch.from_numpy(mask[:, None, None, :]), self._device)
         return self._masks[-1, window]
+
+
+def attend_blocks(
+    q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, block_size: int, mask: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Compute the attention of rows with one new token each over equally many blocks.
+
+    Args:
+        q: `[R, N, D]`; keys: a layer's full cache `[S, K, D]`; values: `[S, K, E]`.
+        blocks: of all rows in turn, `[R * M]`.
+        mask: bool, broadcast to `[R, N, 1, M * block_size]`; hides what a row does not hold.
+
+    Returns:
+        `[R, N, E]`.
+    """
+    k, v = (
+        x.unflatten(0, (-1, block_size)).index_select(0, blocks).unflatten(0, (len(q), -1)).flatten(1, 2)
+        for x in (keys, values)
+    )
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if options.is_plain:
+        return attend_masked(q.unflatten(1, (k.shape[1], -1)), k, v, mask, options).flatten(1, 2)
+    return attend_masked(q.unsqueeze(2), k, v, mask, options).squeeze(2)

@@ -35,6 +35,9 @@ class DeviceRow:
     """Kernel launches cost more than copying a block's weights once more."""
     read_cache_together: bool
     """Kernel launches cost more than padding and copying the cached tokens of generating requests."""
+    graph_class: str
+    """Class in torch's module of the device that captures decode steps as graphs; empty: launches cost little, or no
+    such device has run them."""
     pin_memory: bool
     chunk_bytes: int
     """Bytes of logits that linear_cross_entropy holds at a time."""
@@ -58,6 +61,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=True,
             cast_weights_together=True,
             read_cache_together=True,
+            graph_class="NPUGraph",
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -74,6 +78,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=True,
             cast_weights_together=False,
             read_cache_together=True,
+            graph_class="",
             pin_memory=True,
             chunk_bytes=512 << 20,
         ),
@@ -90,6 +95,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=False,
             cast_weights_together=False,
             read_cache_together=True,
+            graph_class="",
             pin_memory=False,
             chunk_bytes=128 << 20,
         ),
@@ -108,6 +114,7 @@ DEVICES: dict[str, DeviceRow] = {
             group_adapters=False,
             cast_weights_together=False,
             read_cache_together=False,
+            graph_class="",
             pin_memory=False,
             chunk_bytes=8 << 20,
         ),

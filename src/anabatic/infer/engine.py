@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import DataError, Failure
 from anabatic.infer import constrained_decoding
 from anabatic.infer.block_pool import BLOCK_SIZE
+from anabatic.infer.decode_graph import DecodeGraphs
 from anabatic.infer.request import Completion, Request
 from anabatic.infer.sampling import Sampling, make_random, sample_tokens
 from anabatic.infer.scheduler import PromptPace, RequestScheduler
@@ -120,6 +121,8 @@ class Engine:
         self._schedule = RequestScheduler(blocks, max_batch, step_tokens, rope_scaling.get_length_limit(model.config))
         self._pace = None if step_seconds is None else PromptPace(step_seconds)
         self._adapters = AdapterRegistry(model)
+        # Ranks gather weights or reduce activations, and training moves them: only a model that stays is captured.
+        self._graphs = DecodeGraphs.for_device(model, self._cache) if root is None else None
         self._scales_logprobs = scaled
         self._tool = tool
         self._prompt_tokens = self._steps = self._new_tokens = 0
@@ -332,12 +335,14 @@ class Engine:
             return []
         began = time.monotonic()
         self._cache.layer_callback = lambda: _require_waiting_client(rows)
-        try:
-            logits = self._root(forward.extend_cache, list(rows.values()), self._cache)
-        except _StepAbandoned:
-            return []
         done = [request for request, row in rows.items() if row.should_return_logits]
-        chosen = sample_tokens(logits, done, self._scales_logprobs) if done else []
+        chosen = self._graphs.run_step(rows, self._scales_logprobs) if self._graphs is not None else None
+        if chosen is None:
+            try:
+                logits = self._root(forward.extend_cache, list(rows.values()), self._cache)
+            except _StepAbandoned:
+                return []
+            chosen = sample_tokens(logits, done, self._scales_logprobs) if done else []
         self._steps += 1
         self._record_pace(rows, time.monotonic() - began)
         if any(value != value for _, value, _ in chosen):

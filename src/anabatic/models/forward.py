@@ -281,15 +281,35 @@ def extend_cache(model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCach
     plan = cache.forward_plan = ForwardPlan(rows, cache)
     multi_adapter.select_adapters(model, plan.adapter_spans)
     with rope_scaling.use_length_plan(model, plan.length_plan):
-        out = model.base_model(
-            input_ids=plan.input_ids,
-            position_ids=plan.position_ids,
-            attention_mask=NO_MASK,
-            use_cache=False,
-            request_cache=cache,  # not `cache`: since 5.24 that is an argument of transformers' own
-        )
+        states = _run_layers(model, plan, cache)
+    return _compute_logits(model, states.index_select(0, plan.logit_positions))
+
+
+def run_plan(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
+    """Run a plan of fixed shapes (`infer.decode_graph`) without adapters: nothing here depends on the host.
+
+    Args:
+        plan: has the attributes of `ForwardPlan` that attention reads.
+
+    Returns:
+        Logits after every token, fp32 `[T, V]`.
+    """
+    cache.forward_plan = plan
+    multi_adapter.select_adapters(model, [(-1, plan.input_ids.shape[1])])
+    return _compute_logits(model, _run_layers(model, plan, cache))
+
+
+def _run_layers(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
+    out = model.base_model(
+        input_ids=plan.input_ids,
+        position_ids=plan.position_ids,
+        attention_mask=NO_MASK,
+        use_cache=False,
+        request_cache=cache,  # not `cache`: since 5.24 that is an argument of transformers' own
+    )
     _require_all_attended(model, plan.num_attended_layers)
-    return _compute_logits(model, out.last_hidden_state.squeeze(0).index_select(0, plan.logit_positions))
+    states: Tensor = out.last_hidden_state.squeeze(0)
+    return states
 
 
 def _compute_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
