@@ -70,7 +70,7 @@ def prepare(folder: Path) -> None:
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     pairs = [{"prompt": f"{number}?", "chosen": answer(), "rejected": answer()} for number in range(200)]
     (folder / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
-    (folder / "reward.py").write_text("def letters(text, row):\n    return len(text) % 7\n", encoding="utf-8")
+    (folder / "reward.py").write_text("def letters(text, row):\n    return sum(map(ord, text)) % 7\n", encoding="utf-8")
 
 
 def _train(command: str, options: dict[str, Any], ranks: int = 1, batches: bool = True) -> list[str]:
@@ -203,6 +203,7 @@ _RL = {
     "num-samples": 4,
     "device-batch-size": 8,
     "sampling.max-new-tokens": 8,
+    "mask-truncated": False,  # all answers are: nothing would be learnt
     "eval.rows": 2,
 }
 _PAIRS = {"model": "{folder}/model", "data.train": "{folder}/pairs.json", "tuner": "lora", "lora.r": RANK}

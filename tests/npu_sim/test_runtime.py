@@ -215,7 +215,7 @@ def test_saving_and_loading(sim: Sim) -> None:
     assert printed == "npu:0 [2, 3] cpu [2, 3]"
 
 
-def test_products_of_other_dtypes_and_graphs_are_refused(sim: Sim) -> None:
+def test_products_of_other_dtypes_are_refused(sim: Sim) -> None:
     printed = sim.python(
         """
         import torch
@@ -233,14 +233,8 @@ def test_products_of_other_dtypes_and_graphs_are_refused(sim: Sim) -> None:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             x = torch.ones(4, 4, device="npu", dtype=dtype)
             print(dtype, (x @ x)[0, 0].item())
-        graph = torch.npu.NPUGraph()
-        def capture():
-            with torch.npu.graph(graph):
-                x + x
-        print("torch.npu.graph is not simulated" in said(capture))
-        print(torch.ones(3).pin_memory().is_pinned())  # what a failed capture has left works on
         """
     )
     lines = printed.splitlines()
-    assert len(lines) == 4 * 3 + 3 + 2
+    assert len(lines) == 4 * 3 + 3
     assert all(line.endswith(("True", "4.0")) for line in lines), printed
