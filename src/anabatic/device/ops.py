@@ -142,7 +142,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         cast_weight = weight.to(hidden.dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = _allocate_gradient(weight, hidden) if need_weight else None
+        d_weight = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], chunk_rows):
             chunk = hidden[start : start + chunk_rows]
@@ -153,17 +153,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
             probs = logits.sub_(max_logits).exp_()
             prob_sums = probs.sum(dim=1, keepdim=True)
             total += (prob_sums.log() + max_logits - target).sum()
-            if d_hidden is None and d_weight is None:
+            if not need_hidden and not need_weight:
                 continue
             probs.div_(prob_sums).scatter_add_(1, index, probs.new_full((1, 1), -1.0).expand_as(index))
             if slope is not None:
                 probs.mul_(slope)
             grad_logits = probs.to(hidden.dtype)
+            del logits, probs  # frees the chunk in fp32 before anything else is allocated
             if d_hidden is not None:
                 torch.mm(grad_logits, cast_weight, out=d_hidden[start : start + chunk_rows])
-            if d_weight is not None:
+            if need_weight:
+                d_weight = _allocate_gradient(weight, hidden) if d_weight is None else d_weight
                 _add_product(d_weight, grad_logits, chunk, overwrite=start == 0)
-            del logits, probs, grad_logits  # frees this chunk before the next one is allocated
+            del grad_logits
+        if need_weight and d_weight is None:
+            d_weight = _allocate_gradient(weight, hidden)
         ctx.gradients = (d_hidden, d_weight)
         return total
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops
 from anabatic.device.table import DEVICES
+from anabatic.models import weight_casts
 from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 
 _SIZE, _INNER = 8, 6
@@ -228,6 +229,8 @@ def _make_gated_forward(ops: DeviceOps, names: Sequence[str]) -> Forward:
     def forward(self: Any, x: Tensor) -> Tensor:
         gate, up, down = self._modules[gate_name], self._modules[up_name], self._modules[down_name]
         gate_up = compute_joint_output((gate, up), x)
+        if gate_up is None:
+            gate_up = weight_casts.compute_joint_output((gate, up), x)
         inner = ops.swiglu(gate(x), up(x)) if gate_up is None else ops.swiglu_joint(gate_up)
         out: Tensor = down(inner)
         return out

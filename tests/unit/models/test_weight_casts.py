@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -39,12 +40,18 @@ def gradients(model: Any, device: Device, passes: int = 2) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def test_gradients_are_equal_to_the_bit(device: Device) -> None:
+def assert_alike(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """Joint products round the sum of several gradients once, where separate ones round each: half a digit of bf16."""
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 2**-7 * value.norm() + 1e-6, name
+
+
+def test_gradients_are_those_of_autocast(device: Device) -> None:
     model = build()
     assert install_block_casts(model, device) == 2 * (7 + 3)  # q, k and v have a bias
     assert install_block_casts(model, device) == 0  # once is enough
     plain, joined = gradients(build(), device), gradients(model, device)
-    assert all(torch.equal(plain[name], joined[name]) for name in plain)
+    assert_alike(plain, joined)
     assert {type(parameter) for _, parameter in model.named_parameters()} == {torch.nn.Parameter}
 
 
@@ -54,7 +61,7 @@ def test_recomputed_blocks_cast_again(device: Device) -> None:
     for each in (plain, model):
         enable_activation_checkpointing(each, "full")
     expected, found = gradients(plain, device, 1), gradients(model, device, 1)
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert_alike(expected, found)
 
 
 def test_a_failure_leaves_the_parameters(device: Device) -> None:
@@ -72,3 +79,53 @@ def test_only_what_is_trained_in_fp32(device: Device) -> None:
     assert install_block_casts(frozen, device) == 0
     assert install_block_casts(build().to(torch.bfloat16), device) == 0
     assert install_block_casts(build(), replace(device, dtype=torch.float32)) == 0
+
+
+class _SavedBytes:
+    """Bytes of the storages that a forward pass keeps for the backward pass."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, int] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        self.storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def test_no_cast_weights_are_kept_and_inputs_once(device: Device) -> None:
+    def saved(model: Any) -> int:
+        kept = _SavedBytes()
+        ids = torch.arange(24).reshape(2, 12)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor), device.autocast():
+            hidden = model.model(input_ids=ids).last_hidden_state
+        hidden.sum().backward()
+        return sum(kept.storages.values())
+
+    model = build()
+    install_block_casts(model, device)
+    layers = [layer for layer in model.model.layers.modules() if isinstance(layer, torch.nn.Linear)]
+    weights = sum(2 * layer.weight.numel() for layer in layers)
+    assert saved(model) <= saved(build()) - weights
+
+
+def test_weights_that_change_before_the_backward_pass_are_an_error(device: Device) -> None:
+    model = build()
+    install_block_casts(model, device)
+    ids = torch.arange(24).reshape(2, 12)
+    with device.autocast():
+        loss = model(input_ids=ids, labels=ids).loss
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.add_(1)
+    with pytest.raises(RuntimeError, match="changed between the forward and the backward pass"):
+        loss.backward()
+
+
+def test_a_copy_of_the_model_computes_with_its_own_weights(device: Device) -> None:
+    model = build()
+    install_block_casts(model, device)
+    ids = torch.arange(24).reshape(2, 12)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(2)
+        assert not torch.allclose(twin(input_ids=ids).logits, model(input_ids=ids).logits)

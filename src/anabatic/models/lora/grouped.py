@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anabatic.models.lora.linear import LoraLinear, add_product
 
-_GROUPED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+SAME_INPUT_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers of one module with the same input, which is checked whenever they run."""
 
 
@@ -214,7 +214,7 @@ def group_adapters(model: nn.Module) -> AdapterBank | None:
     for module in model.modules():
         children = module._modules
         grouped_names: set[str] = set()
-        for names in _GROUPED_LAYERS:
+        for names in SAME_INPUT_LAYERS:
             layers = [child for name in names if isinstance(child := children.get(name), LoraLinear)]
             if len(layers) == len(names) and _is_alike(layers):
                 groups.append(LoraGroup(layers))
