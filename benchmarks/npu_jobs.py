@@ -88,7 +88,7 @@ def _train(command: str, options: dict[str, Any], ranks: int = 1, batches: bool 
     if batches:
         given |= {"batch.micro-batch-tokens": TOKENS, "batch.global-batch-tokens": ranks * TOKENS, "log.samples": 0}
         given |= {"data.valid-fraction": 0}
-    return [command, *(word for key, value in (given | options).items() for word in (f"--{key}", str(value)))]
+    return [command, *(f"--{key}={value}" for key, value in (given | options).items())]
 
 
 def _command(command: str, options: dict[str, Any], ranks: int = 1, batches: bool = True) -> Callable[[Path], None]:
@@ -203,7 +203,7 @@ _RL = {
     "num-samples": 4,
     "device-batch-size": 8,
     "sampling.max-new-tokens": 8,
-    "mask-truncated": False,  # all answers are: nothing would be learnt
+    "mask-truncated": "false",  # all answers are: nothing would be learnt
     "eval.rows": 2,
 }
 _PAIRS = {"model": "{folder}/model", "data.train": "{folder}/pairs.json", "tuner": "lora", "lora.r": RANK}

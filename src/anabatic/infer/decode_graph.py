@@ -51,13 +51,14 @@ class DecodeGraphs:
         """Return the graphs of an engine, or None where the device has none."""
         return cls(model, cache) if has_graphs(model.device) else None
 
-    def run_step(
-        self, rows: Mapping[Request, CacheRow], scaled: bool
-    ) -> list[tuple[int, float, TopLogprobs]] | None:
+    def run_step(self, rows: Mapping[Request, CacheRow], scaled: bool) -> list[tuple[int, float, TopLogprobs]] | None:
         """Return the next token of each request, as `sample_tokens` does; None: the step is none for a graph."""
         if self.refusal or not all(_is_decode_row(row) for row in rows.values()):
             return None
-        size = _round_up_rows(len(rows)), _round_up_blocks(max(_count_blocks(row, self._cache) for row in rows.values()))
+        size = (
+            _round_up_rows(len(rows)),
+            _round_up_blocks(max(_count_blocks(row, self._cache) for row in rows.values())),
+        )
         graph = self._graphs.get(size) or self._capture(size, list(rows.values()))
         if graph is None:
             return None

@@ -228,9 +228,10 @@ def _make_gated_forward(ops: DeviceOps, names: Sequence[str]) -> Forward:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         gate, up, down = self._modules[gate_name], self._modules[up_name], self._modules[down_name]
+        whole = weight_casts.compute_gated_mlp(gate, up, down, x, ops.swiglu_joint)
+        if whole is not None:
+            return whole
         gate_up = compute_joint_output((gate, up), x)
-        if gate_up is None:
-            gate_up = weight_casts.compute_joint_output((gate, up), x)
         inner = ops.swiglu(gate(x), up(x)) if gate_up is None else ops.swiglu_joint(gate_up)
         out: Tensor = down(inner)
         return out

@@ -10,7 +10,7 @@ The cast weights are dropped after the forward pass and made again in the backwa
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,13 +66,37 @@ class _JointProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x,), (grad,), group = ctx.saved_tensors, grads, ctx.group
-        if ctx.versions != group.block.versions:
-            raise RuntimeError("a weight of the block was changed between the forward and the backward pass")
-        weight, bias = group.view_weight(x.dtype)
+        weight, bias = group.view_unchanged_weight(x.dtype, ctx.versions)
         d_x = grad @ weight if ctx.needs_input_grad[1] else None
         d_weights = (grad.t() @ x).split(group.out_sizes)
         d_biases = () if bias is None else grad.sum(0).split(group.out_sizes)
         return None, d_x, *d_weights, *d_biases
+
+
+class _GatedProduct(torch.autograd.Function):
+    """`activation(u) W^T + b`, keeping u alone: gate and up in one tensor, `[T, 2 in]` -> `[T, out]`. The activation's
+    result, half as large, is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: _JointGroup, activation: Callable[[Tensor], Tensor], gate_up: Tensor, *parts: Tensor
+    ) -> Tensor:
+        weight, bias = group.view_weight(gate_up.dtype)
+        ctx.save_for_backward(gate_up)
+        ctx.group, ctx.activation, ctx.versions = group, activation, group.block.versions
+        inner = activation(gate_up)
+        return inner @ weight.t() if bias is None else torch.addmm(bias, inner, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gate_up,), (grad,), group = ctx.saved_tensors, grads, ctx.group
+        weight, bias = group.view_unchanged_weight(gate_up.dtype, ctx.versions)
+        with torch.enable_grad():
+            leaf = gate_up.detach().requires_grad_()
+            inner = ctx.activation(leaf)
+        (d_gate_up,) = torch.autograd.grad(inner, leaf, grad @ weight)
+        d_bias = () if bias is None else (grad.sum(0),)
+        return None, None, d_gate_up, grad.t() @ inner.detach(), *d_bias
 
 
 class _BlockCasts:
@@ -145,11 +169,31 @@ class _JointGroup:
         bias = flat[end : end + rows] if len(self._names) == 2 else None
         return flat[self._start : end].view(rows, columns), bias
 
+    def view_unchanged_weight(self, dtype: torch.dtype, versions: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """As `view_weight`, in a backward pass; `versions`: those of the forward pass.
+
+        Raises:
+            RuntimeError: a weight was changed since.
+        """
+        if versions != self.block.versions:
+            raise RuntimeError("a weight of the block was changed between the forward and the backward pass")
+        return self.view_weight(dtype)
+
     def compute_all(self, x: Tensor) -> Tensor:
         """Return the concatenated outputs of all layers, `[..., in]` -> `[..., O]`."""
-        parts: list[Tensor] = [layer._parameters[name] for name in self._names for layer in self.layers]  # type: ignore[misc]
+        parts = self._get_parts()
         out: Tensor = _JointProduct.apply(self, x.to(parts[0].dtype).flatten(0, -2), *parts)  # type: ignore[no-untyped-call]
         return out.unflatten(0, x.shape[:-1])
+
+    def compute_gated(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the output of the one layer after `activation(gate_up)`."""
+        flat = gate_up.flatten(0, -2)
+        out: Tensor = _GatedProduct.apply(self, activation, flat, *self._get_parts())  # type: ignore[no-untyped-call]
+        return out.unflatten(0, gate_up.shape[:-1])
+
+    def _get_parts(self) -> list[Tensor]:
+        """The cast weights of each layer, then their biases."""
+        return [layer._parameters[name] for name in self._names for layer in self.layers]  # type: ignore[misc]
 
     def compute_output(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """Return the output of one layer."""
@@ -169,14 +213,18 @@ class _JointGroup:
         self._input, self._remaining = None, {}
 
 
-def compute_joint_output(layers: Sequence[nn.Module], x: Tensor) -> Tensor | None:
-    """Return the concatenated outputs of `layers` if they are a group whose block casts its weights, else None."""
-    group = layers[0].__dict__.get(_GROUP)
-    if group is None or not group.block.is_active or len(group.layers) != len(layers):
+def compute_gated_mlp(
+    gate: nn.Module, up: nn.Module, down: nn.Module, x: Tensor, activation: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Return `down(activation([gate(x), up(x)]))` if gate and up are a group whose block casts its weights, else None.
+
+    Args:
+        activation: of gate and up in one tensor, `[..., 2 I]` -> `[..., I]`.
+    """
+    group, last = gate.__dict__.get(_GROUP), down.__dict__.get(_GROUP)
+    if group is None or last is None or not group.block.is_active or [*map(id, group.layers)] != [id(gate), id(up)]:
         return None
-    if any(expected is not layer for expected, layer in zip(group.layers, layers, strict=True)):
-        return None
-    out: Tensor = group.compute_all(x)
+    out: Tensor = last.compute_gated(group.compute_all(x), activation)
     return out
 
 
@@ -247,7 +295,11 @@ def _is_trained_fp32(weight: Tensor | None) -> bool:
 
 def _is_plain_linear(layer: nn.Linear) -> bool:
     """True for a layer that only multiplies, all of whose parameters are trained in fp32."""
-    if type(layer).forward is not nn.Linear.forward or "forward" in layer.__dict__ or set(layer._parameters) - {"weight", "bias"}:
+    if (
+        type(layer).forward is not nn.Linear.forward
+        or "forward" in layer.__dict__
+        or set(layer._parameters) - {"weight", "bias"}
+    ):
         return False
     return all(weight is None or _is_trained_fp32(weight) for weight in layer._parameters.values())
 
