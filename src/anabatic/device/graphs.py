@@ -34,7 +34,7 @@ class CapturedGraph:
         RuntimeError: an operator cannot be captured, or waits for the device.
     """
 
-    def __init__(self, device: torch.device, call: Callable[[], Tensor | tuple[Tensor, ...]], pool: Any = None) -> None:
+    def __init__(self, device: torch.device, call: Callable[[], tuple[Tensor, ...]], pool: Any = None) -> None:
         module: Any = torch.get_device_module(device.type)
         call()
         self._graph = getattr(module, DEVICES[device.type].graph_class)()

@@ -79,7 +79,7 @@ class DecodeGraphs:
             graph = _DecodeGraph(self._model, self._cache, size, rows, pool)
         except RuntimeError as error:
             self.refusal = str(error).strip().partition("\n")[0]
-            log.warning(f"decode steps run operator by operator: a graph cannot be captured ({self.refusal})")
+            log.warn(f"decode steps run operator by operator: a graph cannot be captured ({self.refusal})")
             return None
         if not self._graphs:
             log.info(f"decode steps are captured as graphs on {self._model.device.type}: one launch a step")

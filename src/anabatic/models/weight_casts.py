@@ -158,7 +158,7 @@ class _JointGroup:
         self.out_sizes = [layer.out_features for layer in layers]
         self._names = ["weight"] if layers[0].bias is None else ["weight", "bias"]
         before = next(index for index, (module, _) in enumerate(block.places) if module is layers[0])
-        self._start = sum(module._parameters[name].numel() for module, name in block.places[:before])  # type: ignore[union-attr]
+        self._start = sum(getattr(module, name).numel() for module, name in block.places[:before])
         self._input: Tensor | None = None
         self._remaining: dict[int, Tensor] = {}
 
@@ -222,7 +222,9 @@ def compute_gated_mlp(
         activation: of gate and up in one tensor, `[..., 2 I]` -> `[..., I]`.
     """
     group, last = gate.__dict__.get(_GROUP), down.__dict__.get(_GROUP)
-    if group is None or last is None or not group.block.is_active or [*map(id, group.layers)] != [id(gate), id(up)]:
+    if group is None or last is None or not group.block.is_active:
+        return None
+    if len(group.layers) != 2 or group.layers[0] is not gate or group.layers[1] is not up:
         return None
     out: Tensor = last.compute_gated(group.compute_all(x), activation)
     return out

@@ -59,8 +59,9 @@ def counted(rows: int, steps: int, sampling: Sampling) -> str:
     fused_ops.apply_fused_setting(model, "auto", "npu")
     engine = Engine(model, tokenizer, max_batch=rows, max_len=96)
     engine.submit([engine.request(prompts[n], sampling, []) for n in range(rows)])
-    while engine.get_load().new_tokens < rows:
+    while engine.get_load().new_tokens < 3 * rows:  # the third step captures the graph of its size
         engine.step()
+    engine.step()
     with shared_memory.attach_segment(os.environ[SEGMENT_VARIABLE]) as machine:
         before = machine.device[0].operators, machine.device[0].syncs
         for _ in range(steps):
@@ -76,7 +77,46 @@ if tokens < 20:
     print("same" if on_npu == answers("cpu", tokens) else "other tokens")
 else:
     sys.exit()
+
+
+def graphs_and_operators() -> str:
+    """Tokens of one engine with graphs and of one without; requests end at different times and grow over blocks."""
+    model = build_random_model(len(tokenizer)).to("npu:0")
+    fused_ops.apply_fused_setting(model, "auto", "npu")
+    found = []
+    for graphs in (True, False):
+        engine = Engine(model, tokenizer, max_batch=5, max_len=128)
+        if not graphs:
+            engine._graphs = None
+        samplings = [
+            Sampling(temperature=0.0 if n % 3 else 0.8, seed=n, max_new_tokens=20 + 9 * n, top_logprobs=n % 2)
+            for n in range(5)
+        ]
+        found.append([(answer.ids, answer.logprobs) for answer in engine.generate(prompts[:5], samplings, [])])
+        captured = 0 if engine._graphs is None else len(engine._graphs._graphs)
+        print(f"captured {captured}")
+    (ids, chances), (other_ids, other_chances) = (zip(*one, strict=True) for one in found)
+    near = all(
+        abs(a - b) < 1e-3
+        for one, other in zip(chances, other_chances, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+    return "alike" if ids == other_ids and near else "other tokens"
+
+
+def refused() -> str:
+    """A model that reads the device in every layer: its steps run operator by operator, after one warning."""
+    model = build_random_model(len(tokenizer)).to("npu:0")
+    model.model.layers[0].register_forward_hook(lambda *_: bool(model.lm_head.weight[0, 0].item() > 99) or None)
+    engine = Engine(model, tokenizer, max_batch=2, max_len=96)
+    answers = engine.generate(prompts[:2], Sampling(temperature=0.0, max_new_tokens=12), [])
+    assert engine._graphs is not None
+    return f"{[len(answer.ids) for answer in answers]} {bool(engine._graphs.refusal)}"
+
+
 greedy = Sampling(temperature=0.0, max_new_tokens=40)
 drawn = Sampling(temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=40, seed=1)
 for rows, sampling in ((1, greedy), (4, greedy), (4, drawn)):
     print(counted(rows, 8, sampling))
+print(graphs_and_operators())
+print(refused())

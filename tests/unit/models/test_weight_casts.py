@@ -43,7 +43,7 @@ def gradients(model: Any, device: Device, passes: int = 2) -> dict[str, Tensor]:
 
 
 def assert_alike(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    """Joint products round the sum of several gradients once, where separate ones round each: less than two digits of bf16."""
+    """Joint products round the sum of several gradients once, separate ones each: less than two digits of bf16."""
     for name, value in expected.items():
         assert (found[name] - value).norm() <= 2**-6 * value.norm() + 1e-6, name
 
