@@ -63,6 +63,13 @@ def get_compute_width(setup: TrainingSetup) -> int:
     return 2 if setup.half else 4
 
 
+def has_joint_products(setup: TrainingSetup) -> bool:
+    """Return whether blocks cast their trained weights together and keep no copy (`models/weight_casts.py`)."""
+    plain = setup.half and setup.weights == "fp32" and setup.tuner != "lora"
+    whole = not setup.is_sharded and setup.tensor == 1 and setup.recompute == "none"
+    return setup.casts_blocks and plain and whole
+
+
 def get_stream_width(setup: TrainingSetup) -> int:
     """Return the bytes of an element of the residual stream: those of the embedding in the forward pass."""
     if not setup.half:
@@ -93,7 +100,8 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     attention = (
         width * (rotated + (queries + keys) + keys + queries) + statistics
     )  # rotated queries and keys, values, output
-    mlp = width * 3 * s.inner * tensor_fraction if not s.experts else _expert_activations(setup)
+    kept_inner = 2 if has_joint_products(setup) else 3  # gate, up and their product, which may be computed again
+    mlp = width * kept_inner * s.inner * tensor_fraction if not s.experts else _expert_activations(setup)
     adapters = width * setup.rank * len(setup.adapted_linears) if setup.tuner == "lora" else 0.0
     return BlockActivations(stream + normed, attention, mlp, adapters)
 
@@ -185,7 +193,10 @@ def get_gradient_bytes(setup: TrainingSetup) -> float:
 
 
 def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
-    """Return the bytes of half-precision copies of trained fp32 weights, saved for the backward pass."""
+    """Return the bytes of half-precision copies of trained fp32 weights of `blocks` blocks, saved for the backward
+    pass."""
+    if has_joint_products(setup) and not setup.shape.experts:
+        return 0.0
     if not setup.half or setup.is_sharded or setup.weights != "fp32":
         return 0.0
     if setup.tuner == "lora":
@@ -240,11 +251,14 @@ def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
         if setup.half and head_trained and not setup.is_sharded and setup.weights == "fp32"
         else 0.0
     )
-    logits = (
-        rows * s.vocab * (4 + (2 if setup.half else 0)) * setup.has_lm_head
-    )  # in fp32, and in the precision of their product
-    if head_trained and setup.half:  # gradient of the head for one chunk, before it is accumulated in fp32
-        logits += w * s.embedding_params
+    logits = rows * s.vocab * 4.0 * setup.has_lm_head
+    if setup.half:
+        # First in fp32 and in the precision of their product; then their gradient, and the head's of this chunk before
+        # it is accumulated in fp32. That is allocated between the two in the first chunk.
+        first = rows * s.vocab * 6.0 * setup.has_lm_head
+        second = rows * s.vocab * 2.0 * setup.has_lm_head + (w * s.embedding_params if head_trained else 0)
+        is_single = rows >= target_tokens
+        logits = max(first - (head_gradient if is_single else 0), second)
     kinds = _activation_bytes(setup, setup.blocks_with_activations, is_recomputed=False) | {
         "at the head": norm_bytes + w * s.hidden * target_tokens
     }
@@ -270,7 +284,7 @@ def _estimate_backward(setup: TrainingSetup) -> list[PeakMemory]:
             "gathered weights": _gathered_bytes(setup, 2),
             "gradients": _gradient_total_bytes(setup, num_done, head=setup.tuner == "full"),
             "activations": sum(kinds.values()),
-            "half-precision copies": _cast_copy_bytes(setup, num_kept),
+            "half-precision copies": _cast_copy_bytes(setup, num_kept) + _recast_bytes(setup),
             "backward pass": _backward_workspace(setup),
         }
         moments.append(PeakMemory(name, parts, kinds))
@@ -281,7 +295,15 @@ def _backward_workspace(setup: TrainingSetup) -> float:
     """Return the bytes of gradients in the backward pass of an MLP: of its product, of gate and up, of the stream."""
     s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
     inner = (s.inner or s.experts_per_token * s.expert_inner) / setup.tensor
-    return t * (w * 2 * inner + get_stream_width(setup) * s.hidden + w * s.hidden)
+    recomputed = w * inner if has_joint_products(setup) and not s.experts else 0.0
+    return t * (w * 2 * inner + recomputed + get_stream_width(setup) * s.hidden + w * s.hidden)
+
+
+def _recast_bytes(setup: TrainingSetup) -> float:
+    """Return the bytes of one block's weights that its backward pass casts again."""
+    if not has_joint_products(setup) or setup.shape.experts:
+        return 0.0
+    return 2.0 * (setup.block_params - setup.shape.norm_params)
 
 
 def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:

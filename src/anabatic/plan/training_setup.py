@@ -43,6 +43,7 @@ class TrainingSetup:
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: bytes of logits per chunk.
         uses_attention_mask: the fused attention of the NPU is used, which allocates a mask.
+        casts_blocks: the weights of a block are cast together, and again in the backward pass (`models/weight_casts.py`).
         indivisible_tokens: tokens that a micro-batch must contain together; 0: one segment.
         has_lm_head: the head covers the vocabulary; else it returns a few numbers per segment.
         has_reference: a copy of the initial weights runs forward, too (`models/preference_loss.py`).
@@ -69,6 +70,7 @@ class TrainingSetup:
     fused_adamw: bool = False
     chunk_bytes: int = 512 << 20
     uses_attention_mask: bool = True
+    casts_blocks: bool = True
     indivisible_tokens: int = 0
     has_lm_head: bool = True
     has_reference: bool = False
@@ -192,6 +194,7 @@ def build_setup(
         fused_adamw=row.fused_adamw and job.optim.weights == "fp32",
         chunk_bytes=row.chunk_bytes,
         uses_attention_mask=row.kernels == "npu",
+        casts_blocks=row.cast_weights_together,
         **_task_fields(job),
     )
 

@@ -40,7 +40,8 @@ def test_activations_of_a_block_are_those_of_the_operators() -> None:
     full = estimate_activations(TrainingSetup(small))
     assert full.stream == 2 * (4 * 256 + 4) + 2 * 2 * 256  # fp32 inputs of two norms, their reciprocals; bf16 outputs
     assert full.attention == 2 * ((256 + 128) * 2 + 128 + 256) + 64 * 4  # before and after rotation, values, output
-    assert full.mlp == 2 * 3 * 704  # gate and up side by side, their product
+    assert full.mlp == 2 * 2 * 704  # gate and up side by side; their product is computed again
+    assert estimate_activations(TrainingSetup(small, strategy="zero2", ranks=2)).mlp == 2 * 3 * 704
     lora = estimate_activations(TrainingSetup(small, tuner="lora", rank=8))
     assert lora.stream == full.stream - 2 * 2 * 256 and lora.adapters == 2 * 8 * 7
 
