@@ -41,6 +41,9 @@ def test_the_goals_hold_in_the_budget(program: Any, budget: dict[str, Any]) -> N
     for ours, peer in program.PEERS.items():
         assert jobs[ours]["operators"] <= 0.4 * jobs[peer]["operators"]
         assert jobs[ours]["waits"] == 0 < jobs[peer]["waits"]
+    assert jobs["full"]["peak_bytes"] <= 0.65 * jobs["Trainer, full"]["peak_bytes"]
+    assert jobs["decode"]["by_operator"] == {"aclmdlRIExecuteAsync": 1, "aten::copy_": 2}
+    assert all(row["waits"] == 0 for name, row in jobs.items() if name != "decode" and not program.JOBS[name].is_peer)
     assert jobs["lora"]["peak_bytes"] <= 0.6 * jobs["Trainer + PEFT, lora"]["peak_bytes"]
     for name, job in program.JOBS.items():
         floor = program.least(name)
