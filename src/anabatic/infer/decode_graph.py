@@ -107,7 +107,7 @@ class _StaticPlan:
         self.num_attended_layers = 0
         self.cached_attention = self
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Forget what the last pass has computed."""
         self._masks.clear()
         self.num_attended_layers = 0
@@ -150,7 +150,7 @@ class _DecodeGraph:
         self._plan = _StaticPlan(size, cache)
 
         def compute() -> tuple[Tensor, ...]:
-            self._plan.begin()
+            self._plan.restart()
             logits = forward.run_plan(model, self._plan, cache)
             values, tokens = logits.max(dim=-1)
             return logits, torch.stack((tokens.float(), values - logits.logsumexp(dim=-1)), dim=1)

@@ -119,7 +119,7 @@ class _BlockCasts:
         """Changes of the parameters so far."""
         return [param._version for param in self._params]
 
-    def begin(self, dtype: torch.dtype, joint: bool) -> None:
+    def swap_in(self, dtype: torch.dtype, joint: bool) -> None:
         """Put the cast weights in the place of the parameters; `joint`: use the groups' products."""
         self._params = [module._parameters[name] for module, name in self.places]  # type: ignore[misc]
         cast = _CastTogether.apply(self, dtype, *self._params)  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class _BlockCasts:
         self._is_swapped = True
         self.is_active = joint
 
-    def end(self) -> None:
+    def swap_out(self) -> None:
         """Put the parameters back."""
         if not self._is_swapped:
             return
@@ -261,19 +261,19 @@ def _install_in_block(block: nn.Module, device: Device) -> int:
             layer.__dict__[_GROUP] = group
             layer.forward = types.MethodType(_compute_layer, layer)  # type: ignore[method-assign]
 
-    def begin(*_: Any) -> None:
+    def swap_in(*_: Any) -> None:
         if torch.is_grad_enabled() and torch.is_autocast_enabled(device.type):
             # Hooks stay outside of transformers' checkpoints: what is recomputed is cast layer by layer.
             joint = not getattr(block, "gradient_checkpointing", False)
-            casts.begin(torch.get_autocast_dtype(device.type), joint)
+            casts.swap_in(torch.get_autocast_dtype(device.type), joint)
 
-    def end(*_: Any) -> None:
-        casts.end()
+    def swap_out(*_: Any) -> None:
+        casts.swap_out()
         for group in groups:
             group.forget()
 
-    block.register_forward_pre_hook(begin)
-    block.register_forward_hook(end, always_call=True)
+    block.register_forward_pre_hook(swap_in)
+    block.register_forward_hook(swap_out, always_call=True)
     return len(places)
 
 

@@ -295,7 +295,7 @@ def _backward_workspace(setup: TrainingSetup) -> float:
     """Return the bytes of gradients in the backward pass of an MLP: of its product, of gate and up, of the stream."""
     s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
     inner = (s.inner or s.experts_per_token * s.expert_inner) / setup.tensor
-    recomputed = w * inner if has_joint_products(setup) and not s.experts else 0.0
+    recomputed = 2 * w * inner if has_joint_products(setup) and not s.experts else 0.0
     return t * (w * 2 * inner + recomputed + get_stream_width(setup) * s.hidden + w * s.hidden)
 
 
