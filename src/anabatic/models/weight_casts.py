@@ -221,6 +221,8 @@ def compute_gated_mlp(
     Args:
         activation: of gate and up in one tensor, `[..., 2 I]` -> `[..., I]`.
     """
+    if torch.compiler.is_compiling():  # blocks that cast their weights are not compiled
+        return None
     group, last = gate.__dict__.get(_GROUP), down.__dict__.get(_GROUP)
     if group is None or last is None or not group.block.is_active:
         return None

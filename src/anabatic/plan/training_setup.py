@@ -43,7 +43,8 @@ class TrainingSetup:
         fused_adamw: one kernel updates all parameters without copies.
         chunk_bytes: bytes of logits per chunk.
         uses_attention_mask: the fused attention of the NPU is used, which allocates a mask.
-        casts_blocks: the weights of a block are cast together, and again in the backward pass (`models/weight_casts.py`).
+        casts_blocks: the weights of a block are cast together, and again in the backward pass
+            (`models/weight_casts.py`).
         indivisible_tokens: tokens that a micro-batch must contain together; 0: one segment.
         has_lm_head: the head covers the vocabulary; else it returns a few numbers per segment.
         has_reference: a copy of the initial weights runs forward, too (`models/preference_loss.py`).
