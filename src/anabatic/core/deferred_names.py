@@ -1,0 +1,154 @@
+"""Names whose import waits until they are used: `from module import name` of another package, without its cost.
+
+`WaitingImports` is a context in which such statements of one package bind placeholders. A placeholder imports its module
+when it is called, subclassed, indexed or asked for an attribute, and then puts the real object in its place wherever the
+statement had bound it. `isinstance(x, placeholder)` needs no import as long as nobody has imported the module: no object
+of a class that does not exist yet can be `x`.
+
+The context waits only for names that its table lists, functions and classes that are known not to be used while the
+package is imported. Any other statement, such as one of a version that wants another name, is an ordinary import. A name
+that stands in an `except` clause or is compared by `is` does not belong in a table.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import sys
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+
+class DeferredName:
+    """Stands for `module.name` until it is used.
+
+    Args:
+        module: module to import.
+        name: what to take from it.
+        namespace: globals of the module that has the placeholder, where the real object replaces it.
+        prerequisites: modules to import first, because they complete what the name stands for, such as a registry.
+    """
+
+    def __init__(self, module: str, name: str, namespace: dict[str, Any], prerequisites: Sequence[str] = ()) -> None:
+        self._deferred = (module, name, namespace, prerequisites)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return resolve(self)(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(resolve(self), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return resolve(self)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(resolve(self))
+
+    def __contains__(self, item: object) -> bool:
+        return item in resolve(self)
+
+    def __len__(self) -> int:
+        return len(resolve(self))
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (resolve(self),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return _is_imported(self._deferred[0]) and isinstance(instance, resolve(self))
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return _is_imported(self._deferred[0]) and issubclass(subclass, resolve(self))
+
+    def __or__(self, other: Any) -> Any:  # of annotations that are evaluated
+        return typing.Union[self, other]  # noqa: UP007
+
+    def __ror__(self, other: Any) -> Any:
+        return typing.Union[other, self]  # noqa: UP007
+
+    def __repr__(self) -> str:
+        module, name, *_ = self._deferred
+        return f"<{module}.{name}, not imported yet>"
+
+
+def resolve(placeholder: DeferredName) -> Any:
+    """Import what a placeholder stands for, put it where the placeholder was bound, and return it.
+
+    Raises:
+        ImportError: the module cannot be imported or has no such name.
+    """
+    module, name, namespace, prerequisites = placeholder._deferred
+    for each in (*prerequisites, module):
+        importlib.import_module(each)
+    try:
+        found = getattr(sys.modules[module], name)
+    except AttributeError as error:
+        raise ImportError(f"cannot import name {name!r} from {module!r}", name=module) from error
+    for key, value in list(namespace.items()):
+        if value is placeholder:
+            namespace[key] = found
+    return found
+
+
+def _is_imported(module: str) -> bool:
+    """Return whether a module has been imported to its end; while it is being imported, it may lack names."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+class WaitingImports:
+    """Context in which `from module import name` statements of one package bind placeholders.
+
+    Args:
+        package: the package whose modules contain the statements.
+        names: module -> the names that may wait. A statement with any other name, one of a module that is imported
+            already, and one of a package that is not installed run as usual.
+    """
+
+    def __init__(self, package: str, names: Mapping[str, frozenset[str]]) -> None:
+        self._package, self._names = package, names
+        self._import = builtins.__import__
+
+    def __enter__(self) -> WaitingImports:
+        self._import = builtins.__import__
+        builtins.__import__ = self._import_or_defer
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        builtins.__import__ = self._import
+
+    def _import_or_defer(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        if fromlist and globals is not None:
+            module = self._find_deferrable(name, globals, fromlist, level)
+            if module:
+                return self._make_placeholders(module, typing.cast("dict[str, Any]", globals), fromlist)
+        return self._import(name, globals, locals, fromlist, level)
+
+    def _find_deferrable(self, name: str, importer: Mapping[str, object], fromlist: Sequence[str], level: int) -> str:
+        """Return the full name of the module of a statement that may wait; empty for any other statement."""
+        if not str(importer.get("__name__", "")).startswith(self._package + "."):
+            return ""
+        package = str(importer.get("__package__") or "")
+        module = importlib.util.resolve_name("." * level + name, package) if level else name
+        names = self._names.get(module)
+        if names is None or not names.issuperset(fromlist) or not _may_wait(module):
+            return ""
+        return module
+
+    def _make_placeholders(self, module: str, namespace: dict[str, Any], fromlist: Sequence[str]) -> SimpleNamespace:
+        return SimpleNamespace(**{name: DeferredName(module, name, namespace) for name in fromlist})
+
+
+def _may_wait(module: str) -> bool:
+    """Return whether nothing has imported a module yet, and its package is there to import it later."""
+    package = module.partition(".")[0]
+    return module not in sys.modules and (package in sys.modules or importlib.util.find_spec(package) is not None)
