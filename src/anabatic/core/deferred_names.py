@@ -1,12 +1,12 @@
 """Names whose import waits until they are used: `from module import name` of another package, without its cost.
 
-`WaitingImports` is a context in which such statements of one package bind placeholders. A placeholder imports its module
+`WaitingImports` is a context in which such statements of some packages bind placeholders. A placeholder imports its module
 when it is called, subclassed, indexed or asked for an attribute, and then puts the real object in its place wherever the
 statement had bound it. `isinstance(x, placeholder)` needs no import as long as nobody has imported the module: no object
 of a class that does not exist yet can be `x`.
 
 The context waits only for names that its table lists, functions and classes that are known not to be used while the
-package is imported. Any other statement, such as one of a version that wants another name, is an ordinary import. A name
+packages are imported. Any other statement, such as one of a version that wants another name, is an ordinary import. A name
 that stands in an `except` clause or is compared by `is` does not belong in a table.
 """
 
@@ -99,16 +99,16 @@ def _is_imported(module: str) -> bool:
 
 
 class WaitingImports:
-    """Context in which `from module import name` statements of one package bind placeholders.
+    """Context in which `from module import name` statements of some packages bind placeholders.
 
     Args:
-        package: the package whose modules contain the statements.
+        importers: packages and modules that contain the statements.
         names: module -> the names that may wait. A statement with any other name, one of a module that is imported
             already, and one of a package that is not installed run as usual.
     """
 
-    def __init__(self, package: str, names: Mapping[str, frozenset[str]]) -> None:
-        self._package, self._names = package, names
+    def __init__(self, importers: Sequence[str], names: Mapping[str, frozenset[str]]) -> None:
+        self._importers, self._names = tuple(f"{importer}." for importer in importers), names
         self._import = builtins.__import__
 
     def __enter__(self) -> WaitingImports:
@@ -135,7 +135,7 @@ class WaitingImports:
 
     def _find_deferrable(self, name: str, importer: Mapping[str, object], fromlist: Sequence[str], level: int) -> str:
         """Return the full name of the module of a statement that may wait; empty for any other statement."""
-        if not str(importer.get("__name__", "")).startswith(self._package + "."):
+        if not f"{importer.get('__name__', '')}.".startswith(self._importers):
             return ""
         package = str(importer.get("__package__") or "")
         module = importlib.util.resolve_name("." * level + name, package) if level else name

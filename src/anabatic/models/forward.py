@@ -87,8 +87,8 @@ def _probe_lm_head(model: Any) -> LmHead | None:
         raise DataError(f"the head of {type(model).__name__} is not one matrix without a bias", "use another model")
     for name, child in model._modules.items():
         if child is output:
-            head = nn.utils.skip_init(nn.Linear, _HIDDEN, _VOCAB, bias=False)  # draws no random numbers
-            head.weight.copy_(weight)
+            head = nn.Linear(_HIDDEN, _VOCAB, bias=False, device="meta")  # draws no random numbers
+            head.weight = nn.Parameter(weight)
             probe._modules[name] = head
         elif name == model.base_model_prefix:
             probe._modules[name] = _StubBody(states)

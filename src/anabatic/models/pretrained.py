@@ -232,20 +232,32 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
 def init_empty_weights() -> Iterator[None]:
     """Put parameters on the meta device as they are registered; buffers, which hold computed values, are real.
 
-    Same idea as accelerate's `init_empty_weights(include_buffers=False)`.
+    Same idea as accelerate's `init_empty_weights(include_buffers=False)`. Parameters without values get no random ones,
+    neither by torch nor by transformers, for which they are marked: `normal_` on the meta device imports torch's
+    compiler, most of a second.
     """
-    register = nn.Module.register_parameter
+    register, draw_normal = nn.Module.register_parameter, nn.init.normal_
+    marked: list[nn.Parameter] = []
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+            param._is_hf_initialized = True  # type: ignore[attr-defined]
+            marked.append(param)
         register(module, name, param)
 
+    def draw_normal_unless_meta(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if tensor.is_meta else draw_normal(tensor, *args, **kwargs)
+
     nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    nn.init.normal_ = draw_normal_unless_meta
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.init.normal_ = draw_normal
+        for param in marked:
+            del param._is_hf_initialized  # type: ignore[attr-defined]
 
 
 def load_folder_weights(model: PreTrainedModel, folder: Path, new_rows: range = range(0), seed: int = 0) -> None:

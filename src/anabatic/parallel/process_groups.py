@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
 from anabatic.device.device import Device
+
+if TYPE_CHECKING:  # half a second of imports, for several processes alone
+    from torch.distributed.tensor import DTensor, Placement
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Timeout of a collective: rank 0 may tokenize a large corpus while the others wait."""
@@ -275,14 +276,15 @@ TensorSlices = tuple[slice, ...]
 """Slices of the full tensor that a rank holds."""
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """True when this rank holds only a shard."""
-    return isinstance(tensor, DTensor)
+    module = sys.modules.get("torch.distributed.tensor")  # no sharded tensor is made without it
+    return isinstance(tensor, getattr(module, "DTensor", ()))
 
 
 def is_sharded_along(tensor: Tensor, axis: str) -> bool:
     """True when the tensor is sharded along `axis` of the device mesh, `data` or `tensor`."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return False
     axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
     return any(name == axis and not placement.is_replicate() for name, placement in axes)
@@ -290,7 +292,7 @@ def is_sharded_along(tensor: Tensor, axis: str) -> bool:
 
 def to_local(tensor: Tensor) -> Tensor:
     """Return this rank's shard, which shares memory and may be empty; a plain tensor is returned as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
@@ -298,11 +300,13 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
 
     A shard that is offloaded to the host is copied to the mesh's device first, where the collective runs.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor
     mesh, part = tensor.device_mesh, tensor.to_local()
     if part.device.type == mesh.device_type:
         return tensor.full_tensor()
+    from torch.distributed.tensor import DTensor
+
     device_part = part.to(torch.accelerator.current_accelerator())
     device_tensor = DTensor.from_local(
         device_part, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -316,8 +320,11 @@ def gather_full_stack(parts: Tensor, tensor: Tensor) -> Tensor:
     Args:
         parts: `[n, ...]`, the shards of this rank.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return parts
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
     shape = torch.Size((len(parts), *tensor.shape))
     placements = [_shift_placement(placement) for placement in tensor.placements]
     stride = torch.empty(shape, device="meta").stride()
@@ -327,6 +334,9 @@ def gather_full_stack(parts: Tensor, tensor: Tensor) -> Tensor:
 
 def _shift_placement(placement: Placement) -> Placement:
     """Return the same placement for a tensor with one more dimension in front."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     if isinstance(placement, _StridedShard):
         return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
     return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
@@ -337,15 +347,19 @@ def shard_like(part: Tensor, tensor: Tensor) -> Tensor:
 
     `DTensor.from_local` would copy a shard on the host to the mesh's device.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return part
+    from torch.distributed.tensor import DTensor
+
     return DTensor(part, tensor._spec, requires_grad=False)  # type: ignore[call-arg, no-any-return]
 
 
 def get_local_slices(tensor: Tensor) -> TensorSlices:
     """Return the slices of the full tensor that this rank holds."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tuple(slice(0, size) for size in tensor.shape)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
@@ -374,8 +388,15 @@ def materialize_parameters(module: nn.Module, device: torch.device, buffers: tor
         for name, parameter in owner.named_parameters(recurse=False):
             if parameter.is_meta:
                 if id(parameter) not in materialized:
-                    empty = torch.empty_like(parameter, device=device)
+                    empty = _allocate_like(parameter, device)
                     materialized[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 owner.register_parameter(name, materialized[id(parameter)])
         for name, buffer in owner.named_buffers(recurse=False):
             owner._buffers[name] = buffer.to(buffers)
+
+
+def _allocate_like(parameter: Tensor, device: torch.device) -> Tensor:
+    """Return an uninitialized tensor; `empty_like` of a plain tensor on the meta device imports sympy, half a second."""
+    if is_sharded(parameter):
+        return torch.empty_like(parameter, device=device)
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from anabatic.config.sections.common import Parallel
@@ -136,6 +136,8 @@ def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, dev
     """
     if not plan.is_sharded:
         return
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
     param_dtype = None if device.dtype == torch.float32 else device.dtype
     options: dict[str, Any] = {
         "mesh": world.mesh["data"] if world.mesh else _make_data_mesh(device, world),
@@ -160,6 +162,8 @@ def _keep_root() -> bool | None:
 
     Its backward pass begins at once and would gather the same weights again. Up to torch 2.7 this is what True means.
     """
+    from torch.distributed.fsdp import fully_shard
+
     return None if inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None else True
 
 
@@ -191,6 +195,7 @@ def _no_buffer_sync() -> dict[str, Any]:
 
 def reshard_weights(root: nn.Module) -> None:
     """Free the gathered weights that a forward pass without a backward pass leaves behind."""
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # no module is sharded without it
+    for module in root.modules() if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule):
             module.reshard()

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from anabatic.parallel.process_groups import RankGroup, all_reduce_sum, to_local
 
@@ -90,5 +89,7 @@ def shard_parameter(owner: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> 
     """Shard parameter `name` of `owner` along `dim`; it may be on the meta device."""
     parameter = owner._parameters[name]
     if parameter is not None:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
         part = distribute_tensor(parameter.detach(), mesh, [Shard(dim)])
         owner._parameters[name] = nn.Parameter(part, requires_grad=parameter.requires_grad)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from anabatic.core import extras, quick_transformers
+from anabatic.core import extras, quick_imports
 from anabatic.core.errors import ConfigError, UserError
 from anabatic.core.formatting import did_you_mean
 
@@ -54,7 +54,7 @@ class Command:
         """
         collects = gc.isenabled()
         gc.disable()
-        quick_transformers.install()
+        quick_imports.install()
         try:
             for name in self.optional_packages:
                 extras.import_optional(name, f"anabatic {self.name}")

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anabatic.core import log
+from anabatic.core import log, quick_imports
 from anabatic.core.errors import CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
@@ -62,6 +61,7 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         CheckpointError: the tensors cannot be written.
         Failure: the disk filled up or refuses writes; older checkpoints are untouched.
     """
+    dcp = quick_imports.import_checkpoints()
     target = folder.checkpoint_path(step)
     built = manifest.temporary_path(target)
     first = group.rank == 0
@@ -161,6 +161,7 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> Non
     Raises:
         CheckpointError: names or shapes differ from what was saved.
     """
+    dcp = quick_imports.import_checkpoints()
     ignore_dcp_warnings()
     try:
         dcp.load(dict(tensors), checkpoint_id=str(path), no_dist=world.size == 1)

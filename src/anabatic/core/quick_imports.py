@@ -1,7 +1,7 @@
-"""`import transformers` without what a job does not use: compilers, sharded tensors, solvers, other trainers.
+"""transformers and torch's checkpoints without what a job does not use: compilers, sharded tensors, solvers, trainers.
 
 All of it hangs on `transformers.modeling_utils` and takes more than half of a start. While that module is imported,
-`install` makes names of `_WAITING_NAMES` wait until they are used (`core/deferred_names.py`), and records what the
+`install` makes names of `_MODEL_NAMES` wait until they are used (`core/deferred_names.py`), and records what the
 decorators of `torch.compiler` ask of `torch._dynamo` until something imports it. Nothing is replaced: whoever uses a
 name gets the real one. A version of transformers outside of `_KNOWN_MAJOR`, or one that wants other names, is imported
 as usual.
@@ -26,7 +26,7 @@ _HEAVY_MODULE = "transformers.modeling_utils"
 _COMPANIONS = ("transformers.generation.utils",)
 """Modules that every language model imports and that hang on the same heavy ones."""
 _DYNAMO = "torch._dynamo"
-_WAITING_NAMES = {
+_MODEL_NAMES = {
     module: frozenset(names.split())
     for module, names in {
         "accelerate": "PartialState dispatch_model init_empty_weights",
@@ -52,6 +52,18 @@ _WAITING_NAMES = {
     }.items()
 }
 """Module -> functions and classes of it that the modules of transformers bind when they are imported and use later."""
+_CHECKPOINT_NAMES = {
+    module: frozenset(names.split())
+    for module, names in {
+        "torch.distributed._functional_collectives": "AsyncCollectiveTensor",
+        "torch.distributed.elastic.agent.server.api": "_get_fq_hostname",
+        "torch.distributed.fsdp._shard_utils": "_create_chunk_sharded_tensor",
+        "torch.distributed.tensor": "DTensor Replicate _DTensorSpec distribute_tensor",
+        "torch.distributed.tensor._utils": "compute_local_shape_and_global_offset",
+    }.items()
+}
+"""The same for checkpoints."""
+_CHECKPOINT_IMPORTERS = ("torch.distributed.checkpoint", "torch.distributed._state_dict_utils")
 _REGISTRY = ("transformers.distributed.mixin", "transformers.distributed.parallel_utils", "ALL_PARALLEL_STYLES")
 """Module that reads a registry, module that has it, and its name."""
 _REGISTRY_WRITERS = ("transformers.distributed.tensor_parallel", "transformers.distributed.expert_parallel")
@@ -63,6 +75,12 @@ def install() -> None:
     if _HEAVY_MODULE in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder(_HEAVY_MODULE, _import_quickly))
+
+
+def import_checkpoints() -> Any:
+    """Import and return `torch.distributed.checkpoint`."""
+    with WaitingImports(_CHECKPOINT_IMPORTERS, _CHECKPOINT_NAMES):
+        return importlib.import_module("torch.distributed.checkpoint")
 
 
 class _Finder(MetaPathFinder):
@@ -102,7 +120,7 @@ def _import_quickly(execute: Callable[[], None]) -> None:
         return
     import torch
 
-    with WaitingImports("transformers", _WAITING_NAMES), _record_dynamo_marks(torch):
+    with WaitingImports(("transformers",), _MODEL_NAMES), _record_dynamo_marks(torch):
         execute()
         for companion in _COMPANIONS:
             if importlib.util.find_spec(companion) is not None:
