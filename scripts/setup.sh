@@ -97,6 +97,17 @@ pip_install() { # pip rolls back by itself when it fails; only a kill leaves a h
   return "$status"
 }
 
+compile_imports() { # also where the environment forbids bytecode files (containers often do): each start would compile anew
+  env -u PYTHONDONTWRITEBYTECODE "$VENV_PYTHON" - <<'EOF' || say "some modules could not be compiled ahead; the first start takes longer"
+from anabatic.config.loading.command_table import COMMANDS
+
+for command in COMMANDS.values():
+    if not command.optional_packages:
+        command.import_recipe_function()
+import torch.distributed.checkpoint  # noqa: E402 - of checkpoints, after the first import of transformers
+EOF
+}
+
 # --- torch, before anything that would pull the CUDA build ------------------------------------------------------
 
 has_torch() {
@@ -159,5 +170,6 @@ say "installing anabatic with: ${EXTRAS[*]}"
 pip_install "hatchling>=1.26"
 pip_install --no-build-isolation -e ".[$(IFS=,; printf '%s' "${EXTRAS[*]}")]"
 for extra in "${EXTRAS[@]}"; do fingerprint >"$(stamp "$extra")"; done
+compile_imports
 fetch_libraries
 say "ready after $((SECONDS - started)) s; torch $("$VENV_PYTHON" -c 'import importlib.metadata as m; print(m.version("torch"))')"

@@ -1,13 +1,13 @@
 """Names whose import waits until they are used: `from module import name` of another package, without its cost.
 
-`WaitingImports` is a context in which such statements of some packages bind placeholders. A placeholder imports its module
-when it is called, subclassed, indexed or asked for an attribute, and then puts the real object in its place wherever the
-statement had bound it. `isinstance(x, placeholder)` needs no import as long as nobody has imported the module: no object
-of a class that does not exist yet can be `x`.
+`WaitingImports` is a context in which such statements of some packages bind placeholders. A placeholder imports its
+module when it is called, subclassed, indexed or asked for an attribute, and then puts the real object in its place
+wherever the statement had bound it. `isinstance(x, placeholder)` needs no import as long as nobody has imported the
+module: no object of a class that does not exist yet can be `x`.
 
 The context waits only for names that its table lists, functions and classes that are known not to be used while the
-packages are imported. Any other statement, such as one of a version that wants another name, is an ordinary import. A name
-that stands in an `except` clause or is compared by `is` does not belong in a table.
+packages are imported. Any other statement, such as one of a version that wants another name, is an ordinary import. A
+name that stands in an `except` clause or is compared by `is` does not belong in a table.
 """
 
 from __future__ import annotations
@@ -62,15 +62,17 @@ class DeferredName:
     def __subclasscheck__(self, subclass: type) -> bool:
         return _is_imported(self._deferred[0]) and issubclass(subclass, resolve(self))
 
-    def __or__(self, other: Any) -> Any:  # of annotations that are evaluated
-        return typing.Union[self, other]  # noqa: UP007
+    def __or__(self, other: Any) -> Any:  # of annotations that are evaluated: as if they were written as text
+        return typing.Union[self._name(), other]  # noqa: UP007
 
     def __ror__(self, other: Any) -> Any:
-        return typing.Union[other, self]  # noqa: UP007
+        return typing.Union[other, self._name()]  # noqa: UP007
 
     def __repr__(self) -> str:
-        module, name, *_ = self._deferred
-        return f"<{module}.{name}, not imported yet>"
+        return f"<{self._name()}, not imported yet>"
+
+    def _name(self) -> Any:
+        return ".".join(self._deferred[:2])
 
 
 def resolve(placeholder: DeferredName) -> Any:

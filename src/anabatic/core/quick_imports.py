@@ -9,6 +9,7 @@ as usual.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -23,15 +24,20 @@ from anabatic.core.deferred_names import DeferredName, WaitingImports
 
 _KNOWN_MAJOR = "5"
 _HEAVY_MODULE = "transformers.modeling_utils"
+_SCANNER = "transformers.utils.import_utils"
+"""Module that reads all files of transformers' models for the names that they export."""
 _COMPANIONS = ("transformers.generation.utils",)
 """Modules that every language model imports and that hang on the same heavy ones."""
+_DECLARATION = "\n__all__"
 _DYNAMO = "torch._dynamo"
 _MODEL_NAMES = {
     module: frozenset(names.split())
     for module, names in {
         "accelerate": "PartialState dispatch_model init_empty_weights",
         "accelerate.hooks": "AlignDevicesHook add_hook_to_module remove_hook_from_module",
-        "accelerate.utils": "extract_model_from_parallel get_balanced_memory get_max_memory infer_auto_device_map reduce",
+        "accelerate.utils": (
+            "extract_model_from_parallel get_balanced_memory get_max_memory infer_auto_device_map reduce"
+        ),
         "accelerate.utils.modeling": "clean_device_map get_max_layer_size",
         "scipy.optimize": "linear_sum_assignment",
         "torch._dynamo._trace_wrapped_higher_order_op": "TransformGetItemToIndex",
@@ -75,6 +81,8 @@ def install() -> None:
     if _HEAVY_MODULE in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder(_HEAVY_MODULE, _import_quickly))
+    if _SCANNER not in sys.modules:
+        sys.meta_path.insert(0, _Finder(_SCANNER, _scan_quickly))
 
 
 def import_checkpoints() -> Any:
@@ -129,6 +137,26 @@ def _import_quickly(execute: Callable[[], None]) -> None:
     namespace = vars(sys.modules[reader]) if reader in sys.modules else {}
     if name in namespace and not sys.modules.keys() & set(_REGISTRY_WRITERS):
         namespace[name] = DeferredName(owner, name, namespace, _REGISTRY_WRITERS)
+
+
+def _scan_quickly(execute: Callable[[], None]) -> None:
+    """Execute the scanner and make it read 1,700 files once instead of twice, and of each only the part that counts.
+
+    Its cache holds 128 of 550 folders, and it tests every line of a file that has one declaration.
+    """
+    execute()
+    scanner = sys.modules[_SCANNER]
+    scan = getattr(getattr(scanner, "create_import_structure_from_path", None), "__wrapped__", None)
+    fetch = getattr(scanner, "fetch__all__", None)
+    if scan is None or fetch is None:
+        return
+
+    def fetch_exported_names(file_content: str) -> Any:
+        if file_content.count(_DECLARATION) == 1 and not file_content.startswith(_DECLARATION[1:]):
+            file_content = file_content[file_content.index(_DECLARATION) + 1 :]
+        return fetch(file_content)
+
+    scanner.__dict__.update(create_import_structure_from_path=functools.cache(scan), fetch__all__=fetch_exported_names)
 
 
 class _DynamoMarks:

@@ -396,7 +396,7 @@ def materialize_parameters(module: nn.Module, device: torch.device, buffers: tor
 
 
 def _allocate_like(parameter: Tensor, device: torch.device) -> Tensor:
-    """Return an uninitialized tensor; `empty_like` of a plain tensor on the meta device imports sympy, half a second."""
+    """Return an uninitialized tensor; `empty_like` of a plain one on the meta device imports sympy, half a second."""
     if is_sharded(parameter):
         return torch.empty_like(parameter, device=device)
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=device)

@@ -195,7 +195,10 @@ def _no_buffer_sync() -> dict[str, Any]:
 
 def reshard_weights(root: nn.Module) -> None:
     """Free the gathered weights that a forward pass without a backward pass leaves behind."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # no module is sharded without it
-    for module in root.modules() if fsdp is not None else ():
-        if isinstance(module, fsdp.FSDPModule):
+    if "torch.distributed.fsdp" not in sys.modules:  # no module is sharded without it
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
             module.reshard()
