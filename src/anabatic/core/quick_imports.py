@@ -201,15 +201,16 @@ def _record_dynamo_marks(torch: Any) -> Iterator[None]:
     marks = _DynamoMarks(torch)
     names = ("allow_in_graph", "assume_constant_result", "disable")
     previous = {name: getattr(torch.compiler, name) for name in names}
+    recorders = {name: getattr(marks, name) for name in names}
     finder = _Finder(_DYNAMO, marks.make_marks)
     sys.meta_path.insert(0, finder)
     torch._dynamo = marks
-    for name in names:
-        setattr(torch.compiler, name, getattr(marks, name))
+    vars(torch.compiler).update(recorders)
     try:
         yield
     finally:
         for name, function in previous.items():
-            setattr(torch.compiler, name, function)
+            if vars(torch.compiler)[name] is recorders[name]:  # a backend may have put its own there
+                setattr(torch.compiler, name, function)
         if vars(torch).get("_dynamo") is marks:
             del torch._dynamo

@@ -38,6 +38,8 @@ WORKER_COMMAND = (sys.executable, "-u", "-m", "anabatic")
 """Start of the command line of a worker that can be forked: the agent of torch 2.13 adds `-u`."""
 _ACCELERATOR_FILES = ("nvidiactl", "davinci_manager", "davinci0", "kfd")
 """Devices under /dev that indicate an accelerator."""
+_OF_SEVERAL_RANKS = "torch.distributed.checkpoint,torch.distributed.fsdp"
+"""Modules that ranks use and that one process imports when it needs them."""
 _POLL_SECONDS = 0.01
 _PR_SET_NAME = 15
 
@@ -56,7 +58,7 @@ def list_preload_modules(device: str, recipe: str) -> str:
         and not any(Path("/dev", name).exists() for name in _ACCELERATOR_FILES)
     )
     on_cpu = device == "cpu" or (device == "auto" and has_no_accelerator)
-    return f"{recipe},anabatic.cli.app" if on_cpu and sys.platform == "linux" else ""
+    return f"{recipe},anabatic.cli.app,{_OF_SEVERAL_RANKS}" if on_cpu and sys.platform == "linux" else ""
 
 
 class ForkedWorker:
