@@ -94,6 +94,7 @@ def sides(task: Task, folder: Path) -> dict[str, tuple[list[str], str]]:
 def measure(case: str, folder: Path, rounds: int, threads: int, warm: bool) -> None:
     size, lora = CASES[case]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # containers set it, and both sides would compile what they import
     both = sides(Task(folder / f"model-{size}", folder / "rows.json", lora, threads), folder)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
     for number in range(rounds + 1):
