@@ -63,7 +63,8 @@ def usual() -> Any:
 
 def test_everything_is_there_when_it_is_used_and_nothing_heavy_before(usual: Any) -> None:
     heavy, names, styles, tokens, count, is_right, left = run(
-        f"{QUICK}\nquick_imports.import_checkpoints()\nfrom transformers import AutoModelForCausalLM, Qwen3ForCausalLM\n"
+        QUICK
+        + "quick_imports.import_checkpoints()\nfrom transformers import AutoModelForCausalLM, Qwen3ForCausalLM\n"
         + HEAVY
         + GENERATE
         + NAMES
