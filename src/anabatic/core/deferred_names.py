@@ -16,8 +16,9 @@ import builtins
 import importlib
 import importlib.util
 import sys
+import threading
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,31 +112,22 @@ class WaitingImports:
 
     def __init__(self, importers: Sequence[str], names: Mapping[str, frozenset[str]]) -> None:
         self._importers, self._names = tuple(f"{importer}." for importer in importers), names
-        self._import = builtins.__import__
 
     def __enter__(self) -> WaitingImports:
-        self._import = builtins.__import__
-        builtins.__import__ = self._import_or_defer
+        with _LOCK:
+            if not _ACTIVE:
+                _PREVIOUS.append(builtins.__import__)
+                builtins.__import__ = _import_or_defer
+            _ACTIVE.append(self)
         return self
 
     def __exit__(self, *unused: object) -> None:
-        builtins.__import__ = self._import
+        with _LOCK:
+            _ACTIVE.remove(self)
+            if not _ACTIVE:
+                builtins.__import__ = _PREVIOUS.pop()
 
-    def _import_or_defer(
-        self,
-        name: str,
-        globals: Mapping[str, object] | None = None,
-        locals: Mapping[str, object] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> Any:
-        if fromlist and globals is not None:
-            module = self._find_deferrable(name, globals, fromlist, level)
-            if module:
-                return self._make_placeholders(module, typing.cast("dict[str, Any]", globals), fromlist)
-        return self._import(name, globals, locals, fromlist, level)
-
-    def _find_deferrable(self, name: str, importer: Mapping[str, object], fromlist: Sequence[str], level: int) -> str:
+    def find_deferrable(self, name: str, importer: Mapping[str, object], fromlist: Sequence[str], level: int) -> str:
         """Return the full name of the module of a statement that may wait; empty for any other statement."""
         if not f"{importer.get('__name__', '')}.".startswith(self._importers):
             return ""
@@ -146,8 +138,28 @@ class WaitingImports:
             return ""
         return module
 
-    def _make_placeholders(self, module: str, namespace: dict[str, Any], fromlist: Sequence[str]) -> SimpleNamespace:
-        return SimpleNamespace(**{name: DeferredName(module, name, namespace) for name in fromlist})
+
+_LOCK = threading.Lock()
+_ACTIVE: list[WaitingImports] = []
+"""Contexts that have been entered, of all threads: they may end in another order than they began."""
+_PREVIOUS: list[Callable[..., Any]] = [builtins.__import__]
+"""The import statement of Python, and the one to restore while contexts are active."""
+
+
+def _import_or_defer(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    """The import statement while a context is active."""
+    if fromlist and globals is not None:
+        for context in tuple(_ACTIVE):
+            if module := context.find_deferrable(name, globals, fromlist, level):
+                namespace = typing.cast("dict[str, Any]", globals)
+                return SimpleNamespace(**{each: DeferredName(module, each, namespace) for each in fromlist})
+    return _PREVIOUS[-1](name, globals, locals, fromlist, level)
 
 
 def _may_wait(module: str) -> bool:

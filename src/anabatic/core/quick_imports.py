@@ -69,7 +69,8 @@ _CHECKPOINT_NAMES = {
     }.items()
 }
 """The same for checkpoints."""
-_CHECKPOINT_IMPORTERS = ("torch.distributed.checkpoint", "torch.distributed._state_dict_utils")
+_CHECKPOINTS = "torch.distributed.checkpoint"
+_CHECKPOINT_IMPORTERS = (_CHECKPOINTS, "torch.distributed._state_dict_utils")
 _REGISTRY = ("transformers.distributed.mixin", "transformers.distributed.parallel_utils", "ALL_PARALLEL_STYLES")
 """Module that reads a registry, module that has it, and its name."""
 _REGISTRY_WRITERS = ("transformers.distributed.tensor_parallel", "transformers.distributed.expert_parallel")
@@ -87,8 +88,10 @@ def install() -> None:
 
 def import_checkpoints() -> Any:
     """Import and return `torch.distributed.checkpoint`."""
+    if _CHECKPOINTS in sys.modules:
+        return importlib.import_module(_CHECKPOINTS)  # which waits, while another thread imports it
     with WaitingImports(_CHECKPOINT_IMPORTERS, _CHECKPOINT_NAMES):
-        return importlib.import_module("torch.distributed.checkpoint")
+        return importlib.import_module(_CHECKPOINTS)
 
 
 class _Finder(MetaPathFinder):

@@ -160,3 +160,15 @@ def test_import_statement_is_restored_after_an_error(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         import_light(folder, "1 / 0\n")
     assert builtins.__import__ is before
+
+
+def test_contexts_may_end_in_another_order_than_they_began() -> None:
+    """As those of two threads do."""
+    before = builtins.__import__
+    one, two = WaitingImports(("one",), NAMES), WaitingImports(("two",), NAMES)
+    one.__enter__()
+    two.__enter__()
+    one.__exit__()
+    assert builtins.__import__ is not before
+    two.__exit__()
+    assert builtins.__import__ is before
