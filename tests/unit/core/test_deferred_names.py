@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.core.deferred_names import DeferredName, WaitingImports, resolve
+from anabatic.core.imports.deferred_names import DeferredName, WaitingImports, resolve
 
 HEAVY = """
 class Shape:

@@ -13,7 +13,7 @@ HEAVY = """heavy = [name for name in ("torch._dynamo", "torch._inductor", "torch
     "torch.distributed.fsdp", "sympy", "scipy.optimize") if name in sys.modules]
 """
 """Seconds of imports that one process on a processor does not need."""
-IMPORT = "import json, sys\nfrom anabatic.core import quick_imports\n"
+IMPORT = "import json, sys\nfrom anabatic.core.imports import quick_imports\n"
 QUICK = IMPORT + "quick_imports.install()\nimport transformers, transformers.modeling_utils\n"
 GENERATE = """
 import torch
@@ -35,7 +35,7 @@ except ImportError:
     styles = []
 """
 RESOLVE = """
-from anabatic.core.deferred_names import DeferredName, resolve
+from anabatic.core.imports.deferred_names import DeferredName, resolve
 modules = [each for name, each in list(sys.modules.items()) if name.startswith(("transformers.", "torch.distributed."))]
 waiting = [(each, name, value) for each in modules for name, value in list(vars(each).items())
            if type(value) is DeferredName]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from anabatic.core import extras, quick_imports
+from anabatic.core import extras
 from anabatic.core.errors import ConfigError, UserError
 from anabatic.core.formatting import did_you_mean
+from anabatic.core.imports import quick_imports
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anabatic.core import log, quick_imports
+from anabatic.core import log
 from anabatic.core.errors import CheckpointError
 from anabatic.core.formatting import format_size
+from anabatic.core.imports import quick_imports
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
 from anabatic.device.device import Device
 from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text

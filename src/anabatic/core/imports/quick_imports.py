@@ -1,7 +1,7 @@
 """transformers and torch's checkpoints without what a job does not use: compilers, sharded tensors, solvers, trainers.
 
 All of it hangs on `transformers.modeling_utils` and takes more than half of a start. While that module is imported,
-`install` makes names of `_MODEL_NAMES` wait until they are used (`core/deferred_names.py`), and records what the
+`install` makes names of `_MODEL_NAMES` wait until they are used (`deferred_names.py`), and records what the
 decorators of `torch.compiler` ask of `torch._dynamo` until something imports it. Nothing is replaced: whoever uses a
 name gets the real one. A version of transformers outside of `_KNOWN_MAJOR`, or one that wants other names, is imported
 as usual.
@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from anabatic.core.deferred_names import DeferredName, WaitingImports
+from anabatic.core.imports.deferred_names import DeferredName, WaitingImports
 
 _KNOWN_MAJOR = "5"
 _HEAVY_MODULE = "transformers.modeling_utils"
@@ -129,7 +129,7 @@ def _import_quickly(execute: Callable[[], None]) -> None:
     if version.partition(".")[0] != _KNOWN_MAJOR:
         execute()
         return
-    import torch
+    torch = importlib.import_module("torch")  # of which this room knows nothing before
 
     with WaitingImports(("transformers",), _MODEL_NAMES), _record_dynamo_marks(torch):
         execute()

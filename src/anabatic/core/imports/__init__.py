@@ -1,0 +1,1 @@
+"""Imports that wait until they are used."""
