@@ -3,6 +3,10 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test pytest test-oldest test-newest test-wheel check format docs reference screenshots bench clean
 
+# The set-up leaves compiling to the first import, and some containers forbid Python to store what it has compiled:
+# every start would compile torch and transformers anew, twice the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PYTEST_ARGS ?=
 JOBS ?= 2
