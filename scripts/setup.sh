@@ -7,7 +7,7 @@
 # Libraries of the chat page come from npm. Without npm or a network everything else works.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+unset PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 TORCH=$(sed -n 's/^torch==//p' constraints.txt)
@@ -89,7 +89,7 @@ make_venv() {
 }
 
 pip_install() { # pip rolls back by itself when it fails; only a kill leaves a half-written environment
-  # Of 20,000 modules a command imports some 2,000: `compile_imports` compiles those.
+  # Of 20,000 modules a command imports some 2,000: Python compiles those when they are first imported.
   local status=0
   : >"$UNFINISHED"
   "$VENV_PYTHON" -m pip install --no-compile -c constraints.txt "$@" || status=$?
@@ -133,11 +133,6 @@ install_torch() {
   pip_install "torch==$TORCH"
 }
 
-compile_imports() { # a shell or a container with PYTHONDONTWRITEBYTECODE would compile them at every start: 5 s more
-  "$VENV_PYTHON" -W ignore -c 'import anabatic.recipes.training.sft' 2>.venv/setup-import.log ||
-    say "a training cannot be imported ($(tail -n 1 .venv/setup-import.log)); look at: .venv/bin/anabatic doctor"
-}
-
 # --- libraries of the chat page, which may fail: the page shows plain text then -----------------------------------
 
 LIBRARIES=src/anabatic/infer/web/libraries
@@ -174,7 +169,6 @@ has_torch || install_torch
 say "installing anabatic with: ${EXTRAS[*]}"
 pip_install "hatchling>=1.26"
 pip_install --no-build-isolation -e ".[$(IFS=,; printf '%s' "${EXTRAS[*]}")]"
-compile_imports
 for extra in "${EXTRAS[@]}"; do fingerprint >"$(stamp "$extra")"; done
 compile_imports
 fetch_libraries
