@@ -10,6 +10,7 @@ import pytest
 
 from anabatic.testing.tiny_models import write_tiny_text
 from e2e.home import Home
+from e2e.hub_home import HubHome, hub_home
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,13 @@ def base(both: tuple[Path, Path]) -> Path:
 def base2(both: tuple[Path, Path]) -> Path:
     """The same in two processes."""
     return both[1]
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubHome]:
+    """A hub with one data set, and commands that ask it."""
+    with hub_home(tmp_path_factory.mktemp("hub")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

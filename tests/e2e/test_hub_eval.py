@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +11,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
-from unit.hub.hub_server import SHA, Hub, serving
+from e2e.hub_home import CARD, LATER, HubHome
+from unit.hub.hub_server import SHA
 
-CARD = b"---\nlicense: mit\n---\n"
-LATER = "f" * 40
 TASK = """
 kind: choices
 data: {hub: acme/rows, config: default, split: test}
@@ -39,103 +33,78 @@ def questions(answer: int) -> bytes:
     return made.getvalue()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    build_random_model(len(build_byte_tokenizer(folder))).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serving(Hub({"README.md": CARD, "train.jsonl": texts("yes")}, "acme/rows")) as served:
-        yield served
+def hub_home(hub: HubHome) -> HubHome:
+    hub.hold(texts("yes"))
+    return hub
 
 
-def evaluate(model: Path, out: Path, hub: Hub, *more: str) -> tuple[dict[str, Any], str]:
+def evaluate(hub: HubHome, out: Path, *more: str, model: Path | None = None) -> tuple[dict[str, Any], str]:
     """Return eval.json, and what was said."""
-    cache = out.parent / "cache"
-    variables = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(cache / "hf"),
-        "ANABATIC_CACHE": str(cache / "shards"),
-        "HF_HUB_OFFLINE": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "anabatic", "eval", str(model), "--out", str(out), *more],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads((out / "eval.json").read_text(encoding="utf-8")), done.stderr
+    said = hub.anabatic("eval", model or hub.model, "--out", out, *more)
+    return json.loads((out / "eval.json").read_text(encoding="utf-8")), said
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_repeated_evaluation_reads_the_text_of_the_first(model: Path, tmp_path: Path, hub: Hub, nproc: int) -> None:
+def test_a_repeated_evaluation_reads_the_text_of_the_first(tmp_path: Path, hub_home: HubHome, nproc: int) -> None:
     more = ("--data.valid", "hf:acme/rows", "--nproc", str(nproc))
-    first, said = evaluate(model, tmp_path / "eval", hub, *more)
+    first, said = evaluate(hub_home, tmp_path / "eval", *more)
     assert said.count("license mit") == 1, said
     record = {"commit": SHA, "subset": "", "split": "train", "license": "mit", "files": 1}
     assert first["data_sets"] == {"hf:acme/rows": record | {"bytes": len(texts("yes"))}}
-    hub.files["train.jsonl"] = texts("other")
-    hub.commit = LATER
-    again, said = evaluate(model, tmp_path / "eval", hub, *more)
+    hub_home.change("train.jsonl", texts("other"))
+    again, said = evaluate(hub_home, tmp_path / "eval", *more)
     assert again == first
     assert LATER not in said
-    anew, said = evaluate(model, tmp_path / "eval", hub, *more, "--resume", "never")
+    anew, said = evaluate(hub_home, tmp_path / "eval", *more, "--resume", "never")
     assert anew["data_sets"]["hf:acme/rows"]["commit"] == LATER
     assert anew["bits_per_byte"] != first["bits_per_byte"]
     assert said.count("license mit") == 1, said
-    after, _ = evaluate(model, tmp_path / "eval", hub, *more)
+    after, _ = evaluate(hub_home, tmp_path / "eval", *more)
     assert after == anew
 
 
-def test_the_training_decides_which_rows_are_held_out(model: Path, tmp_path: Path, hub: Hub) -> None:
+def test_the_training_decides_which_rows_are_held_out(tmp_path: Path, hub_home: HubHome) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("{}\n", encoding="utf-8")
-    (run / "final_model").symlink_to(model)
+    (run / "final_model").symlink_to(hub_home.model)
     record = {"hf:acme/rows": {"commit": SHA, "subset": "", "split": "train", "license": "mit"}}
     (run / "datasets.json").write_text(json.dumps(record), encoding="utf-8")
-    evaluate(model, tmp_path / "warm", hub, "--data.valid", "hf:acme/rows")  # the cache knows this commit
-    hub.files["train.jsonl"] = texts("other")
-    hub.commit = LATER
+    evaluate(hub_home, tmp_path / "warm", "--data.valid", "hf:acme/rows")  # the cache knows this commit
+    hub_home.change("train.jsonl", texts("other"))
     held_out = ("--data.train", "hf:acme/rows", "--data.valid-fraction", "0.2")
     for resume in ("auto", "never"):
-        found, _ = evaluate(run, tmp_path / "eval", hub, *held_out, "--resume", resume)
+        found, _ = evaluate(hub_home, tmp_path / "eval", *held_out, "--resume", resume, model=run)
         assert found["data_sets"]["hf:acme/rows"]["commit"] == SHA
     assert json.loads((run / "datasets.json").read_text(encoding="utf-8")) == record
 
 
-def test_tasks_of_the_hub_keep_their_commit(model: Path, tmp_path: Path, hub: Hub) -> None:
-    hub.files = {"README.md": CARD, "default/test/0000.parquet": questions(0)}
+def test_tasks_of_the_hub_keep_their_commit(tmp_path: Path, hub_home: HubHome) -> None:
+    hub_home.hub.files = {"README.md": CARD, "default/test/0000.parquet": questions(0)}
     (tmp_path / "mine.yaml").write_text(TASK, encoding="utf-8")
     more = ("--tasks", str(tmp_path / "mine.yaml"))
-    first, said = evaluate(model, tmp_path / "eval", hub, *more)
+    first, said = evaluate(hub_home, tmp_path / "eval", *more)
     ((name, record),) = first["data_sets"].items()
     assert name == "hf:acme/rows@refs/convert/parquet/default:test"
     assert (record["commit"], record["license"], record["files"]) == (SHA, "mit", 1)
     assert said.count("license mit") == 1, said
     assert f"`{SHA}`, mit." in (tmp_path / "eval" / "eval.md").read_text(encoding="utf-8")
-    hub.files["default/test/0000.parquet"] = questions(1)
-    hub.commit = LATER
+    hub_home.change("default/test/0000.parquet", questions(1))
     samples = (tmp_path / "eval" / "samples.jsonl").read_text(encoding="utf-8")
-    again, said = evaluate(model, tmp_path / "eval", hub, *more)
+    again, said = evaluate(hub_home, tmp_path / "eval", *more)
     assert again["data_sets"] == first["data_sets"] and LATER not in said
     assert (tmp_path / "eval" / "samples.jsonl").read_text(encoding="utf-8") == samples
-    anew, _ = evaluate(model, tmp_path / "eval", hub, *more, "--resume", "never")
+    anew, _ = evaluate(hub_home, tmp_path / "eval", *more, "--resume", "never")
     assert anew["data_sets"][name]["commit"] == LATER
     assert (tmp_path / "eval" / "samples.jsonl").read_text(encoding="utf-8") != samples
 
 
-def test_a_damaged_record_is_refused(model: Path, tmp_path: Path, hub: Hub) -> None:
+def test_a_damaged_record_is_refused(tmp_path: Path, hub_home: HubHome) -> None:
     out = tmp_path / "eval"
     out.mkdir()
     (out / "eval_datasets.json").write_text('{"hf:acme/rows": {}}', encoding="utf-8")
     with pytest.raises(AssertionError, match="is damaged, and tells which commits") as caught:
-        evaluate(model, out, hub, "--data.valid", "hf:acme/rows")
+        evaluate(hub_home, out, "--data.valid", "hf:acme/rows")
     assert "--resume never" in str(caught.value)
-    evaluate(model, out, hub, "--data.valid", "hf:acme/rows", "--resume", "never")
+    evaluate(hub_home, out, "--data.valid", "hf:acme/rows", "--resume", "never")
