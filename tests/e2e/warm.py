@@ -231,6 +231,18 @@ def _preload() -> None:
         importlib.import_module(name)
     if devices is not None:
         devices.is_available = asked
+    _fill_caches()
+
+
+def _fill_caches() -> None:
+    """Make once what every training makes once: transformers' table of renamed weights, the templates of the report."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from anabatic.train.report import localized_page
+
+    get_checkpoint_conversion_mapping("qwen3")
+    for template in localized_page.TEMPLATE_FOLDER.glob("*.j2"):
+        localized_page._make_environment().get_template(template.name)
 
 
 def _alone() -> bool:
