@@ -20,6 +20,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
@@ -33,11 +34,12 @@ from anabatic.sim.torch_npu_wheel import (
     find_unpacked_wheel,
 )
 
-_TORCH_SECONDS, _PLAIN_SECONDS = 9, 1
-"""CPU time of compiling a file with torch's headers, and one without (measured, g++ 12)."""
+_HEADER_SECONDS, _TORCH_SECONDS, _PLAIN_SECONDS = 12, 4, 1
+"""CPU time of compiling torch's headers, a file that uses them, and one without (measured, g++ 12)."""
 _PROGRESS_SECONDS = 15.0
 
 CSRC = Path(__file__).parent / "csrc"
+_TORCH_HEADER = CSRC / "torch_headers.h"
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,10 @@ def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
     with open_atomic_folder(build.root, OTHER_CACHE_HINT) as root:
         for name in ("lib", "bin"):
             (root / name).mkdir()
-        units = {path: _plan_unit(build, compiler, library, path) for library, path in files}
-        _compile_units(build, [unit for unit in units.values() if not unit.target.is_file()])
+        header = _plan_header(build, compiler)
+        units = {path: _plan_unit(build, compiler, library, path, header.target) for library, path in files}
+        _compile_units(build, header, [unit for unit in units.values() if not unit.target.is_file()])
+        shutil.rmtree(header.target.parent, ignore_errors=True)  # 400 MB
         for library in LIBRARIES:
             _link_library(build, compiler, library, root, [units[path].target for path in list_sources(library)])
         for name in EMPTY_LIBRARIES:
@@ -217,17 +221,19 @@ def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
 
 
-def _compile_units(build: SimulatorBuild, units: list[_CompileUnit]) -> None:
+def _compile_units(build: SimulatorBuild, header: _CompileUnit, units: list[_CompileUnit]) -> None:
     cores = len(os.sched_getaffinity(0))
-    # Those that read torch's headers first: the last one to end decides.
-    units.sort(key=lambda unit: not unit.uses_torch)
+    units.sort(key=lambda unit: unit.uses_torch)  # the others while torch's headers are compiled
     seconds = sum(_TORCH_SECONDS if unit.uses_torch else _PLAIN_SECONDS for unit in units) / cores
+    needs_header = any(unit.uses_torch for unit in units) and not header.target.is_file()
+    seconds += _HEADER_SECONDS / cores * needs_header
     log.info(
         f"compiling the simulator for torch {build.torch.version}: {len(units)} files, once; "
         f"about {max(seconds, 5):.0f} s on {cores} cores"
     )
     with ThreadPoolExecutor(cores) as pool:
-        futures = [pool.submit(_compile_unit, unit) for unit in units]
+        headers = [pool.submit(_compile_header, header)] if needs_header else []
+        futures = [pool.submit(_compile_unit, unit, headers if unit.uses_torch else []) for unit in units]
         _show_progress(futures)
         for future in futures:
             future.result()
@@ -260,15 +266,35 @@ def _uses_old_abi(torch: TorchInstallation) -> bool:
     return b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string" not in (torch.folder / "lib/libc10.so").read_bytes()
 
 
-def _plan_unit(build: SimulatorBuild, compiler: str, library: NativeLibrary, path: Path) -> _CompileUnit:
-    """Return how to compile one file; its object is named after everything that goes into it."""
-    words = [compiler, "-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
-    words += [*_include_flags(build, library), "-c", str(path)]
+def _make_compile_flags(build: SimulatorBuild, library: NativeLibrary) -> list[str]:
+    words = ["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
     if library.uses_torch and _uses_old_abi(build.torch):
         words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
-    digest = hashlib.sha256(
-        "\0".join([_compiler_version(compiler), build.torch.version, build.wheel.version, *words]).encode()
-    )
+    return words + _include_flags(build, library)
+
+
+def _start_digest(build: SimulatorBuild, compiler: str, words: Sequence[str]) -> Any:
+    what = [_compiler_version(compiler), build.torch.version, build.wheel.version, *words]
+    return hashlib.sha256("\0".join(what).encode())
+
+
+def _plan_header(build: SimulatorBuild, compiler: str) -> _CompileUnit:
+    """Return how to compile torch's headers once: `-include NAME.h` finds NAME.h.gch (g++ and clang++)."""
+    library = next(library for library in LIBRARIES if library.uses_torch)
+    words = [compiler, *_make_compile_flags(build, library), "-x", "c++-header", str(_TORCH_HEADER)]
+    digest = _start_digest(build, compiler, words)
+    digest.update(_TORCH_HEADER.read_bytes())
+    folder = simulator_folder() / "objects" / f"torch-{digest.hexdigest()[:16]}"
+    return _CompileUnit(words, folder / f"{_TORCH_HEADER.name}.gch", uses_torch=True)
+
+
+def _plan_unit(build: SimulatorBuild, compiler: str, library: NativeLibrary, path: Path, header: Path) -> _CompileUnit:
+    """Return how to compile one file; its object is named after everything that goes into it."""
+    words = [compiler, *_make_compile_flags(build, library)]
+    if library.uses_torch:
+        words += ["-include", str(header.with_suffix(""))]
+    words += ["-c", str(path)]
+    digest = _start_digest(build, compiler, words)
     # Headers in the middle are everybody's, those of a folder its own; libraries on libtorch share the operators'.
     shared = [CSRC, CSRC / library.folder, *([CSRC / "ops"] if library.uses_torch else [])]
     for file in (path, *sorted(file for folder in shared for file in folder.glob("*.h"))):
@@ -277,7 +303,15 @@ def _plan_unit(build: SimulatorBuild, compiler: str, library: NativeLibrary, pat
     return _CompileUnit(words, target, library.uses_torch)
 
 
-def _compile_unit(unit: _CompileUnit) -> None:
+def _compile_header(unit: _CompileUnit) -> None:
+    unit.target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(_TORCH_HEADER, unit.target.with_suffix(""))  # a compiler that cannot use the result reads this one
+    _compile_unit(unit)
+
+
+def _compile_unit(unit: _CompileUnit, headers: Sequence[Future[None]] = ()) -> None:
+    for future in headers:
+        future.result()
     unit.target.parent.mkdir(parents=True, exist_ok=True)
     part = unit.target.with_suffix(".part")
     _run_compiler([*unit.command, "-o", str(part)], str(Path(unit.command[-1]).relative_to(CSRC)))
