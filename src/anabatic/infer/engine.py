@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from anabatic.core import log
 from anabatic.core.errors import DataError, Failure
 from anabatic.infer import constrained_decoding
 from anabatic.infer.block_pool import BLOCK_SIZE
@@ -25,6 +26,7 @@ from anabatic.infer.scheduler import PromptPace, RequestScheduler
 from anabatic.infer.text_stream import decode_tokens
 from anabatic.infer.tool_execution import PythonTool
 from anabatic.models import forward, rope_scaling
+from anabatic.models.direct_forward import DirectForward, build_direct_forward
 from anabatic.models.forward import ModelRoot
 from anabatic.models.kv_cache import CacheRow, KVCache
 from anabatic.models.lora.multi_adapter import AdapterRegistry
@@ -83,6 +85,8 @@ class Engine:
         scaled: log-probabilities of drawn tokens are those at the temperature they were drawn at, not at 1.
         tool: runs the code that answers hold, and gives them its output. Not for ranks that make the same calls: the
             output of a program may differ between them.
+        direct: run a model of a known structure without its modules (`models.direct_forward`), with copies of its
+            weights where there is memory.
 
     Raises:
         DataError: `max_len` is more than the model has positions for, or the cache has no room for one block.
@@ -101,6 +105,7 @@ class Engine:
         step_seconds: float | None = None,
         scaled: bool = False,
         tool: PythonTool | None = None,
+        direct: bool = True,
     ) -> None:
         positions = model.config.max_position_embeddings
         if max_len > positions:
@@ -123,6 +128,8 @@ class Engine:
         self._adapters = AdapterRegistry(model)
         # Ranks gather weights or reduce activations, and training moves them: only a model that stays is captured.
         self._graphs = DecodeGraphs.for_device(model, self._cache) if root is None else None
+        self._wants_direct = direct
+        self._direct: DirectForward | None = None
         self._scales_logprobs = scaled
         self._tool = tool
         self._prompt_tokens = self._steps = self._new_tokens = 0
@@ -165,6 +172,7 @@ class Engine:
             DataError: the name is taken, or the folder is damaged, of another model, or of a kind that must be merged.
         """
         self._adapters.add_adapter(name, Path(folder))
+        self._wants_direct, self._direct = self._wants_direct or self._direct is not None, None  # layers were wrapped
 
     def drop_adapter(self, name: str) -> None:
         """Give up an adapter.
@@ -180,6 +188,8 @@ class Engine:
     def clear_prefix_cache(self) -> None:
         """Forget what is kept of earlier requests: for whoever has changed the weights."""
         self._schedule.block_pool.free_idle_blocks()
+        if self._direct is not None:
+            self._direct.forget_copies()
 
     def generate(
         self,
@@ -339,7 +349,7 @@ class Engine:
         chosen = self._graphs.run_step(rows, self._scales_logprobs) if self._graphs is not None else None
         if chosen is None:
             try:
-                logits = self._root(forward.extend_cache, list(rows.values()), self._cache)
+                logits = self._root(forward.extend_cache, list(rows.values()), self._cache, self._get_direct_forward())
             except _StepAbandoned:
                 return []
             chosen = sample_tokens(logits, done, self._scales_logprobs) if done else []
@@ -364,6 +374,21 @@ class Engine:
         for request in finished:
             self._schedule.remove_request(request)
         return finished
+
+    def _get_direct_forward(self) -> DirectForward | None:
+        """Return what runs the model without its modules, made before the first step."""
+        if self._wants_direct:
+            self._wants_direct = False
+            found = (
+                "its weights are divided"
+                if self._root.tensor_ranks > 1
+                else build_direct_forward(self._model, forward.run_modules, self.max_len)
+            )
+            if isinstance(found, str):
+                log.info(f"generation by the modules of {type(self._model).__name__}: {found}")
+            else:
+                self._direct = found
+        return self._direct
 
     def _record_pace(self, rows: Mapping[Request, CacheRow], seconds: float) -> None:
         """Learn from a step how fast prompts are read. Only where tokens were chosen has the device been waited for."""

@@ -20,6 +20,7 @@ from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
 from anabatic.models import rope_scaling
+from anabatic.models.direct_forward import DirectForward
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
 
@@ -34,7 +35,10 @@ class LmHead(NamedTuple):
 
     def compute_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """`[..., H]` and `[V, H]` -> `[..., V]`."""
-        out = hidden @ weight.t()
+        return self.finish_logits(hidden @ weight.t())
+
+    def finish_logits(self, out: Tensor) -> Tensor:
+        """Return the logits of `hidden weight^T`."""
         out = out if self.scale == 1 else self.scale * out
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
 
@@ -268,8 +272,13 @@ def score_targets(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int)
 
 
 @torch.no_grad()
-def extend_cache(model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCache) -> Tensor:
+def extend_cache(
+    model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCache, direct: DirectForward | None = None
+) -> Tensor:
     """Run new tokens of many requests, packed without padding, and write them to the cache.
+
+    Args:
+        direct: runs the body and the head instead of the modules.
 
     Returns:
         Logits after the last token of each row that requests them, fp32 `[n, V]`.
@@ -277,9 +286,23 @@ def extend_cache(model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCach
     Raises:
         DataError: the model does not use packed attention.
     """
-    _require_supported(model)
     plan = cache.forward_plan = ForwardPlan(rows, cache)
     multi_adapter.select_adapters(model, plan.adapter_spans)
+    if direct is not None and not torch.is_autocast_enabled(plan.input_ids.device.type):
+        with rope_scaling.use_length_plan(model, plan.length_plan):
+            states = direct.compute_states(plan, cache)
+        _, head = _get_lm_head(model)
+        return head.finish_logits(direct.head.multiply(states.index_select(0, plan.logit_positions))).float()
+    return _compute_logits(model, run_modules(model, plan, cache).index_select(0, plan.logit_positions))
+
+
+def run_modules(model: PreTrainedModel, plan: ForwardPlan, cache: KVCache) -> Tensor:
+    """Return the last hidden states `[T, H]` of new tokens by the model's own modules, and write them to the cache.
+
+    Raises:
+        DataError: the model does not use packed attention.
+    """
+    _require_supported(model)
     with rope_scaling.use_length_plan(model, plan.length_plan):
         states = _run_layers(model, plan, cache)
     return _compute_logits(model, states.index_select(0, plan.logit_positions))

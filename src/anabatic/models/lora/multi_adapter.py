@@ -52,12 +52,15 @@ class MultiAdapterLinear(nn.Module):
         """`[..., in]` -> `[..., out]`."""
         out: Tensor = self.base(input)
         if self._slices:
-            flat, rows = input.flatten(0, -2), out.flatten(0, -2)  # views: both are contiguous
-            for slot, start, end in self._slices:
-                if slot in self.pairs:
-                    down, up = self.pairs[slot]
-                    rows[start:end].addmm_(flat[start:end].to(down.dtype) @ down, up)
+            self.add_adapters(input.flatten(0, -2), out.flatten(0, -2))  # views: both are contiguous
         return out
+
+    def add_adapters(self, x: Tensor, out: Tensor) -> None:
+        """Add what the adapters of the tokens give; x: `[T, in]`, out: `[T, out]`, changed in place."""
+        for slot, start, end in self._slices:
+            if slot in self.pairs:
+                down, up = self.pairs[slot]
+                out[start:end].addmm_(x[start:end].to(down.dtype) @ down, up)
 
 
 class AdapterRegistry:
