@@ -46,18 +46,16 @@ class InferenceProduct:
         self._has_onednn = has_packed_products(first.device.type, first.dtype)
         self._packs = pack and self._has_onednn
         self._is_narrow_fast = self._has_onednn and first.dtype == torch.float32 and torch.backends.mkl.is_available()
-        self._versions: list[int] = []
+        self._versions: list[tuple[int, int]] = []
         self._packed: Tensor | None = None
         self._joint_bias: Tensor | None = None
 
-    def forget_copies(self) -> None:
-        """Drop what was made of the weights: they may have changed."""
-        self._versions, self._packed, self._joint_bias = [], None, None
-
     def multiply(self, x: Tensor) -> Tensor:
         """`[T, in]` -> `[T, sum of out]`."""
-        self._watch_changes()
         rows = x.shape[0]
+        if rows == 0:
+            return x.new_empty(0, self._num_outputs)
+        self._watch_changes()
         if self._is_narrow_fast and rows <= _MAX_NARROW_ROWS:
             return self._multiply_narrow(x, rows)
         if self._packs:
@@ -69,11 +67,10 @@ class InferenceProduct:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _watch_changes(self) -> None:
-        """Forget copies of weights that were changed in place since; inference tensors do not tell."""
-        versions = [0 if tensor.is_inference() else tensor._version for tensor in self._watched]
+        """Forget copies of weights that were changed since, as optimizers and loaders do; not by `weight.data.copy_`."""
+        versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in self._watched]
         if versions != self._versions:
-            self.forget_copies()
-            self._versions = versions
+            self._versions, self._packed, self._joint_bias = versions, None, None
             if any(bias is not None for bias in self._biases):
                 self._joint_bias = self._join(
                     [

@@ -188,8 +188,6 @@ class Engine:
     def clear_prefix_cache(self) -> None:
         """Forget what is kept of earlier requests: for whoever has changed the weights."""
         self._schedule.block_pool.free_idle_blocks()
-        if self._direct is not None:
-            self._direct.forget_copies()
 
     def generate(
         self,

@@ -79,19 +79,17 @@ class _ModuleProduct:
 
 
 class _ProductFactory:
-    """Makes the products of a model, and remembers them."""
+    """Makes the products of a model; `pack`: weights may be copied into a faster layout."""
 
     def __init__(self, pack: bool) -> None:
-        self._pack = pack
-        self.products: list[InferenceProduct] = []
+        self.pack = pack
 
     def make_product(self, layers: Sequence[nn.Module]) -> Projection:
         """Return the joint product of layers with the same input."""
         bases = [layer.base if type(layer) is MultiAdapterLinear else layer for layer in layers]
         if not all(type(base) is nn.Linear for base in bases):
             return _ModuleProduct(layers).multiply
-        product = InferenceProduct([base.weight for base in bases], [base.bias for base in bases], self._pack)
-        self.products.append(product)
+        product = InferenceProduct([base.weight for base in bases], [base.bias for base in bases], self.pack)
         if bases == list(layers):
             return product.multiply
         wrapped = [
@@ -130,16 +128,10 @@ class DirectForward:
         body: Any = model.base_model
         self._embed, self._rotary, self._table = body.embed_tokens, body.rotary_emb, table
         self._norm = _read_norm(body.norm)
-        self._layers, self._products = layers, factory.products
+        self._layers = layers
         self._ops: DeviceOps = get_device_ops(model.device.type)
         self._kv_heads, self._head_size, _ = get_head_sizes(model.config)
-        self.head = InferenceProduct([model.get_output_embeddings().weight], [None], factory._pack)
-        self._products.append(self.head)
-
-    def forget_copies(self) -> None:
-        """Drop copies of weights, which have changed."""
-        for product in self._products:
-            product.forget_copies()
+        self.head = InferenceProduct([model.get_output_embeddings().weight], [None], factory.pack)
 
     def compute_states(self, plan: ForwardPlan, cache: KVCache) -> Tensor:
         """Return the last hidden states `[T, H]` of the new tokens, and write them to the cache."""
