@@ -67,7 +67,7 @@ class InferenceProduct:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _watch_changes(self) -> None:
-        """Forget copies of weights that were changed since, as optimizers and loaders do; not by `weight.data.copy_`."""
+        """Forget copies of weights that were changed since in a way that counts: not by `weight.data.copy_`."""
         versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in self._watched]
         if versions != self._versions:
             self._versions, self._packed, self._joint_bias = versions, None, None

@@ -41,7 +41,7 @@ def build(family: str, dtype: torch.dtype = torch.float32, **settings):
 
 
 def rows_of(step: int) -> list[CacheRow]:
-    """Two prompts at once, then a chunk of one beside a token of the other, then single tokens: beyond a window of 8."""
+    """Two prompts at once, a chunk of one beside a token of the other, then single tokens: beyond a window of 8."""
     first, second = [0, 1], [2, 3]
     return [
         [CacheRow(list(range(3, 14)), 0, first, [(0, 2)]), CacheRow([40, 41, 42], 0, second, [(2, 2)])],
