@@ -200,7 +200,7 @@ def many(sides: dict[str, Any], args: argparse.Namespace, wanted: Any, at_once: 
     print(
         "  engine over "
         + ", ".join(f"{name.removeprefix('over_')} {ratio:.2f}" for name, ratio in ratios.items())
-        + " (CPU time, goals 3 and 1.5)"
+        + " (CPU time, goals 5 and 2.5)"
     )
     return ratios
 
@@ -240,7 +240,7 @@ def one(args: argparse.Namespace, wanted: list[tuple[list[int], int]], engine: A
     rate = args.rounds * sum(size for _, size in wanted) / spent
     ratio = statistics.median(ratios)
     print(
-        f"  engine over generate {ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f}), {rate:.0f} tokens/CPU s, goal 1.0"
+        f"  engine over generate {ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f}), {rate:.0f} tokens/CPU s, goal 1.3"
     )
     return {"over_generate": ratio, "least": min(ratios), "most": max(ratios), "tokens_per_cpu_second": rate}
 
