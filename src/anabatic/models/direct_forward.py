@@ -86,7 +86,7 @@ class _ProductFactory:
 
     def make_product(self, layers: Sequence[nn.Module]) -> Projection:
         """Return the joint product of layers with the same input."""
-        bases = [layer.base if type(layer) is MultiAdapterLinear else layer for layer in layers]
+        bases: list[Any] = [layer.base if type(layer) is MultiAdapterLinear else layer for layer in layers]
         if not all(type(base) is nn.Linear for base in bases):
             return _ModuleProduct(layers).multiply
         product = InferenceProduct([base.weight for base in bases], [base.bias for base in bases], self.pack)
@@ -200,9 +200,8 @@ def build_direct_forward(
     multi_adapter.select_adapters(model, [])
     expected = run_modules(model, _set_plan(cache, row), cache)
     factory = _ProductFactory(_has_room_for_copies(model))
-    layers = [
-        _make_layer(index, layer, factory, cache.options[index]) for index, layer in enumerate(model.base_model.layers)
-    ]
+    body: Any = model.base_model
+    layers = [_make_layer(index, layer, factory, cache.options[index]) for index, layer in enumerate(body.layers)]
     table = _make_angle_table(model, max_len)
     direct = DirectForward(model, layers, factory, table)
     for count in (tokens, 1):  # several rows and one have kernels of their own
@@ -250,7 +249,7 @@ def _find_difference(model: PreTrainedModel) -> str:
             layer.post_attention_layernorm,
             *(attention._modules.get(n) for n in _HEAD_NORMS),
         ]
-        if any(norm is not None and _read_norm(norm) is None for norm in [*norms, body.norm]):
+        if any(norm is not None and _find_norm(norm) is None for norm in [*norms, body.norm]):
             return f"{type(layer).__name__} has other norms"
     return ""
 
@@ -259,13 +258,19 @@ def _get_names(module: nn.Module) -> set[str]:
     return set(inspect.unwrap(type(module).forward).__code__.co_names)
 
 
-def _read_norm(module: nn.Module) -> _Norm:
+def _find_norm(module: nn.Module) -> _Norm | None:
     """Return weight and eps of an RMSNorm; None: it is none."""
     eps = next(
         (value for name in ("variance_epsilon", "eps") if isinstance(value := module.__dict__.get(name), float)), None
     )
     weight = module._parameters.get("weight")
     return None if eps is None or weight is None or len(module._parameters) != 1 else _Norm(weight, eps)
+
+
+def _read_norm(module: nn.Module) -> _Norm:
+    norm = _find_norm(module)
+    assert norm is not None  # `_find_difference` has looked
+    return norm
 
 
 def _make_layer(index: int, layer: Any, factory: _ProductFactory, options: AttentionOptions) -> _DirectLayer:
