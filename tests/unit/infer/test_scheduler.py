@@ -40,10 +40,26 @@ def test_a_step_ends_at_the_next_layer_when_nobody_waits_for_it(tokenizer):
     assert (engine.is_busy, engine.get_load().used, engine.get_load().idle) == (False, 0, 0)
     for hook in hooks:
         hook.remove()
-    again = Engine(model, tokenizer, max_batch=2, max_len=128)
+    again = Engine(model, tokenizer, max_batch=2, max_len=128, direct=False)  # as the other, which has met hooks
     expected = again.generate([prompt], greedy(5), [])[0]
     found = engine.generate([prompt], greedy(5), [])[0]
     assert (found.ids, found.logprobs) == (expected.ids, expected.logprobs)
+
+
+def test_a_step_without_modules_ends_when_nobody_waits_for_it(tokenizer):
+    engine = Engine(own_model(tokenizer), tokenizer, max_batch=2, max_len=128)
+    expected = engine.generate([[5, 6, 7]], greedy(5), [])[0].ids
+    assert engine._direct is not None
+    steps = engine.get_load().steps
+    request = engine.request([5, 6, 7], greedy(5), [])
+    request.is_abandoned = True
+    engine.submit([request])
+    assert engine.step() == []
+    assert (request.computed_tokens, engine.get_load().steps) == (0, steps)
+    request.is_abandoned = False
+    while engine.is_busy:
+        engine.step()
+    assert request.ids == expected
 
 
 def test_a_step_that_somebody_waits_for_goes_on(tokenizer):
