@@ -41,6 +41,8 @@ class DeviceRow:
     pin_memory: bool
     chunk_bytes: int
     """Bytes of logits that linear_cross_entropy holds at a time."""
+    direct_generation: bool = False
+    """Known decoders generate without their modules (`models/direct_forward.py`): measured and tested here."""
 
 
 DEVICES: dict[str, DeviceRow] = {
@@ -117,6 +119,7 @@ DEVICES: dict[str, DeviceRow] = {
             graph_class="",
             pin_memory=False,
             chunk_bytes=8 << 20,
+            direct_generation=True,
         ),
     )
 }

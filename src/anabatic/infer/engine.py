@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core import log
 from anabatic.core.errors import DataError, Failure
+from anabatic.device.table import DEVICES
 from anabatic.infer import constrained_decoding
 from anabatic.infer.block_pool import BLOCK_SIZE
 from anabatic.infer.decode_graph import DecodeGraphs
@@ -85,8 +86,9 @@ class Engine:
         scaled: log-probabilities of drawn tokens are those at the temperature they were drawn at, not at 1.
         tool: runs the code that answers hold, and gives them its output. Not for ranks that make the same calls: the
             output of a program may differ between them.
-        direct: run a model of a known structure without its modules (`models.direct_forward`), with copies of its
-            weights where there is memory.
+        direct: where the device table says so, run a model of a known structure without its modules
+            (`models.direct_forward`), with copies of its weights where there is memory. Hooks that are added to modules
+            after the first step are then not called.
 
     Raises:
         DataError: `max_len` is more than the model has positions for, or the cache has no room for one block.
@@ -128,7 +130,7 @@ class Engine:
         self._adapters = AdapterRegistry(model)
         # Ranks gather weights or reduce activations, and training moves them: only a model that stays is captured.
         self._graphs = DecodeGraphs.for_device(model, self._cache) if root is None else None
-        self._wants_direct = direct
+        self._wants_direct = direct and DEVICES[model.device.type].direct_generation
         self._direct: DirectForward | None = None
         self._scales_logprobs = scaled
         self._tool = tool
@@ -377,15 +379,7 @@ class Engine:
         """Return what runs the model without its modules, made before the first step."""
         if self._wants_direct:
             self._wants_direct = False
-            found = (
-                "its weights are divided"
-                if self._root.tensor_ranks > 1
-                else build_direct_forward(self._model, forward.run_modules, self.max_len)
-            )
-            if isinstance(found, str):
-                log.info(f"generation by the modules of {type(self._model).__name__}: {found}")
-            else:
-                self._direct = found
+            self._direct = _make_direct_forward(self._model, self._root, self.max_len)
         return self._direct
 
     def _record_pace(self, rows: Mapping[Request, CacheRow], seconds: float) -> None:
@@ -394,6 +388,18 @@ class Engine:
         if self._pace is not None and read and any(row.should_return_logits for row in rows.values()):
             self._pace.add_step(read, seconds)
             self._schedule.max_shared_prompt_tokens = self._pace.max_prompt_tokens
+
+
+def _make_direct_forward(model: PreTrainedModel, root: ModelRoot, max_len: int) -> DirectForward | None:
+    found = (
+        "its weights are divided"
+        if root.tensor_ranks > 1
+        else build_direct_forward(model, forward.run_modules, max_len)
+    )
+    if isinstance(found, str):
+        log.info(f"generation by the modules of {type(model).__name__}: {found}")
+        return None
+    return found
 
 
 def _require_waiting_client(requests: Iterable[Request]) -> None:
