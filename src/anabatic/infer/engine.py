@@ -391,11 +391,10 @@ class Engine:
 
 
 def _make_direct_forward(model: PreTrainedModel, root: ModelRoot, max_len: int) -> DirectForward | None:
-    found = (
-        "its weights are divided"
-        if root.tensor_ranks > 1
-        else build_direct_forward(model, forward.run_modules, max_len)
-    )
+    if root.tensor_ranks > 1:
+        found: DirectForward | str = "its weights are divided"
+    else:
+        found = build_direct_forward(model, forward.run_modules, max_len)
     if isinstance(found, str):
         log.info(f"generation by the modules of {type(model).__name__}: {found}")
         return None
