@@ -304,8 +304,7 @@ def run_modules(model: PreTrainedModel, plan: ForwardPlan, cache: KVCache) -> Te
     """
     _require_supported(model)
     with rope_scaling.use_length_plan(model, plan.length_plan):
-        states = _run_layers(model, plan, cache)
-    return _compute_logits(model, states.index_select(0, plan.logit_positions))
+        return _run_layers(model, plan, cache)
 
 
 def run_plan(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
