@@ -77,6 +77,11 @@ class Turns:
             self.line.send(turn)
             self._wait()
 
+    def finish(self, **facts: Any) -> None:
+        """Say that the work is done, in place of another turn, and what came of it."""
+        self.line.send(facts)
+        raise Over
+
 
 def _child(work: Callable[..., None], line: Connection, arguments: tuple[Any, ...]) -> None:
     with suppress(Over):
@@ -125,9 +130,15 @@ class _Running:
             self.process.join()
             raise SystemExit(f"a side ended with exit code {self.process.exitcode}") from None
 
-    def turn(self, seconds: float) -> Turn:
+    def turn(self, seconds: float) -> Turn | dict[str, Any]:
+        """Give it a turn; the facts of `finish` where its work is done."""
         self.line.send(seconds)
         return self._receive()
+
+    def timed_turn(self, seconds: float) -> Turn:
+        turn = self.turn(seconds)
+        assert isinstance(turn, Turn), "a side of a comparison of rates has no end"
+        return turn
 
     def end(self) -> Result:
         self.line.send(None)
@@ -154,11 +165,27 @@ def alternate(
     with _closing(running):
         for name, (work, arguments) in sides.items():
             running[name] = _Running(work, arguments)
-            running[name].result.start_up += running[name].turn(warm_up).first  # compilation is in the first step
+            running[name].result.start_up += running[name].timed_turn(warm_up).first  # compilation is in the first step
         for _ in range(rounds):
             for side in running.values():
-                side.result.turns.append(side.turn(seconds))
+                side.result.turns.append(side.timed_turn(seconds))
         return {name: side.end() for name, side in running.items()}
+
+
+def to_the_end(
+    sides: dict[str, tuple[Callable[..., None], tuple[Any, ...]]], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Start every side and give each a turn of `seconds` over and over until all have finished; return their facts."""
+    running: dict[str, _Running] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    with _closing(running):
+        for name, (work, arguments) in sides.items():
+            running[name] = _Running(work, arguments)
+        while len(facts) < len(running):
+            for name, side in running.items():
+                if name not in facts and isinstance(end := side.turn(seconds), dict):
+                    facts[name] = {**side.result.facts, **end}
+    return {name: facts[name] for name in sides}
 
 
 def table(results: dict[str, Result], peer: str) -> None:
