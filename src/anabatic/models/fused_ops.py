@@ -279,10 +279,11 @@ def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
 
 
 @torch.no_grad()
-def compile_blocks(model: nn.Module) -> int:
+def compile_blocks(model: nn.Module, backend: str = "inductor") -> int:
     """Apply torch.compile to norms and gated blocks, whose shapes are equal for every packed batch; return how many.
 
-    Attention is not compiled: its plan differs between batches, and every plan would trigger a recompilation.
+    Attention is not compiled: its plan differs between batches, and every plan would trigger a recompilation. Without
+    gradients the blocks run as they are: samples and evaluations have other shapes, each of which would be compiled.
     """
     blocks = [
         module
@@ -290,8 +291,13 @@ def compile_blocks(model: nn.Module) -> int:
         if _match_norm(module, REFERENCE_OPS) or _match_gated(module, REFERENCE_OPS)
     ]
     for module in blocks:
-        module.compile(dynamic=False)
+        module.compile(dynamic=False, backend=backend)
+        module._compiled_call_impl = functools.partial(_call_block, module, module._compiled_call_impl)
     return len(blocks)
+
+
+def _call_block(module: nn.Module, compiled: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return (compiled if torch.is_grad_enabled() else module._call_impl)(*args, **options)
 
 
 RotaryKind = Literal["halves", "spread", "neighbours"]

@@ -30,6 +30,8 @@ MIN_USEFUL_STEPS = 10
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
+MIN_STEPS_OF_NEW_MODEL = 256
+"""A new model gets at least about this many updates: in a short run the power law leaves too few (docs/dev)."""
 
 
 class SizingJob(Protocol):
@@ -105,7 +107,8 @@ def resolve_sizes(
     batch = batch if segment_tokens is None else replace(batch, seq_len=segment_tokens)
     if job.schedule.minutes is not None:
         tokens, reason = estimate_budget_tokens(job.schedule.minutes, model, device, world)
-    micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world)
+    min_steps = MIN_STEPS_OF_NEW_MODEL if tuned_lr is None else 1
+    micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world, min_steps)
     if settled is not None:
         plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
     lr, matrix_lr = resolve_learning_rates(plan, job.optim, model.config.hidden_size, global_batch, tuned_lr)
@@ -163,15 +166,22 @@ def resolve_batch_sizes(
     setup: TrainingSetup | None,
     device: Device,
     world: RankGroup,
+    min_steps: int = 1,
 ) -> tuple[int, int, int]:
     """Return (micro-batch tokens, global batch tokens, micro-steps).
 
     The global batch grows with the horizon to the power 0.383 (arXiv 2505.13738) and is a power of two.
 
+    Args:
+        min_steps: the batch is so small that the horizon is about this many steps or more.
+
     Raises:
         ConfigError: the sizes do not divide one another.
     """
     ideal = REFERENCE_BATCH * (tokens / REFERENCE_TOKENS) ** 0.383
+    reason = f"{format_count(tokens)} tokens to the power 0.383"
+    if min_steps > 1 and tokens / min_steps < ideal:
+        ideal, reason = tokens / min_steps, f"about {min_steps} steps in {format_count(tokens)} tokens"
     ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.resolved_seq_len, batch.micro_batch_tokens or 0)
     target = batch.global_batch_tokens or ideal
     fits = _largest_fitting_tokens(batch.resolved_seq_len, target // world.size, setup, device)
@@ -180,9 +190,7 @@ def resolve_batch_sizes(
         target = max(1, round(target / (micro * world.size))) * micro * world.size
     elif batch.micro_batch_tokens is None and target % (micro * world.size):
         micro = find_divisor(target, world.size, micro, batch.resolved_seq_len) or micro
-    plan.add_value(
-        "global_batch_tokens", batch.global_batch_tokens, target, f"{format_count(tokens)} tokens to the power 0.383"
-    )
+    plan.add_value("global_batch_tokens", batch.global_batch_tokens, target, reason)
     plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
     training_setup.require_divisible_batch(
         BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world.size

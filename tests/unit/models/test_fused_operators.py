@@ -125,6 +125,19 @@ def test_norms_and_gated_blocks_are_compiled() -> None:
     assert fused_ops.compile_blocks(build_tiny_model()) == 11
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+def test_blocks_are_compiled_where_gradients_are_needed_and_nowhere_else() -> None:
+    plain, compiled = build_tiny_model(), build_tiny_model()
+    fused_ops.compile_blocks(compiled, backend="eager")
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    with torch.no_grad():
+        torch.testing.assert_close(loss_of(compiled), loss_of(plain), rtol=0, atol=0)
+    assert frames["total"] == before
+    torch.testing.assert_close(loss_of(compiled), loss_of(plain))
+    assert frames["total"] > before
+
+
 def test_under_autocast_a_normed_stream_is_cast_once_for_all_that_read_it() -> None:
     """Queries, keys, values, gate and up would each keep their own copy: five a block instead of two."""
     model = build_tiny_model()

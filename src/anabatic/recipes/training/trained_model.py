@@ -14,6 +14,7 @@ from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
 from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
+from anabatic.device import compile_cache
 from anabatic.device.device import Device, should_compile
 from anabatic.models import fused_ops, weight_casts, weights_reader
 from anabatic.models.forward import ModelRoot
@@ -74,9 +75,14 @@ class TrainedModel:
             compiled, reason = False, "padded batches have another shape each"
         if any(iter_quantized_weights(self.network)):
             compiled, reason = False, "packed weights take turns in the same memory"
-        log.info(f"torch.compile {'on' if compiled else 'off'} ({reason})")
+        missing = compile_cache.find_missing_compiler(context.device.type) if compiled else None
+        if missing:
+            compiled, reason = False, missing
+        report = log.warn if context.job.device.compile == "on" and not compiled else log.info
+        report(f"torch.compile {'on' if compiled else 'off'} ({reason})")
         if compiled:
-            log.info(f"compiled {fused_ops.compile_blocks(self.network)} modules at first use")
+            folder = compile_cache.use_cache_folder()
+            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use and kept in {folder}")
 
     def make_step(self, context: TrainContext[LoopJob], objective: Objective, sizes: StepSizes) -> TrainStep:
         """Return the training step of this model: its optimizer, and its gradients reduced over the data group."""

@@ -1,0 +1,66 @@
+"""torch.compile: what it needs, and where it keeps what it has compiled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from anabatic.core import cpu_info
+from anabatic.device import compile_cache
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    return folder
+
+
+def add_program(folder: Path, name: str) -> None:
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_machine_without_a_compiler_is_said_with_what_was_tried(programs: Path) -> None:
+    assert compile_cache.find_missing_compiler("cpu") == "there is no compiler here (g++, or the variable CXX)"
+    assert "gcc, clang, cc" in (compile_cache.find_missing_compiler("cuda") or "")
+    add_program(programs, "clang")
+    assert compile_cache.find_missing_compiler("cuda") is None
+    assert compile_cache.find_missing_compiler("cpu") is not None
+    add_program(programs, "g++")
+    assert compile_cache.find_missing_compiler("cpu") is None
+    assert compile_cache.find_missing_compiler("npu") is None
+
+
+def test_a_compiler_that_is_named_counts(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_program(programs, "g++")
+    monkeypatch.setenv("CXX", "c++-99")
+    assert compile_cache.find_missing_compiler("cpu") == "CXX is c++-99, which is no program here"
+    add_program(programs, "c++-99")
+    assert compile_cache.find_missing_compiler("cpu") is None
+
+
+def test_compiled_code_lies_in_our_cache_by_torch_and_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANABATIC_CACHE", str(tmp_path))
+    folders = []
+    for flags in ("avx2", "avx2 avx512f"):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setattr(cpu_info, "read_cpuinfo", lambda flags=flags: {"flags": flags})
+        folders.append(compile_cache.use_cache_folder())
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folders[-1]
+    assert len(set(folders)) == 2
+    assert all(Path(folder).parent == tmp_path / "compiled" and torch.__version__ in folder for folder in folders)
+    assert compile_cache.use_cache_folder() == folders[-1]
+
+
+def test_a_folder_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
+    assert compile_cache.use_cache_folder() == "/somewhere"

@@ -1,0 +1,40 @@
+"""The tokens of a step that follow from the length of a run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from anabatic.config.sections.common import BatchSettings, DeviceSettings
+from anabatic.device.device import select_device
+from anabatic.parallel.process_groups import RankGroup
+from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.train import sizing
+
+
+def batch_of(tokens: float, min_steps: int, ranks: int = 1) -> tuple[int, str]:
+    plan = DerivedSizes()
+    device = select_device(DeviceSettings(type="cpu"))
+    micro, batch, micro_steps = sizing.resolve_batch_sizes(
+        plan, BatchSettings(seq_len=256), tokens, None, device, RankGroup(0, ranks), min_steps
+    )
+    assert micro * micro_steps * ranks == batch
+    return batch, plan.reasons["global_batch_tokens"]
+
+
+@pytest.mark.parametrize("tokens", [4e5, 1.6e6, 6e6])
+def test_a_short_run_of_a_new_model_has_enough_steps(tokens: float) -> None:
+    batch, reason = batch_of(tokens, sizing.MIN_STEPS_OF_NEW_MODEL)
+    assert batch == 2 ** round(math.log2(tokens / 256))
+    assert reason.startswith("about 256 steps in ")
+    law, reason = batch_of(tokens, 1)
+    assert law == 2 ** round(math.log2(2**19 * (tokens / 1.3e9) ** 0.383)) > batch
+    assert reason.endswith("tokens to the power 0.383")
+
+
+def test_a_long_run_follows_the_power_law_and_a_tiny_one_has_a_segment_a_step() -> None:
+    batch, reason = batch_of(1.3e9, sizing.MIN_STEPS_OF_NEW_MODEL)
+    assert batch == 2**19 and "0.383" in reason
+    assert batch_of(1000, sizing.MIN_STEPS_OF_NEW_MODEL)[0] == 256
+    assert batch_of(1000, sizing.MIN_STEPS_OF_NEW_MODEL, ranks=2)[0] == 512
