@@ -1,24 +1,26 @@
 """Which has the better model after equal CPU time: our dial's own choices, or nanochat's?
 
-    python benchmarks/pretrain_bits.py --nanochat CHECKOUT [--seconds 60,120] [--turn S] [--depths 1,2]
+    python benchmarks/pretrain_bits.py --nanochat CHECKOUT [--seconds 60,120] [--turn S] [--depths 1,2] [--rates 1,4,8]
 
 Every side trains a new model for so many CPU seconds, one thread each, taking turns; then its bits per byte on the same
 held-out text are counted in the same way: every text begins with the mark of its beginning, every token behind it
-counts, logits in fp32. All have one tokenizer of 4,096 words and read the same texts: the standard library's sources and
-docstrings in pieces of at most 900 characters, short enough that neither loader has to cut many. What a side does before its first
-step (imports, tokens, nanochat's batches, its compilation) is not counted; our loader, which works while it trains, is.
+counts, logits in fp32. All have one tokenizer of 4,096 words and read the same texts: the standard library's sources
+and docstrings in pieces of at most 900 characters, short enough that neither loader has to cut many. What a side does
+before its first step (imports, tokens, nanochat's batches, its compilation) is not counted; our loader, which works
+while it trains, is.
 
-Ours is what `anabatic pretrain --schedule.minutes M` chooses for that time on one core: depth, batch, rates; the schedule
-follows the share of the time that is over. nanochat has its own model, loader, optimizer and schedules, compiled as its
-script does it, in its own format for a CPU, fp32, with the depths of `--depths`. Its own batch for such models, 65,536
-tokens, would be a handful of steps, so it has ours; its rates follow its rule for that batch, which makes them small
-(`own rates`), or are four and eight times that (`rates x 4`, `x 8`): the best of these is the peer.
+Ours is what `anabatic pretrain --schedule.minutes M` chooses for that time on one core: depth, batch, rates; the
+schedule follows the share of the time that is over. nanochat has its own model, loader, optimizer and schedules,
+compiled as its script does it, in its own format for a CPU, fp32, and in bf16, with the depths of `--depths`. Its own
+batch for such models, 65,536 tokens, would be a handful of steps, so it has 4,096; its rates follow its rule for that
+batch, which makes them small, or are so many times that (`--rates`): the best of these is the peer.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -315,38 +317,39 @@ def main() -> None:
     parser.add_argument("--seconds", default="60,120", help="CPU seconds of training")
     parser.add_argument("--turn", type=float, default=2.0, help="wall seconds of a turn")
     parser.add_argument("--depths", default="1,2", help="depths of nanochat's models")
+    parser.add_argument("--formats", default="fp32,bf16", help="of both; bf16 only where the processor has it")
     parser.add_argument("--rates", default="1,4,8", help="nanochat's rates, times its own")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    formats = {"": ("fp32", "float32"), ", bf16": ("bf16", "bfloat16")} if has_bf16() else {"": ("fp32", "float32")}
+    formats = {"fp32": ("", "float32"), "bf16": (", bf16", "bfloat16")}
+    wanted = [name for name in options.formats.split(",") if name == "fp32" or has_bf16()]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         in_own_process(prepare, folder)
         for seconds in map(float, options.seconds.split(",")):
             task = Task(folder, seconds)
-            sides: dict[str, Any] = {f"anabatic{name}": (ours, (task, mine)) for name, (mine, _) in formats.items()}
-            for depth in map(int, options.depths.split(",")):
-                for faster in map(float, options.rates.split(",")):
-                    for name, (_, theirs) in formats.items():
-                        if not name or faster == 4:
-                            label = f"nanochat, depth {depth}, rates x {faster:g}{name}"
-                            sides[label] = (nanochat, (task, options.nanochat, depth, faster, theirs))
+            sides: dict[str, Any] = {f"anabatic{formats[name][0]}": (ours, (task, name)) for name in wanted}
+            for depth, faster, name in itertools.product(
+                map(int, options.depths.split(",")), map(float, options.rates.split(",")), wanted
+            ):
+                label, theirs = formats[name]
+                sides[f"nanochat, depth {depth}, rates x {faster:g}{label}"] = (
+                    nanochat,
+                    (task, options.nanochat, depth, faster, theirs),
+                )
             print(f"{seconds:g} CPU seconds, one thread, load {os.getloadavg()[0]:.1f}", flush=True)
             show(to_the_end(sides, options.turn))
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
     """Print every side, the best of nanochat's marked."""
-    best = min(one["bits"] for name, one in results.items() if name.startswith("nanochat"))
-    print(
-        f"  {'':36} {'bits/byte':>9} {'depth':>5} {'params':>8} {'multiply':>8} {'batch':>6} {'steps':>6} {'tokens/CPU s':>12}"
-    )
+    best = min((one["bits"] for name, one in results.items() if name.startswith("nanochat")), default=0.0)
+    heads = f"{'bits/byte':>9} {'depth':>5} {'params':>8} {'multiply':>8} {'batch':>6} {'steps':>6} {'tok/CPU s':>9}"
+    print(f"  {'':34} {heads}")
     for name, one in results.items():
-        print(
-            f"  {name:36} {one['bits']:9.3f} {one['depth']:5} {one['parameters'] / 1e6:6.2f} M {one['multiplying'] / 1e6:6.2f} M"
-            f" {one['batch']:6,} {one['steps']:6,} {one['tokens'] / one['cpu']:12,.0f}{' <' if one['bits'] == best else ''}",
-            flush=True,
-        )
+        sizes = f"{one['depth']:5} {one['parameters'] / 1e6:6.2f} M {one['multiplying'] / 1e6:6.2f} M"
+        rate = f"{one['batch']:6,} {one['steps']:6,} {one['tokens'] / one['cpu']:9,.0f}"
+        print(f"  {name:34} {one['bits']:9.3f} {sizes} {rate}{' <' if one['bits'] == best else ''}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import hashlib
 import os
 import platform
 import shutil
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -13,8 +15,8 @@ from anabatic.core import cpu_info
 from anabatic.core.paths import get_cache_root
 
 _COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang", "cc"))}
-"""Device type -> variable that names the compiler, and names that are tried: Inductor writes C++ for a processor; Triton
-compiles the code that starts its kernels on CUDA."""
+"""Device type -> variable that names the compiler, and names that are tried: Inductor writes C++ for a processor, and
+Triton compiles the code that starts its kernels on CUDA."""
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -38,10 +40,16 @@ def use_cache_folder() -> str:
     version of torch and one kind of processor: the C++ is compiled for its instructions, and homes are shared among
     machines. A folder that the user has set stays.
     """
-    if given := os.environ.get(_FOLDER_VARIABLE):
+    given = os.environ.get(_FOLDER_VARIABLE)
+    if given and not _is_torch_default(Path(given)):
         return given
     facts = cpu_info.read_cpuinfo()
     kind = f"{platform.machine()} {facts.get('flags', '')} {facts.get('Features', '')}"
     name = f"{torch.__version__}-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
     os.environ[_FOLDER_VARIABLE] = folder = str(get_cache_root() / "compiled" / name)
     return folder
+
+
+def _is_torch_default(folder: Path) -> bool:
+    """Torch sets the variable itself, to a folder of the user's below the temporary one, when it looks for it first."""
+    return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")

@@ -30,8 +30,8 @@ MIN_USEFUL_STEPS = 10
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
-MIN_STEPS_OF_NEW_MODEL = 256
-"""A new model gets at least about this many updates: in a short run the power law leaves too few (docs/dev)."""
+MIN_STEPS_OF_NEW_MODEL = 512
+"""A new model gets at least this many updates: in a short run the power law leaves too few (docs/dev)."""
 
 
 class SizingJob(Protocol):
@@ -173,16 +173,18 @@ def resolve_batch_sizes(
     The global batch grows with the horizon to the power 0.383 (arXiv 2505.13738) and is a power of two.
 
     Args:
-        min_steps: the batch is so small that the horizon is about this many steps or more.
+        min_steps: the batch is so small that the horizon is at least this many steps, where a segment a step allows it.
 
     Raises:
         ConfigError: the sizes do not divide one another.
     """
     ideal = REFERENCE_BATCH * (tokens / REFERENCE_TOKENS) ** 0.383
     reason = f"{format_count(tokens)} tokens to the power 0.383"
-    if min_steps > 1 and tokens / min_steps < ideal:
-        ideal, reason = tokens / min_steps, f"about {min_steps} steps in {format_count(tokens)} tokens"
-    ideal = max(2 ** round(math.log2(max(ideal, 1))), batch.resolved_seq_len, batch.micro_batch_tokens or 0)
+    ideal = 2 ** round(math.log2(max(ideal, 1)))
+    largest = 2 ** math.floor(math.log2(max(tokens / min_steps, 1)))
+    if min_steps > 1 and largest < ideal:
+        ideal, reason = largest, f"at least {min_steps} steps in {format_count(tokens)} tokens"
+    ideal = max(ideal, batch.resolved_seq_len, batch.micro_batch_tokens or 0)
     target = batch.global_batch_tokens or ideal
     fits = _largest_fitting_tokens(batch.resolved_seq_len, target // world.size, setup, device)
     micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(fits, target // world.size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_compiled_code_lies_in_our_cache_by_torch_and_processor(
     assert len(set(folders)) == 2
     assert all(Path(folder).parent == tmp_path / "compiled" and torch.__version__ in folder for folder in folders)
     assert compile_cache.use_cache_folder() == folders[-1]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_someone"))
+    assert compile_cache.use_cache_folder() == folders[-1], "what torch has set itself is not the user's choice"
 
 
 def test_a_folder_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

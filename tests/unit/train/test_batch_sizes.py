@@ -23,11 +23,11 @@ def batch_of(tokens: float, min_steps: int, ranks: int = 1) -> tuple[int, str]:
     return batch, plan.reasons["global_batch_tokens"]
 
 
-@pytest.mark.parametrize("tokens", [4e5, 1.6e6, 6e6])
+@pytest.mark.parametrize("tokens", [4e5, 1.6e6, 1.2e7])
 def test_a_short_run_of_a_new_model_has_enough_steps(tokens: float) -> None:
     batch, reason = batch_of(tokens, sizing.MIN_STEPS_OF_NEW_MODEL)
-    assert batch == 2 ** round(math.log2(tokens / 256))
-    assert reason.startswith("about 256 steps in ")
+    assert batch <= tokens / 512 < 2 * batch
+    assert reason.startswith("at least 512 steps in ")
     law, reason = batch_of(tokens, 1)
     assert law == 2 ** round(math.log2(2**19 * (tokens / 1.3e9) ** 0.383)) > batch
     assert reason.endswith("tokens to the power 0.383")
