@@ -12,7 +12,7 @@ while it trains, is.
 Ours is what `anabatic pretrain --schedule.minutes M` chooses for that time on one core: depth, batch, rates; the
 schedule follows the share of the time that is over. nanochat has its own model, loader, optimizer and schedules,
 compiled as its script does it, in its own format for a CPU, fp32, and in bf16, with the depths of `--depths`. Its own
-batch for such models, 65,536 tokens, would be a handful of steps, so it has 4,096; its rates follow its rule for that
+batch for such models, 65,536 tokens, would be a handful of steps, so it has 2,048; its rates follow its rule for that
 batch, which makes them small, or are so many times that (`--rates`): the best of these is the peer.
 """
 
@@ -39,7 +39,7 @@ from roofline_limit import has_bf16
 VOCABULARY = 4096
 PIECE = 900
 """Characters of a text at most."""
-SEQ_LEN, BATCH_TOKENS = 256, 4096
+SEQ_LEN, BATCH_TOKENS = 256, 2048
 """nanochat's rows and tokens of a step."""
 HELD_OUT = 600
 WARM_UP_STEPS = 40
