@@ -82,7 +82,7 @@ class TrainedModel:
         report(f"torch.compile {'on' if compiled else 'off'} ({reason})")
         if compiled:
             folder = compile_cache.use_cache_folder()
-            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use and kept in {folder}")
+            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use, cached at {folder}")
 
     def make_step(self, context: TrainContext[LoopJob], objective: Objective, sizes: StepSizes) -> TrainStep:
         """Return the training step of this model: its optimizer, and its gradients reduced over the data group."""
