@@ -216,6 +216,13 @@ class PackedSegments:
         out: Tensor = _SpreadRows.apply(x, self._spread_index, self._gather_index)  # type: ignore[no-untyped-call]
         return out
 
+    def spread_gradient(self, grad: Tensor) -> Tensor:
+        """Spread a gradient of `gather_packed`'s output: like `spread_groups`, zero for padding. Has no gradient."""
+        if self.is_identity:
+            return grad
+        rows = self._spread_index.shape[0]
+        return grad.new_zeros(rows, *grad.shape[1:]).index_copy_(0, self._gather_index, grad)
+
     def gather_packed(self, x: Tensor) -> Tensor:
         """Gather `[P, ...]` -> packed `[T, ...]`."""
         if self.is_identity:

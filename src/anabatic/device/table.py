@@ -31,6 +31,8 @@ class DeviceRow:
     """torch.compile is worth its start-up time on long runs."""
     group_adapters: bool
     """Kernel launches cost more than multiplying zeros when adapters are computed in groups."""
+    fuse_layers: bool
+    """A decoder layer in one autograd function pays (`decoder_layer.py`)."""
     cast_weights_together: bool
     """Kernel launches cost more than copying a block's weights once more."""
     read_cache_together: bool
@@ -61,6 +63,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=False,
             compile_pays=False,
             group_adapters=True,
+            fuse_layers=False,
             cast_weights_together=True,
             read_cache_together=True,
             graph_class="NPUGraph",
@@ -78,6 +81,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=True,
             compile_pays=True,
             group_adapters=True,
+            fuse_layers=False,
             cast_weights_together=False,
             read_cache_together=True,
             graph_class="",
@@ -95,6 +99,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=False,
             compile_pays=False,
             group_adapters=False,
+            fuse_layers=False,
             cast_weights_together=False,
             read_cache_together=True,
             graph_class="",
@@ -114,6 +119,7 @@ DEVICES: dict[str, DeviceRow] = {
             fused_adamw=True,
             compile_pays=False,
             group_adapters=False,
+            fuse_layers=True,
             cast_weights_together=False,
             read_cache_together=False,
             graph_class="",

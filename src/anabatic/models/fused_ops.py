@@ -17,6 +17,7 @@ from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops
 from anabatic.device.table import DEVICES
 from anabatic.models import weight_casts
+from anabatic.models.fused_layers import install_layers
 from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 
 _SIZE, _INNER = 8, 6
@@ -70,6 +71,8 @@ def apply_fused_setting(model: nn.Module, choice: Literal["auto", "off"], device
         remove_fused_ops(model)
         return "fused: off (asked for); attention is packed anyway"
     summary = install_fused_ops(model, get_device_ops(device_type))
+    if DEVICES[device_type].fuse_layers:
+        summary.fused["decoder layers"] = install_layers(model)
     model.__dict__["adapter_bank"] = group_adapters(model) if DEVICES[device_type].group_adapters else None
     if bank := model.__dict__["adapter_bank"]:
         adapters = sum(len(group.layers) for group in bank.groups)

@@ -1,0 +1,222 @@
+"""Whole decoder layers of Llama's structure as one autograd function, where the device table says that it pays.
+
+A layer is matched by its children and verified by a probe of its class's own forward. Every call checks whether the
+layer is still such a one, and otherwise runs its class's forward with the fused parts inside.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from anabatic.device.attention import PackedSegments
+from anabatic.device.decoder_layer import LINEAR_NAMES, NORM_NAMES, LayerPlan, LinearParts, run_decoder_layer
+from anabatic.models.lora.linear import LoraLinear
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_SIZE, _INNER, _HEAD, _KV_HEADS = 8, 6, 4, 2
+_LENGTHS = (5, 3)
+"""Sizes of the probe, and the lengths of its segments."""
+
+
+def match_decoder_layer(layer: nn.Module) -> Callable[..., Any] | None:
+    """Return the forward that computes the layer as one function; None: it is of another structure."""
+    children, attention, mlp = layer._modules, layer._modules.get("self_attn"), layer._modules.get("mlp")
+    if set(children) != {"self_attn", "mlp", *NORM_NAMES[:2]} or attention is None or mlp is None:
+        return None
+    if not set(LINEAR_NAMES[:4]) <= set(attention._modules) <= {*LINEAR_NAMES[:4], *NORM_NAMES[2:]}:
+        return None
+    if layer._parameters or attention._parameters or not set(LINEAR_NAMES[4:]) <= set(mlp._modules):
+        return None
+    if not isinstance(getattr(attention, "scaling", None), float) or not _is_verified(layer):
+        return None
+    return _forward
+
+
+def _norms_of(layer: nn.Module) -> list[Any]:
+    attention: Any = layer.self_attn
+    norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
+    return [*norms, *(attention._modules.get(name) for name in NORM_NAMES[2:])]
+
+
+def _linears_of(layer: nn.Module) -> list[Any]:
+    attention: Any = layer.self_attn
+    mlp: Any = layer.mlp
+    found = [attention._modules[name] for name in LINEAR_NAMES[:4]]
+    return [*found, *(mlp._modules[name] for name in LINEAR_NAMES[4:])]
+
+
+def _eps_of(norm: Any) -> float:
+    if norm is None:
+        return 0.0
+    return float(norm.__dict__.get("variance_epsilon", norm.__dict__.get("eps")))
+
+
+def _parts_of(linear: Any) -> LinearParts:
+    if isinstance(linear, LoraLinear):
+        return LinearParts(linear.weight, linear.bias, linear.lora_A, linear.lora_B)
+    return LinearParts(linear.weight, linear.bias)
+
+
+def _forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a matched layer; `segments` and `position_embeddings` are transformers' keyword arguments."""
+    norms, linears = _norms_of(self), _linears_of(self)
+    if args or not _can_run(self, hidden_states, norms, linears, kwargs):
+        return type(self).forward(self, hidden_states, *args, **kwargs)
+    segments, (cos, sin) = kwargs["segments"], kwargs["position_embeddings"]
+    segments.num_attended_layers += 1
+    out = run_decoder_layer(
+        hidden_states[0],
+        cos[0].float(),
+        sin[0].float(),
+        [None if norm is None else norm.weight for norm in norms],
+        [_parts_of(linear) for linear in linears],
+        _plan_of(self.self_attn, norms, linears, segments),
+    )
+    return out.unsqueeze(0)
+
+
+def _plan_of(attention: Any, norms: list[Any], linears: list[Any], segments: PackedSegments) -> LayerPlan:
+    weight = linears[0].weight
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+    return LayerPlan(
+        tuple(_eps_of(norm) for norm in norms),
+        tuple(float(getattr(linear, "scale", 1.0)) for linear in linears),
+        int(attention.head_dim),
+        attention.scaling,
+        dtype,
+        segments,
+    )
+
+
+def _can_run(layer: Any, x: Tensor, norms: list[Any], linears: list[Any], kwargs: dict[str, Any]) -> bool:
+    """True in training, with causal segments and without what only the modules themselves know."""
+    segments = kwargs.get("segments")
+    if not torch.is_grad_enabled() or type(segments) is not PackedSegments or not segments.is_causal:
+        return False
+    if x.device.type != "cpu" or x.dtype not in _DTYPES or x.shape[0] != 1 or is_in_torch_dispatch_mode():
+        return False
+    if torch.compiler.is_compiling() or kwargs.get("attention_mask") is not None or kwargs.get("past_key_values"):
+        return False
+    attention = layer.self_attn
+    modules = [attention, layer.mlp, *norms, *linears]
+    if not all(module is None or _is_bare(module) for module in modules):
+        return False
+    dropped = layer.training and attention.__dict__.get("attention_dropout")
+    return not dropped and _sees_all(attention, segments) and _are_plain(linears, layer.training)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """True for a module that nobody has hooked into, compiled, or whose parameters are not plain."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    compiled = module.__dict__.get("_compiled_call_impl") is not None
+    return not hooked and not compiled and all(_is_plain(p) for p in module._parameters.values())
+
+
+def _is_plain(parameter: Tensor | None) -> bool:
+    return parameter is None or (type(parameter) is nn.Parameter and parameter.dtype in _DTYPES)
+
+
+def _sees_all(attention: Any, segments: PackedSegments) -> bool:
+    """True if no segment is longer than the layer's window, or the one that its configuration has."""
+    window = getattr(attention, "sliding_window", None) or getattr(attention.config, "sliding_window", None)
+    return not window or max(length for _, _, length in segments.groups) <= window
+
+
+def _are_plain(linears: list[Any], training: bool) -> bool:
+    """True for linear layers, with adapters or without, of one dtype."""
+    for linear in linears:
+        if type(linear) is LoraLinear:
+            if linear.quantized is not None or linear.lora_magnitude is not None or linear.input_group is not None:
+                return False
+            if linear.group is not None or (linear.dropout and training):
+                return False
+        elif type(linear) is not nn.Linear:
+            return False
+    return len({linear.weight.dtype for linear in linears}) == 1
+
+
+@torch.no_grad()
+def _is_verified(layer: nn.Module) -> bool:
+    """True if the class's own forward gives what the function gives, on small weights and two segments."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) / 2
+
+    probe = _make_probe(layer, draw)
+    x = draw(1, sum(_LENGTHS), _SIZE)
+    half = draw(1, sum(_LENGTHS), _HEAD // 2)
+    cos, sin = torch.cat((half.cos(), half.cos()), -1), torch.cat((half.sin(), half.sin()), -1)
+    borders = [0, _LENGTHS[0], sum(_LENGTHS)]
+    arguments = {"attention_mask": None, "position_ids": None, "use_cache": False, "position_embeddings": (cos, sin)}
+    try:
+        expected = type(layer).forward(probe, x, segments=PackedSegments(borders, x.device), **arguments)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError):
+        return False
+    norms, linears = _norms_of(probe), _linears_of(probe)
+    plan = _plan_of(probe.self_attn, norms, linears, PackedSegments(borders, x.device))
+    weights = [None if norm is None else norm.weight for norm in norms]
+    out = run_decoder_layer(x[0], cos[0], sin[0], weights, [_parts_of(linear) for linear in linears], plan)
+    return isinstance(expected, Tensor) and torch.allclose(expected, out.unsqueeze(0), rtol=1e-3, atol=1e-4)
+
+
+def _make_probe(layer: nn.Module, draw: Callable[..., Tensor]) -> Any:
+    """Return a small copy that shares nothing but settings."""
+    attention: Any = layer.self_attn
+    width = _HEAD * _KV_HEADS * int(getattr(attention, "num_key_value_groups", 1))
+    narrow = _HEAD * _KV_HEADS
+    sizes = [(width, _SIZE), (narrow, _SIZE), (narrow, _SIZE), (_SIZE, width), (_INNER, _SIZE), (_INNER, _SIZE), (_SIZE, _INNER)]
+    linears = {
+        name: _small_linear(shape, old.bias is not None, draw)
+        for name, shape, old in zip(LINEAR_NAMES, sizes, _linears_of(layer), strict=True)
+    }
+    norms = dict(zip(NORM_NAMES, _norms_of(layer), strict=True))
+    small = {
+        name: _copied(norm, {"weight": nn.Parameter(draw(_HEAD if name in NORM_NAMES[2:] else _SIZE))}, {})
+        for name, norm in norms.items()
+        if norm is not None
+    }
+    own = {name: module for name, module in {**linears, **small}.items() if name in attention._modules}
+    probed = _copied(attention, {}, own)
+    probed.__dict__["head_dim"] = _HEAD
+    mlp = _copied(layer.mlp, {}, {name: linears[name] for name in LINEAR_NAMES[4:]})
+    return _copied(layer, {}, {"self_attn": probed, "mlp": mlp, **{name: small[name] for name in NORM_NAMES[:2]}})
+
+
+def _small_linear(shape: tuple[int, int], biased: bool, draw: Callable[..., Tensor]) -> nn.Linear:
+    linear = nn.utils.skip_init(nn.Linear, shape[1], shape[0], bias=biased)
+    for parameter in linear.parameters():
+        parameter.copy_(draw(*parameter.shape))
+    return linear
+
+
+def _copied(module: Any, parameters: dict[str, nn.Parameter], children: dict[str, nn.Module]) -> Any:
+    """Return a copy with other parameters and children that runs the forward of its class."""
+    probe = copy.copy(module)
+    probe.__dict__["_parameters"] = parameters
+    probe.__dict__["_modules"] = {**module._modules, **children}
+    probe.__dict__["_compiled_call_impl"] = None
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):
+        probe.__dict__[kind] = type(module.__dict__[kind])()
+    probe.__dict__.pop("forward", None)
+    return probe
+
+
+def install_layers(model: nn.Module) -> int:
+    """Let every matching decoder layer run as one function; return how many. `remove_fused_ops` takes it back."""
+    count = 0
+    for module in model.modules():
+        with torch.device("cpu"):
+            forward = match_decoder_layer(module)
+        if forward is not None:
+            forward.__dict__["_anabatic"] = True
+            module.__dict__["forward"] = types.MethodType(forward, module)
+            count += 1
+    return count
