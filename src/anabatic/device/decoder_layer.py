@@ -157,7 +157,8 @@ class _Linears:
             d_down = torch.empty_like(joint)
             for (index, b, columns), (_, _, own) in zip(self._split(joint), self._split(d_down), strict=True):
                 torch.mm(grads[index], b, out=own)
-                found[4 * index + 3] = (grads[index].t() @ columns).mul_(self.scales[index]).to(self.dtypes[index][3])
+                d_b = columns.t() @ grads[index]  # the transposed product is slower
+                found[4 * index + 3] = (d_b.t() * self.scales[index]).to(self.dtypes[index][3])
             d_a = (d_down.t() @ x).split([self.ranks[index] for index in self.adapted])
             for index, own in zip(self.adapted, d_a, strict=True):
                 found[4 * index + 2] = own.to(self.dtypes[index][2])

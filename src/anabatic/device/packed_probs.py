@@ -7,6 +7,7 @@ scores again for the gradient (docs/dev). Long ones go to that kernel, since pro
 from __future__ import annotations
 
 import functools
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -33,14 +34,15 @@ def attend_forward(
     out, kept = torch.empty(q.shape), list[Tensor]()
     for start, rows, length in segments.groups:
         of_q, of_k, of_v = (_heads_first(x, start, rows, length) for x in (q, k, v))
-        if length <= LONGEST_KEPT:
-            result = _attend_kept(of_q, of_k, of_v, scale, kept)
-        else:
-            result, log_sums = _ops._scaled_dot_product_flash_attention_for_cpu(
-                *(x.unflatten(0, (rows, -1)) for x in (of_q, of_k, of_v)), 0.0, True, scale=scale
+        with _Place(out, start, rows, length) as place:
+            if length <= LONGEST_KEPT:
+                _attend_kept(of_q, of_k, of_v, scale, kept, place)
+                continue
+            found = _ops._scaled_dot_product_flash_attention_for_cpu(
+                *(x.unsqueeze(0) for x in (of_q, of_k, of_v)), 0.0, True, scale=scale
             )
-            kept += [result, log_sums]
-        _copy_back(out, result, start, rows, length)
+            place.copy_(found[0][0])
+            kept += found
     return segments.gather_packed(out), kept
 
 
@@ -52,38 +54,45 @@ def attend_backward(
     Args:
         grad: `[T, N, D]`; kept: from `attend_forward` with the same arguments.
     """
-    tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     q, k, v = _spread(q, k, v, segments)
     grad = segments.spread_gradient(grad)
     rest = iter(kept)
-    d_q, d_k, d_v = (torch.empty(q.shape) for _ in range(3))
+    totals = [torch.empty(q.shape) for _ in range(3)]
     for start, rows, length in segments.groups:
         parts = [_heads_first(x, start, rows, length) for x in (grad, q, k, v)]
-        if length <= LONGEST_KEPT:
-            found = _attend_kept_backward(*parts, scale, [next(rest) for _ in _blocks(length)])
-        else:
-            of_grad, *of_qkv = (x.unflatten(0, (rows, -1)) for x in parts)
+        with ExitStack() as stack:
+            places = [stack.enter_context(_Place(total, start, rows, length)) for total in totals]
+            if length <= LONGEST_KEPT:
+                _attend_kept_backward(parts, scale, [next(rest) for _ in _blocks(length)], places)
+                continue
+            of_grad, *of_qkv = (x.unsqueeze(0) for x in parts)
             found = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
                 of_grad, *of_qkv, next(rest), next(rest), 0.0, True, scale=scale
             )
-        for total, part in zip((d_q, d_k, d_v), found, strict=True):
-            _copy_back(total, part, start, rows, length)
-    d_q, d_k, d_v = (segments.gather_packed(x) for x in (d_q, d_k, d_v))
-    joint = torch.empty(tokens, heads + kv_heads, dim)
-    joint[:, :heads] = d_q
-    if heads == kv_heads:
-        joint[:, heads:] = d_k
-        return joint, d_v
-    torch.sum(d_k.view(tokens, kv_heads, -1, dim), dim=2, out=joint[:, heads:])
-    return joint, d_v.view(tokens, kv_heads, -1, dim).sum(2)
+            for place, part in zip(places, found, strict=True):
+                place.copy_(part[0])
+    d_q, d_k, d_v = (segments.gather_packed(x) for x in totals)
+    return torch.cat((d_q, _add_shared(d_k, kv_heads)), 1), _add_shared(d_v, kv_heads)
 
 
 def _spread(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments) -> tuple[Tensor, Tensor, Tensor]:
     """In the order of the groups, with a key and a value head for every query head."""
     share = q.shape[1] // k.shape[1]
-    q, k, v = (segments.spread_groups(x) for x in (q, k, v))
-    return (q, k, v) if share == 1 else (q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1))
+    return segments.spread_groups(q), *(_repeat(segments.spread_groups(x), share) for x in (k, v))
+
+
+def _repeat(x: Tensor, share: int) -> Tensor:
+    """`[T, K, D]` -> `[T, K * share, D]`; torch's repeat_interleave takes ten times as long."""
+    return x if share == 1 else x.unsqueeze(2).expand(-1, -1, share, -1).flatten(1, 2)
+
+
+def _add_shared(x: Tensor, kv_heads: int) -> Tensor:
+    """The transposed map; a sum over a small inner axis is slow."""
+    first, *others = x.unflatten(1, (kv_heads, -1)).unbind(2)
+    for other in others:
+        first = first + other
+    return first
 
 
 def _heads_first(x: Tensor, start: int, rows: int, length: int) -> Tensor:
@@ -92,10 +101,20 @@ def _heads_first(x: Tensor, start: int, rows: int, length: int) -> Tensor:
     return part.transpose(0, 1) if rows == 1 else part.unflatten(0, (rows, length)).transpose(1, 2).flatten(0, 1)
 
 
-def _copy_back(total: Tensor, part: Tensor, start: int, rows: int, length: int) -> None:
-    """Write what has heads first to rows of `[T, N, D]`."""
-    place = total[start : start + rows * length].unflatten(0, (rows, length)).transpose(1, 2)
-    place.copy_(part.view(place.shape) if part.dim() == 3 else part)
+class _Place:
+    """Where a group's result goes, heads first: rows of `[T, N, D]` themselves, or a copy of theirs written back."""
+
+    def __init__(self, total: Tensor, start: int, rows: int, length: int) -> None:
+        self.rows = total[start : start + rows * length].unflatten(0, (rows, length)).transpose(1, 2)
+        self.is_view = rows == 1
+        self.place = self.rows[0] if self.is_view else torch.empty(rows * total.shape[1], length, total.shape[2])
+
+    def __enter__(self) -> Tensor:
+        return self.place
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_view:
+            self.rows.copy_(self.place.view(self.rows.shape))
 
 
 def _blocks(length: int) -> list[tuple[int, int]]:
@@ -109,32 +128,27 @@ def _causal_mask() -> Tensor:
     return torch.full((LONGEST_KEPT, LONGEST_KEPT), float("-inf")).triu(1)
 
 
-def _attend_kept(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: list[Tensor]) -> Tensor:
+def _attend_kept(q: Tensor, k: Tensor, v: Tensor, scale: float, kept: list[Tensor], out: Tensor) -> None:
     """Heads `[B, L, D]`; the probabilities are appended to `kept`, a tensor for each block of queries."""
-    outs = []
     for start, end in _blocks(q.shape[1]):
         mask = _causal_mask()[start:end, :end]
         scores = torch.baddbmm(mask, q[:, start:end], k[:, :end].transpose(1, 2), alpha=scale)
         kept.append(torch.softmax(scores, -1))
-        outs.append(torch.bmm(kept[-1], v[:, :end]))
-    return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+        torch.bmm(kept[-1], v[:, :end], out=out[:, start:end])
 
 
-def _attend_kept_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, kept: list[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    length = q.shape[1]
-    d_qs: list[Tensor] = []
-    d_k = d_v = grad
-    for (start, end), probs in zip(reversed(_blocks(length)), reversed(kept), strict=True):
-        own = grad[:, start:end]
-        d_scores = _ops._softmax_backward_data(torch.bmm(own, v[:, :end].transpose(1, 2)), probs, -1, torch.float32)
-        d_scores.mul_(scale)
-        d_qs.insert(0, torch.bmm(d_scores, k[:, :end]))
-        if end == length:  # the last block comes first and has all keys
-            d_v = torch.bmm(probs.transpose(1, 2), own)
-            d_k = torch.bmm(d_scores.transpose(1, 2), q[:, start:end])
+def _attend_kept_backward(parts: list[Tensor], scale: float, kept: list[Tensor], places: list[Tensor]) -> None:
+    """Write the gradients of queries, keys and values to `places`; `parts`: the output's gradient, q, k, v."""
+    grad, q, k, v = parts
+    d_q, d_k, d_v = places
+    for (start, end), probs in zip(reversed(_blocks(q.shape[1])), reversed(kept), strict=True):
+        own, transposed = grad[:, start:end], probs.transpose(1, 2)
+        d_probs = torch.bmm(own, v[:, :end].transpose(1, 2))
+        d_scores = _ops._softmax_backward_data(d_probs, probs, -1, torch.float32).mul_(scale)
+        torch.bmm(d_scores, k[:, :end], out=d_q[:, start:end])
+        if end == q.shape[1]:  # the last block comes first and has all keys
+            torch.bmm(transposed, own, out=d_v)
+            torch.bmm(d_scores.transpose(1, 2), q[:, start:end], out=d_k)
         else:
-            d_v[:, :end] += torch.bmm(probs.transpose(1, 2), own)
-            d_k[:, :end] += torch.bmm(d_scores.transpose(1, 2), q[:, start:end])
-    return d_qs[0] if len(d_qs) == 1 else torch.cat(d_qs, 1), d_k, d_v
+            d_v[:, :end].baddbmm_(transposed, own)
+            d_k[:, :end].baddbmm_(d_scores.transpose(1, 2), q[:, start:end])
