@@ -162,7 +162,12 @@ class PackedSegments:
         is_identity: the spread order is the packed order (all segments equally long), so no row is moved.
         num_attended_layers: layers that have used the plan; other layers may have mixed segments.
         is_causal: a token attends to itself and earlier tokens of its segment; False: to its whole segment.
+        output_rows: int64, rows whose outputs alone are wanted, for a last layer that can leave out the others.
+        has_dropped_rows: it has done so.
     """
+
+    output_rows: Tensor | None = None
+    has_dropped_rows = False
 
     def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
         self.cu_seqlens, self.is_causal = cu_seqlens, causal

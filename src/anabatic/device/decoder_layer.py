@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anabatic.device.attention import PackedSegments
-from anabatic.device.packed_probs import attend_backward, attend_forward
+from anabatic.device.cpu_attention import attend_backward, attend_forward
 
 NORM_NAMES = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 LINEAR_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -43,6 +43,7 @@ class LayerPlan:
         scales: of the adapters of `LINEAR_NAMES`.
         scale: factor on attention scores.
         dtype: of the products.
+        rows: int64 `[n]`, the only rows that the layer returns, in order; None: all.
     """
 
     eps: tuple[float, ...]
@@ -51,6 +52,7 @@ class LayerPlan:
     scale: float
     dtype: torch.dtype
     segments: PackedSegments
+    rows: Tensor | None = None
 
 
 def run_decoder_layer(
@@ -61,7 +63,7 @@ def run_decoder_layer(
     linears: Sequence[LinearParts],
     plan: LayerPlan,
 ) -> Tensor:
-    """Return the layer's output, with gradient for `x` and all parameters.
+    """Return the layer's output, `[T, H]` or `plan.rows` of it, with gradient for `x` and all parameters.
 
     Args:
         x: `[T, H]`; cos, sin: `[T, D]`, fp32, the halves of a head alike.
@@ -193,6 +195,15 @@ def _normalize_backward(
     return d_x.addcmul_(grad.mul_(weight), inverse).to(x.dtype), d_weight
 
 
+def _take(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x.index_select(0, rows)
+
+
+def _take_backward(grad: Tensor, rows: Tensor | None, count: int) -> Tensor:
+    """The gradient of all `count` rows: zero for those that were not taken."""
+    return grad if rows is None else grad.new_zeros(count, *grad.shape[1:]).index_copy_(0, rows, grad)
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`[T, heads, D]`, angles `[T, 1, D]`, the halves of `sin` with their signs."""
     half = x.shape[-1] // 2
@@ -257,9 +268,9 @@ def _attention_forward(
         rotated, of_heads = torch.cat((q, k), 1), [raw, q_inverse, k_inverse]
     rotated = _rotate(rotated, *angles)
     attended, probs = attend_forward(rotated[:, :heads], rotated[:, heads:], values, plan.segments, plan.scale)
-    attended = attended.view(tokens, width).to(plan.dtype)
+    attended = _take(attended.view(tokens, width).to(plan.dtype), plan.rows)
     down_out = out.down(attended)
-    hidden = out.add_to(x, attended, down_out)
+    hidden = out.add_to(_take(x, plan.rows), attended, down_out)
     return hidden, [normed, inverse, rotated, values, attended, *of_heads, *down, *down_out, *probs]
 
 
@@ -284,6 +295,7 @@ def _attention_backward(
     narrow = grad.to(plan.dtype)
     d_attended = out.input_gradient([narrow])
     d_out = out.backward(attended, down_out, [narrow], needs[20:24], d_attended)
+    grad, d_attended = (_take_backward(each, plan.rows, tokens) for each in (grad, d_attended))
     d_rotated, d_values = attend_backward(
         d_attended.float().view(tokens, heads, dim),
         rotated[:, :heads], rotated[:, heads:], values, plan.segments, plan.scale, list(saved),

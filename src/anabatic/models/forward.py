@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -222,9 +222,12 @@ def compute_chunk_bytes(weight: Tensor, requested: int) -> int:
 
 def compute_target_states(model: PreTrainedModel, packed: PackedBatch) -> tuple[Tensor, Tensor, LmHead]:
     """Return the states of the target rows, times the model's logit scale; the output weight; the head."""
-    states = compute_hidden_states(model, packed)
+    # A plan of its own: recomputation in the backward pass must leave out the same rows.
+    segments = copy.copy(packed.segments)
+    segments.output_rows = packed.target_rows
+    states = compute_hidden_states(model, replace(packed, segments=segments))
     weight, head = _get_lm_head(model)
-    if packed.target_rows is not None:
+    if packed.target_rows is not None and not segments.has_dropped_rows:
         states = states.index_select(0, packed.target_rows)
     return states if head.scale == 1 else states * head.scale, weight, head
 

@@ -71,18 +71,27 @@ def _forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any
         return type(self).forward(self, hidden_states, *args, **kwargs)
     segments, (cos, sin) = kwargs["segments"], kwargs["position_embeddings"]
     segments.num_attended_layers += 1
+    rows = segments.output_rows if _is_last(self.self_attn) else None
+    segments.has_dropped_rows |= rows is not None
     out = run_decoder_layer(
         hidden_states[0],
         cos[0].float(),
         sin[0].float(),
         [None if norm is None else norm.weight for norm in norms],
         [_parts_of(linear) for linear in linears],
-        _plan_of(self.self_attn, norms, linears, segments),
+        _plan_of(self.self_attn, norms, linears, segments, rows),
     )
     return out.unsqueeze(0)
 
 
-def _plan_of(attention: Any, norms: list[Any], linears: list[Any], segments: PackedSegments) -> LayerPlan:
+def _is_last(attention: Any) -> bool:
+    """True for the layer after which only the final norm follows."""
+    return bool(attention.layer_idx == attention.config.num_hidden_layers - 1)
+
+
+def _plan_of(
+    attention: Any, norms: list[Any], linears: list[Any], segments: PackedSegments, rows: Tensor | None = None
+) -> LayerPlan:
     weight = linears[0].weight
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
     return LayerPlan(
@@ -92,6 +101,7 @@ def _plan_of(attention: Any, norms: list[Any], linears: list[Any], segments: Pac
         attention.scaling,
         dtype,
         segments,
+        rows,
     )
 
 
