@@ -101,7 +101,7 @@ def test_off_gives_every_module_its_own_forward_back() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
     torch.testing.assert_close(loss_of(model), before, rtol=1e-5, atol=1e-5)
     assert fused_ops.apply_fused_setting(model, "auto", "cpu").startswith(
-        "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs; plain"
+        "fused: 2 rotary embeddings, 9 RMSNorms, 2 gated MLPs, 2 decoder layers; plain"
     )
 
 
