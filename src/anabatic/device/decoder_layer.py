@@ -1,4 +1,4 @@
-"""A whole decoder layer as one autograd function: few nodes, few passes over memory, adapters of an input in one product.
+"""A whole decoder layer as one autograd function: few nodes, few passes over memory, adapters of one input joined.
 
 For processors, where between products a step's time goes to single passes over a few hundred rows and to autograd's own
 work (docs/dev). `x + o(attention(norm x))`, then `x + down(silu(gate) * up)` of its norm: Llama's layer, with or
@@ -217,10 +217,11 @@ class _DecoderLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: LayerPlan, x: Tensor, cos: Tensor, sin: Tensor, *tensors: Any) -> Tensor:
         norms, parts = tensors[:4], [LinearParts(*tensors[at : at + 4]) for at in range(4, 32, 4)]
-        groups = [
-            _Linears(parts[each], plan.scales[each], plan.dtype) for each in (_QKV, _OUT, _GATE_UP, _DOWN)
-        ]
-        angles = cos.unsqueeze(1), torch.cat((-sin[:, : sin.shape[1] // 2], sin[:, sin.shape[1] // 2 :]), 1).unsqueeze(1)
+        groups = [_Linears(parts[each], plan.scales[each], plan.dtype) for each in (_QKV, _OUT, _GATE_UP, _DOWN)]
+        angles = (
+            cos.unsqueeze(1),
+            torch.cat((-sin[:, : sin.shape[1] // 2], sin[:, sin.shape[1] // 2 :]), 1).unsqueeze(1),
+        )
         hidden, kept_attention = _attention_forward(plan, x, angles, norms, groups)
         out, kept_mlp = _mlp_forward(plan, hidden, norms[1], groups)
         ctx.plan, ctx.groups = plan, groups
@@ -298,7 +299,12 @@ def _attention_backward(
     grad, d_attended = (_take_backward(each, plan.rows, tokens) for each in (grad, d_attended))
     d_rotated, d_values = attend_backward(
         d_attended.float().view(tokens, heads, dim),
-        rotated[:, :heads], rotated[:, heads:], values, plan.segments, plan.scale, list(saved),
+        rotated[:, :heads],
+        rotated[:, heads:],
+        values,
+        plan.segments,
+        plan.scale,
+        list(saved),
     )
     d_raw = _rotate(d_rotated, angles[0], -angles[1])  # the inverse rotation
     d_norms: list[Tensor | None] = [None, None, None]
@@ -306,8 +312,14 @@ def _attention_backward(
         raw, *inverses = of_heads
         for at, (part, head_inverse) in enumerate(zip((slice(0, heads), slice(heads, None)), inverses, strict=True)):
             found, d_norms[at + 1] = _normalize_backward(
-                d_raw[:, part].contiguous(), raw[:, part].contiguous(), head_inverse, norms[2 + at], None, (True, needs[6 + at])
+                d_raw[:, part].contiguous(),
+                raw[:, part].contiguous(),
+                head_inverse,
+                norms[2 + at],
+                None,
+                (True, needs[6 + at]),
             )
+            assert found is not None
             d_raw[:, part] = found
     d_joint = d_raw.view(tokens, -1).to(plan.dtype)
     width = heads * dim

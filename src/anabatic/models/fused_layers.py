@@ -182,7 +182,15 @@ def _make_probe(layer: nn.Module, draw: Callable[..., Tensor]) -> Any:
     attention: Any = layer.self_attn
     width = _HEAD * _KV_HEADS * int(getattr(attention, "num_key_value_groups", 1))
     narrow = _HEAD * _KV_HEADS
-    sizes = [(width, _SIZE), (narrow, _SIZE), (narrow, _SIZE), (_SIZE, width), (_INNER, _SIZE), (_INNER, _SIZE), (_SIZE, _INNER)]
+    sizes = [
+        (width, _SIZE),
+        (narrow, _SIZE),
+        (narrow, _SIZE),
+        (_SIZE, width),
+        (_INNER, _SIZE),
+        (_INNER, _SIZE),
+        (_SIZE, _INNER),
+    ]
     linears = {
         name: _small_linear(shape, old.bias is not None, draw)
         for name, shape, old in zip(LINEAR_NAMES, sizes, _linears_of(layer), strict=True)
