@@ -66,6 +66,8 @@ def _parts_of(linear: Any) -> LinearParts:
 
 def _forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The forward of a matched layer; `segments` and `position_embeddings` are transformers' keyword arguments."""
+    if torch.compiler.is_compiling():
+        return type(self).forward(self, hidden_states, *args, **kwargs)
     norms, linears = _norms_of(self), _linears_of(self)
     if args or not _can_run(self, hidden_states, norms, linears, kwargs):
         return type(self).forward(self, hidden_states, *args, **kwargs)
@@ -112,7 +114,7 @@ def _can_run(layer: Any, x: Tensor, norms: list[Any], linears: list[Any], kwargs
         return False
     if x.device.type != "cpu" or x.dtype not in _DTYPES or x.shape[0] != 1 or is_in_torch_dispatch_mode():
         return False
-    if torch.compiler.is_compiling() or kwargs.get("attention_mask") is not None or kwargs.get("past_key_values"):
+    if kwargs.get("attention_mask") is not None or kwargs.get("past_key_values"):
         return False
     attention = layer.self_attn
     modules = [attention, layer.mlp, *norms, *linears]
