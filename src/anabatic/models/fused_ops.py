@@ -295,7 +295,8 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> int:
     ]
     for module in blocks:
         module.compile(dynamic=False, backend=backend)
-        module._compiled_call_impl = functools.partial(_call_block, module, module._compiled_call_impl)
+        compiled: Any = module._compiled_call_impl
+        module._compiled_call_impl = functools.partial(_call_block, module, compiled)
     return len(blocks)
 
 

@@ -116,8 +116,8 @@ def _install_stop_handler() -> None:
 def _install_method_names() -> None:
     """Let torch's rendezvous take the name of a method from its frame: half a second of CPU less before the workers.
 
-    `get_method_name` of torch 2.13 (elastic/rendezvous/dynamic_rendezvous.py) calls `inspect.stack` twice for each of nine
-    events, which looks for the source of every frame among all imported modules.
+    `get_method_name` of torch 2.13 (elastic/rendezvous/dynamic_rendezvous.py) calls `inspect.stack` twice for each of
+    nine events, which looks for the source of every frame among all imported modules.
     """
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
