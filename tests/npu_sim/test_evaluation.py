@@ -38,6 +38,10 @@ def test_the_cpus_likelihoods_with_one_wait_a_batch(sim: Sim) -> None:
     assert not ours & set(waits), waits
 
 
+SIZES = (16, 24, 32, 40, 48, 56, 64)
+"""Rows of the graphs of up to 64 replies that end one after the other."""
+
+
 @pytest.mark.parametrize(
     ("tasks", "file", "most"), [("winds.yaml", "likelihood.py", 1), ("task:arithmetic", "sampling.py", 20)]
 )
@@ -56,5 +60,8 @@ def test_more_items_are_no_more_waits(sim: Sim, tasks: str, file: str, most: int
         assert done.returncode == 0, done.stderr[-3000:]
         found.append(waits_of(sim.folder))
     few, many = found
-    assert 0 < few.pop(file) <= many.pop(file) <= most
+    graphs = [waits.pop("graphs.py", 0) for waits in found]
+    assert max(graphs) <= 2 * len(SIZES), graphs  # a step of a size that is met again is captured once
+    replies = [waits.pop(file) + waits.pop("decode_graph.py", 0) for waits in found]
+    assert min(replies) > 0 and max(replies) <= most, replies
     assert few == many  # what the model's loading waits for

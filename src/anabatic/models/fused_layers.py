@@ -34,6 +34,8 @@ def match_decoder_layer(layer: nn.Module) -> Callable[..., Any] | None:
         return None
     if layer._parameters or attention._parameters or not set(LINEAR_NAMES[4:]) <= set(mlp._modules):
         return None
+    if not all(map(_is_plain, layer.parameters())):  # divided among ranks: such a layer cannot be copied either
+        return None
     if not isinstance(getattr(attention, "scaling", None), float) or not _is_verified(layer):
         return None
     return _forward
@@ -211,9 +213,11 @@ def _make_probe(layer: nn.Module, draw: Callable[..., Tensor]) -> Any:
 
 
 def _small_linear(shape: tuple[int, int], biased: bool, draw: Callable[..., Tensor]) -> nn.Linear:
-    linear = nn.utils.skip_init(nn.Linear, shape[1], shape[0], bias=biased)
-    for parameter in linear.parameters():
-        parameter.copy_(draw(*parameter.shape))
+    linear = nn.Linear.__new__(nn.Linear)  # its own start draws random numbers; torch's `skip_init` imports sympy
+    nn.Module.__init__(linear)
+    linear.out_features, linear.in_features = shape
+    linear.weight = nn.Parameter(draw(*shape))
+    linear.register_parameter("bias", nn.Parameter(draw(shape[0])) if biased else None)
     return linear
 
 
