@@ -36,6 +36,7 @@ from typing import Any
 import npu_jobs
 import plan_tables
 from anabatic.sim.simulation_report import ProcessCounters, read_processes
+from name_lists import parts_of
 from npu_jobs import JOBS
 
 MIB = 2**20
@@ -225,13 +226,15 @@ def _write_docs(found: Mapping[str, Counts]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="parts of names, with commas between them")
+    parser.add_argument(
+        "--only", type=parts_of(JOBS), help=f"parts of names, with commas between them: {'; '.join(JOBS)}"
+    )
     parser.add_argument("--write", action="store_true", help="renew the budget")
     parser.add_argument("--docs", action="store_true", help="write the tables into the guides")
     parser.add_argument("--read", action="store_true", help="take the figures of the budget")
     parser.add_argument("--operators", action="store_true", help="list the operators of a step")
     options = parser.parse_args()
-    names = [name for name in JOBS if any(part in name for part in options.only.split(","))]
+    names = options.only or list(JOBS)
     if options.read:
         read = json.loads(BUDGET.read_text(encoding="utf-8"))["jobs"]
         found = {name: read[name] for name in names}

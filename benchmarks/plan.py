@@ -187,11 +187,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         measure(Path(sys.argv[2]), sys.argv[3:])
         return
-    parser = plan_tables.parser(__doc__, "npu")
+    parser = plan_tables.parser(__doc__, "npu", [row.name for row in ROWS])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--read", type=Path, help="take the measurements of an earlier --json")
     options = parser.parse_args()
-    chosen = [row for row in ROWS if any(part in row.name for part in options.only.split(","))]
+    chosen = [row for row in ROWS if row.name in options.only]
     if options.device == "cpu":  # one process, and weights that a CPU trains
         chosen = [row for row in chosen if row.npus == 1 and "bf16" not in row.name]
     if options.read:

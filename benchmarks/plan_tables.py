@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from name_lists import parts_of
+
 GUIDE = "docs/{}/guides/{}.md"
 ROOT = Path(__file__).parents[1]
 CHINESE = (
@@ -49,10 +51,13 @@ CHINESE = (
 )
 
 
-def parser(text: str | None, device: str) -> argparse.ArgumentParser:
-    """Return the options that programs with rows share; `device` is where they measure unless told."""
+def parser(text: str | None, device: str, rows: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the options that programs with rows share; `device` is where they measure unless told.
+
+    `only` of what is parsed holds names of rows.
+    """
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--only", default="", help="parts of names, with commas between them")
+    made.add_argument("--only", type=parts_of(rows), default=rows, help="parts of names, with commas between them")
     made.add_argument("--device", choices=("npu", "cpu"), default=device)
     made.add_argument("--docs", action="store_true", help="write the table into the guides")
     return made

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from name_lists import names_among
 from paired import Turns, alternate, in_own_process, table
 
 BATCH_TOKENS = 4096
@@ -197,14 +198,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
-    parser.add_argument("--only", default=",".join(CASES), help="shape/text pairs")
+    parser.add_argument("--only", type=names_among(CASES), default=list(CASES), help=f"of {','.join(CASES)}")
     parser.add_argument("--compile", action="store_true", help="also our side with device.compile on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        cases = options.only.split(",")
-        in_own_process(prepare, folder, cases)
-        for case in cases:
+        in_own_process(prepare, folder, options.only)
+        for case in options.only:
             what = task(folder, case)
             sides: dict[str, Any] = {
                 "Trainer, AdamW": (trainer, (what,)),

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from name_lists import names_among
 from paired import Turns, in_own_process, to_the_end
 from roofline_limit import has_bf16
 
@@ -317,12 +318,17 @@ def main() -> None:
     parser.add_argument("--seconds", default="60,120", help="CPU seconds of training")
     parser.add_argument("--turn", type=float, default=2.0, help="wall seconds of a turn")
     parser.add_argument("--depths", default="1,2", help="depths of nanochat's models")
-    parser.add_argument("--formats", default="fp32,bf16", help="of both; bf16 only where the processor has it")
+    parser.add_argument(
+        "--formats",
+        type=names_among(("fp32", "bf16")),
+        default=["fp32", "bf16"],
+        help="of both, of fp32,bf16; bf16 only where the processor has it",
+    )
     parser.add_argument("--rates", default="1,4,8", help="nanochat's rates, times its own")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     formats = {"fp32": ("", "float32"), "bf16": (", bf16", "bfloat16")}
-    wanted = [name for name in options.formats.split(",") if name == "fp32" or has_bf16()]
+    wanted = [name for name in options.formats if name == "fp32" or has_bf16()]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         in_own_process(prepare, folder)

@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from name_lists import names_among
+
 QUESTIONS, ANSWERS, WARM = 8, 8, 2
 LR = 1e-5
 MINE = "def vowels(text, row):\n    return sum(letter in 'aeiou' for letter in text) / 100\n"
@@ -197,7 +199,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--only", default="ours,trl")
+    parser.add_argument("--only", type=names_among(SIDES), default=list(SIDES), help=f"of {','.join(SIDES)}")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -205,7 +207,7 @@ def main() -> None:
         print(json.dumps(SIDES[options.side](options.folder, options.steps, options.tokens)))
         return
     pythons = {"ours": sys.executable, "trl": options.peer_python}
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in options.only.split(",")}
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in options.only}
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name), options.model)
         for number in range(options.turns):

@@ -32,6 +32,7 @@ import pretrain
 import pretrain_nanochat
 import serve
 import sft
+from name_lists import names_among
 from paired import Result, alternate, in_own_process
 from roofline_limit import (
     Layers,
@@ -265,13 +266,22 @@ def print_groups(job: Job) -> dict[str, dict[str, float]]:
     return found
 
 
+JOBS = ("pretrain", "sft", "lora", "generation")
+PARTS = ("rates", "sides", "operators")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", default="pretrain,sft,lora,generation")
+    parser.add_argument("--jobs", type=names_among(JOBS), default=list(JOBS), help=f"of {','.join(JOBS)}")
     parser.add_argument("--nanochat", help="checkout of nanochat")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
-    parser.add_argument("--parts", default="rates,sides,operators", help="what is printed of every job")
+    parser.add_argument(
+        "--parts",
+        type=names_among(PARTS),
+        default=list(PARTS),
+        help=f"what is printed of every job, of {','.join(PARTS)}",
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -282,9 +292,7 @@ def main() -> None:
         "generation": generation,
     }
     found: dict[str, Any] = {"rounds": options.rounds, "seconds": options.seconds}
-    for name in options.jobs.split(","):
-        if name not in makers:
-            parser.error(f"--jobs has {name}, which is none of {', '.join(makers)}")
+    for name in options.jobs:
         with tempfile.TemporaryDirectory() as temporary:
             job = makers[name](Path(temporary))
             print(f"{name}: one thread, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -293,7 +301,7 @@ def main() -> None:
                 "sides": functools.partial(measure, job, options),
                 "operators": functools.partial(print_groups, job),
             }
-            found[name] = {part: make() for part, make in parts.items() if part in options.parts.split(",")}
+            found[name] = {part: make() for part, make in parts.items() if part in options.parts}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

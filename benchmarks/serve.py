@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import serve_latency
+from name_lists import names_among
 from paired import Turns, alternate, table
 
 VOCABULARY = 16384
@@ -257,23 +258,25 @@ def resting(args: argparse.Namespace, at_once: int) -> Any:
     )
 
 
+LOADS = ("many", "one", "latency")
+SIDES = {"engine": engine, "generate": generate, "continuous": continuous}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--only", default="many,one,latency")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--sides", default="engine,generate,continuous")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, for every side")
+    parser.add_argument("--requests", type=int, default=32, help="different requests")
+    parser.add_argument("--only", type=names_among(LOADS), default=list(LOADS), help=f"of {','.join(LOADS)}")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--sides", type=names_among(SIDES), default=list(SIDES), help=f"of {','.join(SIDES)}; for many")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     wanted = requests_of(args.requests)
     found: dict[str, Any] = {"threads": args.threads, "rounds": args.rounds, "requests": args.requests}
     if "many" in args.only:
-        every = {"engine": engine, "generate": generate, "continuous": continuous}
-        sides = {name: work for name, work in every.items() if name in args.sides}
-        found["many"] = many(sides, args, wanted, AT_ONCE)
+        found["many"] = many({name: SIDES[name] for name in args.sides}, args, wanted, AT_ONCE)
     if "one" in args.only:
         found["one"] = one(args, wanted[:4], resting(args, 1))
     if "latency" in args.only:

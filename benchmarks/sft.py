@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from name_lists import names_among
 from paired import Turns, alternate, in_own_process, table
 
 ROWS = 2000
@@ -232,14 +233,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--only", type=names_among(CASES), default=list(CASES), help=f"of {','.join(CASES)}")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        cases = options.only.split(",")
-        in_own_process(prepare, folder, cases)
-        for case in cases:
+        in_own_process(prepare, folder, options.only)
+        for case in options.only:
             size, lora = CASES[case]
             task = Task(folder / f"model-{size}", folder / "rows.json", lora, options.threads)
             sides: dict[str, Any] = {

@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from name_lists import names_among
 from paired import in_own_process
 from sft import BATCH_TOKENS, CASES, CUTOFF, Task, prepare, trainer
 
@@ -118,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="lora,full")
+    parser.add_argument("--only", type=names_among(CASES), default=["lora", "full"], help=f"of {','.join(CASES)}")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--peer", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -127,9 +128,8 @@ def main() -> None:
         trainer(_Only(), Task(Path(model), Path(rows), bool(int(lora)), options.threads), False)  # type: ignore[arg-type]
         return
     with tempfile.TemporaryDirectory() as temporary:
-        cases = options.only.split(",")
-        in_own_process(prepare, Path(temporary), cases)
-        for case in cases:
+        in_own_process(prepare, Path(temporary), options.only)
+        for case in options.only:
             measure(case, Path(temporary), options.rounds, options.threads, options.warm)
 
 

@@ -23,6 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from name_lists import names_among
+
 MIB = 2**20
 STRATEGIES: dict[str, list[str]] = {
     "ddp": [],
@@ -112,14 +114,14 @@ def measured(folder: Path, options: list[str], processes: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--npus", type=int, default=2)
-    parser.add_argument("--only", default=",".join(TUNERS))
+    parser.add_argument("--only", type=names_among(TUNERS), default=list(TUNERS), help=f"of {','.join(TUNERS)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         sizes = prepare(folder)
         print(f"{sizes['all'] / 1e6:.1f} M parameters, {options.npus} simulated NPUs, MiB on a device")
         print(f"  {'':24} {'measured':>9} {'theory':>9} {'difference':>11}")
-        for tuner in options.only.split(","):
+        for tuner in options.only:
             for strategy, words in STRATEGIES.items():
                 given = [*words, str(options.npus)] if strategy == "tensor" else words
                 found = measured(folder, [*TUNERS[tuner], *given], options.npus) / MIB

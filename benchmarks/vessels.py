@@ -45,6 +45,8 @@ def main() -> None:
     job.out.mkdir(parents=True, exist_ok=True)
     segments = read_segments([job.data], TrackSettings(format=job.words, points=job.points))
     parts = dict(regions(segments, job.region) if job.region else folds(segments, job.folds, job.seed))
+    if unknown := set(job.only) - set(parts):
+        raise SystemExit(f"--only has {min(unknown)!r}, which is none of {', '.join(parts)}")
     for name, held_out in parts.items():
         if job.only and name not in job.only:
             continue
@@ -69,7 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="names of regions or folds, with commas between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--region", action="append", default=[])
     parser.add_argument("--words", default="motion")

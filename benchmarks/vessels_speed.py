@@ -37,6 +37,7 @@ from anabatic.models.model_init import build_meta_qwen3, init_weights
 from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic.vessels.words.segment_reader import read_segments
 from anabatic.vessels.words.vocabulary import build_vocabulary
+from name_lists import names_among
 from paired import Turns, alternate, table
 
 LENGTH = 512
@@ -149,10 +150,10 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--only", default=",".join(SIDES))
+    parser.add_argument("--only", type=names_among(SIDES), default=list(SIDES), help=f"of {', '.join(SIDES)}")
     job = parser.parse_args()
     for train in (False, True):
-        sides = {side: (work, (job.data, side, job.rows, job.depth, train)) for side in job.only.split(",")}
+        sides = {side: (work, (job.data, side, job.rows, job.depth, train)) for side in job.only}
         print(f"\n{'learning' if train else 'classifying'}, rows a second, depth {job.depth}", flush=True)
         table(alternate(sides, job.rounds, job.seconds, 2.0), "source")
 

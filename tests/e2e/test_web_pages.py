@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -53,6 +55,19 @@ def ask(browser, text):
     until(lambda: len(texts(browser, "article.theirs")) == before + 1)
     until(lambda: find(browser, "#log").get_attribute("aria-busy") == "false")
     return texts(browser, "article.theirs .body")[-1]
+
+
+@pytest.fixture
+def slow_steps(parts, monkeypatch):
+    """A step takes the time of a large model's, so that an answer of 1,500 tokens is still under way when it is left."""
+    engine = parts["one"][0]
+    step = engine.step
+
+    def step_slowly():
+        time.sleep(0.02)
+        step()
+
+    monkeypatch.setattr(engine, "step", step_slowly)
 
 
 WATCH = "const real = fetch; window.fetch = (...all) => { window.sent = all[1]?.body; return real(...all); }"
@@ -150,6 +165,7 @@ def test_a_question_whose_answer_never_came_is_not_asked_again(page):
     assert [message["content"] for message in sent] == ["answered", "yes", "next"]
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_an_answer_can_be_stopped(page, server):
     find(page, "#settings-open").click()
     for name, value in (("max_tokens", "1500"), ("system", "Be long.")):
@@ -200,6 +216,7 @@ def test_what_repeats_itself_without_end_is_still_shown(page):
     assert not page.get_log("browser")
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_whoever_leaves_the_page_has_stopped_the_answer(page):
     find(page, "#settings-open").click()
     find(page, "#max_tokens").send_keys("1500", Keys.TAB)

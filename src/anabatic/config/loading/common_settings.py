@@ -23,6 +23,7 @@ _OPTIMIZER_SETTINGS = (
     "optim.lr",
     "schedule.epochs",
     "schedule.max_steps",
+    "schedule.minutes",
     "schedule.warmup_ratio",
 )
 _EVALUATION_SETTINGS = ("eval.every", "save.every", "save.resume", "log.sinks")
@@ -99,7 +100,7 @@ _COMMON_SETTINGS: dict[str, Tasks] = {
             "sampling.temperature",
             "recompute",
         ),
-        _OPTIMIZER: ("optim.lr", "schedule.max_steps", "schedule.warmup_ratio"),
+        _OPTIMIZER: ("optim.lr", "schedule.max_steps", "schedule.minutes", "schedule.warmup_ratio"),
         _ADAPTER: ("tuner", "lora.r"),
         _EVALUATION: ("eval.every", "eval.rows", "save.every", "save.resume", "log.sinks"),
         _DEVICES: _DEVICE_SETTINGS,
