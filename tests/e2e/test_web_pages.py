@@ -59,7 +59,7 @@ def ask(browser, text):
 
 @pytest.fixture
 def slow_steps(parts, monkeypatch):
-    """A step takes the time of a large model's, so that an answer of 1,500 tokens is still under way when it is left."""
+    """A step takes the time of a large model's: an answer of 1,500 tokens is under way when the test leaves it."""
     engine = parts["one"][0]
     step = engine.step
 

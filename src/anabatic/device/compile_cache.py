@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 
-from anabatic.core import cpu_info
+from anabatic.core import cpu_info, log
 from anabatic.core.paths import get_cache_root
 
 _COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang", "cc"))}
 """Device type -> variable that names the compiler, and names that are tried: Inductor writes C++ for a processor, and
 Triton compiles the code that starts its kernels on CUDA."""
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class _DamageFilter(logging.Filter):
+    """Says in one line, once, what torch says with a traceback for each damaged file at every start.
+
+    `torch/_inductor/codecache.py` skips a file that it cannot read, compiles anew, and leaves the file where it is.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.is_reported = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        if not self.is_reported:
+            self.is_reported = True
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warn(f"compiled code in {self.folder} cannot be read or written ({reason}); it is compiled anew")
+            log.info(f"hint: rm -r {shlex.quote(self.folder)} if this comes again")
+        return False
 
 
 def find_missing_compiler(device_type: str) -> str | None:
@@ -38,16 +63,25 @@ def use_cache_folder() -> str:
 
     Torch's own default is below the temporary folder, which a new container does not have. A folder belongs to one
     version of torch and one kind of processor: the C++ is compiled for its instructions, and homes are shared among
-    machines. A folder that the user has set stays.
+    machines. A folder that the user has set stays. Damaged files in it are reported in one line from then on.
     """
+    folder = _choose_cache_folder()
+    os.environ[_FOLDER_VARIABLE] = folder
+    logger = logging.getLogger("torch._inductor.codecache")
+    for old in [one for one in logger.filters if isinstance(one, _DamageFilter)]:
+        logger.removeFilter(old)
+    logger.addFilter(_DamageFilter(folder))
+    return folder
+
+
+def _choose_cache_folder() -> str:
     given = os.environ.get(_FOLDER_VARIABLE)
     if given and not _is_torch_default(Path(given)):
         return given
     facts = cpu_info.read_cpuinfo()
     kind = f"{platform.machine()} {facts.get('flags', '')} {facts.get('Features', '')}"
     name = f"{torch.__version__}-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
-    os.environ[_FOLDER_VARIABLE] = folder = str(get_cache_root() / "compiled" / name)
-    return folder
+    return str(get_cache_root() / "compiled" / name)
 
 
 def _is_torch_default(folder: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -67,3 +69,21 @@ def test_compiled_code_lies_in_our_cache_by_torch_and_processor(
 def test_a_folder_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
     assert compile_cache.use_cache_folder() == "/somewhere"
+
+
+def test_damaged_files_are_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(logging.getLogger("anabatic"), "propagate", True)
+    compile_cache.use_cache_folder()
+    compile_cache.use_cache_folder()
+    theirs = logging.getLogger("torch._inductor.codecache")
+    for _ in range(3):
+        try:
+            pickle.loads(b"torn")
+        except pickle.UnpicklingError:
+            theirs.warning("unable to load", exc_info=True)
+    theirs.warning("something else")
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 2 and str(tmp_path) in said[0] and "UnpicklingError" in said[0] and said[1] == "something else"
