@@ -40,7 +40,7 @@ class _DamageFilter(logging.Filter):
         if not self.is_reported:
             self.is_reported = True
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            log.warn(f"compiled code in {self.folder} cannot be read or written ({reason}); it is compiled anew")
+            log.warn(f"compiled code in {self.folder} cannot be read or written ({reason}); it is compiled again")
             log.info(f"hint: rm -r {shlex.quote(self.folder)} if this comes again")
         return False
 
