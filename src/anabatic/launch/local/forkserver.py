@@ -1,13 +1,13 @@
-"""A server that imports the workers' modules once and forks workers: imports run once for all ranks and restarts.
+"""A server that imports the workers' modules once and forks workers: ranks, those of restarts, and stages of pipelines.
 
 Name and idea are those of `multiprocessing`'s forkserver (Python documentation, "Contexts and start methods"). It is
-used for training on CPUs only: forks with an accelerator's driver loaded are untested. A fork copies only the calling
-thread, so the server exits if an import has started threads.
+used on CPUs only: forks with an accelerator's driver loaded are untested. A fork copies only the calling thread, so the
+server exits if an import has started threads.
 
-Agent and server are connected by a pair of sockets with lines of JSON: `{"words", "environment"}` and `{"reap"}` to the
-server, `{"pid"}` and `{"pid", "code"}` to the agent. The server reaps a worker only after the agent knows that it
-ended, because the agent signals the process groups of workers that it believes to run. Server and workers end with the
-agent.
+Its user, the agent or the pipeline, and the server are connected by a pair of sockets with lines of JSON: `{"words",
+"environment"}` and `{"reap"}` to the server, `{"pid"}` and `{"pid", "code"}` back. The server reaps a worker only after
+its user knows that it ended, because that signals the process groups of workers that it believes to run. Server and
+workers end with their user.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import relaunch
+from anabatic.core.imports import quick_imports
 from anabatic.core.stop_signals import STOP_SIGNALS
 
 PRELOAD_VARIABLE = "ANABATIC_PRELOAD"
@@ -41,6 +42,7 @@ _ACCELERATOR_FILES = ("nvidiactl", "davinci_manager", "davinci0", "kfd")
 _OF_SEVERAL_RANKS = "torch.distributed.checkpoint,torch.distributed.fsdp"
 """Modules that ranks use and that one process imports when it needs them."""
 _POLL_SECONDS = 0.01
+_WAIT_SECONDS = 1.0
 _PR_SET_NAME = 15
 
 
@@ -51,14 +53,16 @@ def list_preload_modules(device: str, recipe: str) -> str:
         device: the setting `device.type`.
         recipe: module with the command's recipe.
     """
+    return f"{recipe},anabatic.cli.app,{_OF_SEVERAL_RANKS}" if is_forkable(device) else ""
+
+
+def is_forkable(device: str) -> bool:
+    """Return whether processes for the setting `device.type` may be forked: those on a processor, on Linux."""
+    if sys.platform != "linux" or device not in ("cpu", "auto"):
+        return False
     simulated = "ANABATIC_SIM_SEGMENT" in os.environ
-    has_no_accelerator = (
-        sys.platform == "linux"
-        and not simulated
-        and not any(Path("/dev", name).exists() for name in _ACCELERATOR_FILES)
-    )
-    on_cpu = device == "cpu" or (device == "auto" and has_no_accelerator)
-    return f"{recipe},anabatic.cli.app,{_OF_SEVERAL_RANKS}" if on_cpu and sys.platform == "linux" else ""
+    has_accelerator = simulated or any(Path("/dev", name).exists() for name in _ACCELERATOR_FILES)
+    return device == "cpu" or not has_accelerator
 
 
 class ForkedWorker:
@@ -84,8 +88,13 @@ class ForkedWorker:
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-            time.sleep(_POLL_SECONDS)
+            self._server.wait_for_message(_WAIT_SECONDS if timeout is None else _POLL_SECONDS)
         return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the end of the worker is known; signal handlers may call it."""
+        if self.returncode is None:
+            os.kill(self.pid, number)  # the number is the worker's until `poll` has told its end
 
 
 class Forkserver:
@@ -95,7 +104,7 @@ class Forkserver:
         self._socket, server_socket = socket.socketpair()
         command = [sys.executable, "-m", "anabatic.launch.local.forkserver", modules, str(server_socket.fileno())]
         with relaunch.block_group_signals():
-            self._process = subprocess.Popen(command, pass_fds=[server_socket.fileno()])
+            self._process = subprocess.Popen(command, pass_fds=[server_socket.fileno()], stdin=subprocess.DEVNULL)
         server_socket.close()
         self._buffer = b""
         self._workers: dict[int, ForkedWorker] = {}
@@ -114,14 +123,19 @@ class Forkserver:
         return self._workers.setdefault(pid, ForkedWorker(self, pid))
 
     def close(self) -> None:
-        """Stop the server and wait for its end."""
+        """End the server, also in the middle of its imports."""
         self._socket.close()
+        self._process.kill()
         self._process.wait()
 
     def collect_exits(self) -> None:
         """Process all pending messages of the server."""
         while self._read_messages(0.0):
             pass
+
+    def wait_for_message(self, seconds: float) -> None:
+        """Wait until a worker may have ended, at most so long."""
+        select.select([self._socket], [], [], seconds)
 
     def _read_messages(self, timeout: float | None) -> bool:
         """Read once; False if there is no message or the server has ended."""
@@ -150,6 +164,8 @@ class Forkserver:
 def _serve_forks(modules: str, connection: socket.socket) -> None:
     """Import the modules, then fork on request until the agent closes the connection."""
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does before torch is loaded
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library starts its threads when it is loaded
+    quick_imports.install()
     for name in modules.split(","):
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
@@ -216,9 +232,11 @@ def _send_message(connection: socket.socket, message: dict[str, Any]) -> None:
 def _run_worker_command(arguments: list[str], environment: dict[str, str]) -> None:
     """Run the command in the forked worker as `python -m anabatic` does, and exit."""
     os.setsid()  # the agent signals its group
+    relaunch.tie_to_parent()
     os.environ.clear()
     os.environ.update(environment)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"python rank {environment.get('RANK', '')}".encode(), 0, 0, 0)
+    name = f"python rank {environment['RANK']}" if "RANK" in environment else "anabatic"
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     if (
         relaunch.get_reports_folder() is None
     ):  # with a report folder, the worker unblocks signals itself when it installs its handlers

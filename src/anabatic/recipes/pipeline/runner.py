@@ -9,20 +9,14 @@ skipped.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-import psutil
 
 from anabatic.config.loading import settings
 from anabatic.config.pipeline import PipelineJob
@@ -31,10 +25,10 @@ from anabatic.core.errors import AnabaticError, ConfigError, Failure, UserError
 from anabatic.core.formatting import did_you_mean, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import lock_folder, make_write_error, require_place, write_atomic
-from anabatic.core.stop_signals import FIRST_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
 from anabatic.plan import depth_dial, model_shape
 from anabatic.plan.model_shape import DecoderShape
 from anabatic.recipes import sequence_length
+from anabatic.recipes.pipeline import stage_process
 from anabatic.recipes.pipeline.stage_plan import (
     StagePlan,
     StageState,
@@ -44,6 +38,7 @@ from anabatic.recipes.pipeline.stage_plan import (
     plan_stages_with_problems,
     read_stage_state,
 )
+from anabatic.recipes.pipeline.stage_process import StageProcess, can_be_forked
 from anabatic.recipes.prechecks import jobs
 from anabatic.recipes.prechecks.data_files import StageOutput, predict_stage_output
 
@@ -92,7 +87,11 @@ def run(
         return 0
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with lock_folder(out, "`anabatic run`"), StageProcess(program) as process:
+        running = [stage for stage in stages if stage.name in reasons]
+        with (
+            lock_folder(out, "`anabatic run`"),
+            StageProcess(program, stage_process.list_preload_modules(running)) as process,
+        ):
             forced = set(reasons) if start or only else set()
             return _PipelineRun(job, out, process).run_stages(stages, reasons, forced)
     except OSError as error:
@@ -182,7 +181,7 @@ class _PipelineRun:
         log.info(f"{where}: anabatic {stage.command.name} ({reason})")
         self.log_event("stage", stage=stage.name, state="run", command=stage.command.name, why=reason)
         began = time.monotonic()
-        code = self.process.run([*stage.command.name.split(), "-c", str(stage.folder / "stage.yaml")])
+        code = self.process.run(stage.command.name.split(), stage.folder / "stage.yaml", can_be_forked(stage))
         seconds = round(time.monotonic() - began, 3)
         word = self.classify_stage_exit(stage, code)
         _write_stage_state(stage, "done" if word == "done" else "started", round(before + seconds, 3))
@@ -296,75 +295,6 @@ def _is_stage_folder_empty(stage: StagePlan) -> bool:
 def _write_stage_state(stage: StagePlan, state: str, seconds: float) -> None:
     content = {"state": state, "key": stage.cache_key, "seconds": seconds, "parts": stage.key_inputs}
     write_atomic(stage.folder / "stage.json", json.dumps(content, indent=1, ensure_ascii=False))
-
-
-class StageProcess:
-    """Context manager that holds the signal handlers; `run` starts a child and waits for it."""
-
-    def __init__(self, program: Sequence[str]) -> None:
-        self.program = list(program)
-        self.exit_code_if_interrupted = 0
-        """128 + the first signal we received; 0 when none came."""
-        self._stop_request = StopRequest(supervised=relaunch.is_supervised())
-        self._signal_forwarded = False
-        self._child_process: subprocess.Popen[bytes] | None = None
-        self._previous_handlers: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StageProcess:
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
-                self._previous_handlers[number] = signal.signal(number, self._handle_signal)
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
-
-    def run(self, arguments: Sequence[str]) -> int:
-        """Run `program arguments` with its output going straight through; return its exit code.
-
-        A child killed by a signal has 128 + the signal, as shells count.
-
-        Raises:
-            Failure: the program cannot be started.
-        """
-        if self.exit_code_if_interrupted:
-            return self.exit_code_if_interrupted
-        try:
-            self._child_process = subprocess.Popen(
-                [*self.program, *arguments],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**relaunch.build_child_environment(), relaunch.SUPERVISED_VARIABLE: "1"},
-            )
-        except OSError as error:
-            hint = "is the environment whole?"
-            raise Failure(f"cannot start {self.program[0]}: {error.strerror}", hint) from error
-        self._forward_signal()  # a signal may have come between the test above and the start
-        code = self._child_process.wait()
-        self._child_process = None
-        return code if code >= 0 else 128 - code
-
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        what = self._stop_request.classify_signal(number)
-        if what == STOP_NOW and self._child_process is not None and self._child_process.poll() is None:
-            for one in psutil.Process(self._child_process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
-            os.killpg(self._child_process.pid, signal.SIGKILL)
-        if what != FIRST_SIGNAL:
-            return
-        self.exit_code_if_interrupted = 128 + number
-        if self._child_process is not None:
-            log.info(f"{signal.Signals(number).name}: waiting for the stage to save; a second Ctrl-C kills it")
-        self._forward_signal()
-
-    def _forward_signal(self) -> None:
-        """Send the first signal we got to the child, once (`Popen.send_signal` spares one that has ended)."""
-        if self.exit_code_if_interrupted and self._child_process is not None and not self._signal_forwarded:
-            self._signal_forwarded = True
-            number = self.exit_code_if_interrupted - 128
-            self._child_process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
 
 _OPTION = re.compile(r"--([a-z][a-z0-9.-]*)(?= |$)")
