@@ -12,22 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
-from anabatic.core import log
 from anabatic.core.errors import DataError, Failure
-from anabatic.device.table import DEVICES
 from anabatic.infer import constrained_decoding
 from anabatic.infer.block_pool import BLOCK_SIZE
-from anabatic.infer.decode_graph import DecodeGraphs
-from anabatic.infer.request import Completion, Request
-from anabatic.infer.sampling import Sampling, make_random, sample_tokens
+from anabatic.infer.model_runner import ModelRunner
+from anabatic.infer.request import Completion, Request, TopLogprobs
+from anabatic.infer.sampling import Sampling, make_random
 from anabatic.infer.scheduler import PromptPace, RequestScheduler
 from anabatic.infer.text_stream import decode_tokens
 from anabatic.infer.tool_execution import PythonTool
-from anabatic.models import forward, rope_scaling
-from anabatic.models.direct_forward import DirectForward, build_direct_forward
+from anabatic.models import rope_scaling
 from anabatic.models.forward import ModelRoot
 from anabatic.models.kv_cache import CacheRow, KVCache
 from anabatic.models.lora.multi_adapter import AdapterRegistry
@@ -38,10 +34,6 @@ __all__ = ["Completion", "Engine", "EngineLoad", "PromptTooLong", "Request"]
 
 class PromptTooLong(DataError):
     """A prompt leaves no room for an answer."""
-
-
-class _StepAbandoned(Exception):
-    """Nobody waits any more for what a step reads."""
 
 
 @dataclass(frozen=True)
@@ -115,24 +107,19 @@ class Engine:
                 f"max_len is {max_len}, the model has {positions} positions",
                 f"use at most {positions} tokens",
             )
-        self._model, self._root = model, root or ModelRoot(model)
-        # Weights that are gathered for training later may not become inference tensors.
-        self._no_grad_context = torch.inference_mode if root is None else torch.no_grad
+        self._model = model
         self.tokenizer = tokenizer
         self.stop_ids = _stop_token_ids(model, tokenizer)
         blocks = max_batch * -(-max_len // BLOCK_SIZE) if cache_tokens is None else cache_tokens // BLOCK_SIZE
         if blocks < 1:
             raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {BLOCK_SIZE} or more")
         self.max_len = min(max_len, blocks * BLOCK_SIZE)
-        self._cache = KVCache(model.config, blocks, BLOCK_SIZE, model.device, model.dtype, self._root.tensor_ranks)
+        ranks = 1 if root is None else root.tensor_ranks
+        cache = KVCache(model.config, blocks, BLOCK_SIZE, model.device, model.dtype, ranks)
         self._schedule = RequestScheduler(blocks, max_batch, step_tokens, rope_scaling.get_length_limit(model.config))
         self._pace = None if step_seconds is None else PromptPace(step_seconds)
         self._adapters = AdapterRegistry(model)
-        # Ranks gather weights or reduce activations, and training moves them: only a model that stays is captured.
-        self._graphs = DecodeGraphs.for_device(model, self._cache) if root is None else None
-        self._wants_direct = direct and DEVICES[model.device.type].direct_generation
-        self._direct: DirectForward | None = None
-        self._scales_logprobs = scaled
+        self.runner = ModelRunner(model, root, cache, self.max_len, scaled=scaled, direct=direct)
         self._tool = tool
         self._prompt_tokens = self._steps = self._new_tokens = 0
 
@@ -174,7 +161,7 @@ class Engine:
             DataError: the name is taken, or the folder is damaged, of another model, or of a kind that must be merged.
         """
         self._adapters.add_adapter(name, Path(folder))
-        self._wants_direct, self._direct = self._wants_direct or self._direct is not None, None  # layers were wrapped
+        self.runner.forget_structure()
 
     def drop_adapter(self, name: str) -> None:
         """Give up an adapter.
@@ -320,15 +307,16 @@ class Engine:
         Raises:
             Failure: the model's logits are not numbers.
         """
-        training = self._model.training
-        if training:
-            self._root.train(False)
-        try:
-            with self._no_grad_context():
-                return self._run_step()
-        finally:
-            if training:
-                self._root.train()
+        rows = self._schedule.plan_step()
+        if not rows:
+            return []
+        began = time.monotonic()
+        chosen = self.runner.run_step(rows)
+        if chosen is None:
+            return []
+        self._steps += 1
+        self._record_pace(rows, time.monotonic() - began)
+        return self._apply_tokens(rows, chosen)
 
     def get_completion(self, request: Request) -> Completion:
         """Return the answer of a finished request."""
@@ -339,22 +327,10 @@ class Engine:
             request.ids, text, request.finish_reason, request.logprobs, request.top_logprobs, request.chosen
         )
 
-    def _run_step(self) -> list[Request]:
-        rows = self._schedule.plan_step()
-        if not rows:
-            return []
-        began = time.monotonic()
-        self._cache.layer_callback = lambda: _require_waiting_client(rows)
-        done = [request for request, row in rows.items() if row.should_return_logits]
-        chosen = self._graphs.run_step(rows, self._scales_logprobs) if self._graphs is not None else None
-        if chosen is None:
-            try:
-                logits = self._root(forward.extend_cache, list(rows.values()), self._cache, self._get_direct_forward())
-            except _StepAbandoned:
-                return []
-            chosen = sample_tokens(logits, done, self._scales_logprobs) if done else []
-        self._steps += 1
-        self._record_pace(rows, time.monotonic() - began)
+    def _apply_tokens(
+        self, rows: Mapping[Request, CacheRow], chosen: list[tuple[int, float, TopLogprobs]]
+    ) -> list[Request]:
+        """Append what was chosen to the requests; return those that finished."""
         if any(value != value for _, value, _ in chosen):
             self.clear_prefix_cache()
             raise Failure(
@@ -363,6 +339,7 @@ class Engine:
             )
         for request, row in rows.items():
             self._schedule.mark_computed(request, row.start + len(row.tokens))
+        done = [request for request, row in rows.items() if row.should_return_logits]
         for request, (token, logprob, top) in zip(done, chosen, strict=True):
             request.append_token(token, logprob)
             if request.sampling.top_logprobs:
@@ -375,35 +352,12 @@ class Engine:
             self._schedule.remove_request(request)
         return finished
 
-    def _get_direct_forward(self) -> DirectForward | None:
-        """Return what runs the model without its modules, made before the first step."""
-        if self._wants_direct:
-            self._wants_direct = False
-            self._direct = _make_direct_forward(self._model, self._root, self.max_len)
-        return self._direct
-
     def _record_pace(self, rows: Mapping[Request, CacheRow], seconds: float) -> None:
         """Learn from a step how fast prompts are read. Only where tokens were chosen has the device been waited for."""
         read = sum(len(row.tokens) for row in rows.values() if len(row.tokens) > 1)
         if self._pace is not None and read and any(row.should_return_logits for row in rows.values()):
             self._pace.add_step(read, seconds)
             self._schedule.max_shared_prompt_tokens = self._pace.max_prompt_tokens
-
-
-def _make_direct_forward(model: PreTrainedModel, root: ModelRoot, max_len: int) -> DirectForward | None:
-    if root.tensor_ranks > 1:
-        found: DirectForward | str = "its weights are divided"
-    else:
-        found = build_direct_forward(model, forward.run_modules, max_len)
-    if isinstance(found, str):
-        log.info(f"generation by the modules of {type(model).__name__}: {found}")
-        return None
-    return found
-
-
-def _require_waiting_client(requests: Iterable[Request]) -> None:
-    if all(request.is_abandoned for request in requests):
-        raise _StepAbandoned
 
 
 def _stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

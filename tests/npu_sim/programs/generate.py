@@ -87,13 +87,13 @@ def graphs_and_operators() -> str:
     for graphs in (True, False):
         engine = Engine(model, tokenizer, max_batch=5, max_len=128)
         if not graphs:
-            engine._graphs = None
+            engine.runner.graphs = None
         samplings = [
             Sampling(temperature=0.0 if n % 3 else 0.8, seed=n, max_new_tokens=20 + 9 * n, top_logprobs=n % 2)
             for n in range(5)
         ]
         found.append([(answer.ids, answer.logprobs) for answer in engine.generate(prompts[:5], samplings, [])])
-        captured = 0 if engine._graphs is None else len(engine._graphs._graphs)
+        captured = 0 if engine.runner.graphs is None else len(engine.runner.graphs._graphs)
         print(f"captured {captured}")
     (ids, chances), (other_ids, other_chances) = (zip(*one, strict=True) for one in found)
     near = all(
@@ -110,8 +110,8 @@ def refused() -> str:
     model.model.layers[0].register_forward_hook(lambda *_: bool(model.lm_head.weight[0, 0].item() > 99) or None)
     engine = Engine(model, tokenizer, max_batch=2, max_len=96)
     answers = engine.generate(prompts[:2], Sampling(temperature=0.0, max_new_tokens=12), [])
-    assert engine._graphs is not None
-    return f"{[len(answer.ids) for answer in answers]} {bool(engine._graphs.refusal)}"
+    assert engine.runner.graphs is not None
+    return f"{[len(answer.ids) for answer in answers]} {bool(engine.runner.graphs.refusal)}"
 
 
 greedy = Sampling(temperature=0.0, max_new_tokens=40)

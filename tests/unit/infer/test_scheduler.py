@@ -49,7 +49,7 @@ def test_a_step_ends_at_the_next_layer_when_nobody_waits_for_it(tokenizer):
 def test_a_step_without_modules_ends_when_nobody_waits_for_it(tokenizer):
     engine = Engine(own_model(tokenizer), tokenizer, max_batch=2, max_len=128)
     expected = engine.generate([[5, 6, 7]], greedy(5), [])[0].ids
-    assert engine._direct is not None
+    assert engine.runner.runs_directly
     steps = engine.get_load().steps
     request = engine.request([5, 6, 7], greedy(5), [])
     request.is_abandoned = True
