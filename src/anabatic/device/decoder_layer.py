@@ -106,7 +106,7 @@ class _Linears:
         self.a = [next(saved)] if self.adapted else []
         self.scaled_b = [next(saved) for _ in self.adapted]
 
-    def down(self, x: Tensor) -> list[Tensor]:
+    def project_down(self, x: Tensor) -> list[Tensor]:
         """All adapters' `x A^T`, `[T, sum of ranks]`; nothing without adapters."""
         return [x @ a.t() for a in self.a]
 
@@ -253,7 +253,7 @@ def _attention_forward(
     """`x + o(attention(norm x))`, and what the backward pass needs."""
     qkv, out = groups[:2]
     normed, inverse = _normalize(x, norms[0], plan.eps[0], plan.dtype)
-    down = qkv.down(normed)
+    down = qkv.project_down(normed)
     tokens, dim = x.shape[0], plan.head_dim
     width, narrow = (weight.shape[0] for weight in qkv.weights[:2])
     heads = width // dim
@@ -270,7 +270,7 @@ def _attention_forward(
     rotated = _rotate(rotated, *angles)
     attended, probs = attend_forward(rotated[:, :heads], rotated[:, heads:], values, plan.segments, plan.scale)
     attended = _take(attended.view(tokens, width).to(plan.dtype), plan.rows)
-    down_out = out.down(attended)
+    down_out = out.project_down(attended)
     hidden = out.add_to(_take(x, plan.rows), attended, down_out)
     return hidden, [normed, inverse, rotated, values, attended, *of_heads, *down, *down_out, *probs]
 
@@ -337,12 +337,12 @@ def _mlp_forward(plan: LayerPlan, x: Tensor, norm: Tensor, groups: list[_Linears
     """`x + down(silu(gate) * up)` of `norm x`, and what the backward pass needs."""
     gate_up, last = groups[2:]
     normed, inverse = _normalize(x, norm, plan.eps[1], plan.dtype)
-    down = gate_up.down(normed)
+    down = gate_up.project_down(normed)
     gate, up = (normed.new_empty(x.shape[0], weight.shape[0]) for weight in gate_up.weights)
     gate_up.forward(normed, down, [gate, up])
     activated = F.silu(gate)
     inner = activated * up
-    down_last = last.down(inner)
+    down_last = last.project_down(inner)
     out = last.add_to(x, inner, down_last)
     return out, [x, normed, inverse, gate, up, activated, inner, *down, *down_last]
 

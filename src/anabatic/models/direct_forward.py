@@ -20,26 +20,25 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anabatic.device.attention import AttentionOptions
+from anabatic.device.decoder_layer import LINEAR_NAMES, NORM_NAMES
 from anabatic.device.device import get_free_host_memory
 from anabatic.device.inference_products import InferenceProduct
 from anabatic.device.ops import DeviceOps, get_device_ops
 from anabatic.models import rope_scaling
+from anabatic.models.decoder_structure import NormParts, find_norm, find_unknown_part, read_norm, read_parts
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache, get_head_sizes
 from anabatic.models.lora import multi_adapter
 from anabatic.models.lora.multi_adapter import MultiAdapterLinear
 
-_LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
-_ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_HEAD_NORMS = {"q_norm", "k_norm"}
-_MLP_PARTS = {"gate_proj", "up_proj", "down_proj"}
 _BODY_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _ATTENTION_NAMES = {
-    *_ATTENTION_PARTS, *_HEAD_NORMS, "shape", "head_dim", "view", "transpose", "apply_rotary_pos_emb", "update",
+    *LINEAR_NAMES[:4], *NORM_NAMES[2:], "shape", "head_dim", "view", "transpose", "apply_rotary_pos_emb", "update",
     "layer_idx", "ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation",
     "eager_attention_forward", "training", "attention_dropout", "scaling", "sliding_window", "getattr", "reshape",
     "contiguous",
 }  # fmt: skip
 """Names in the code of an attention module that does what is done here."""
+_LAYER_NAMES = {"self_attn", "mlp", *NORM_NAMES[:2]}
 _MAX_TABLE_POSITIONS = 65536
 """Positions whose angles are kept; beyond, they are computed in every step."""
 _MAX_COPIED_SHARE = 0.25
@@ -99,21 +98,15 @@ class _ProductFactory:
 
 
 @dataclass(frozen=True)
-class _Norm:
-    weight: Tensor
-    eps: float
-
-
-@dataclass(frozen=True)
 class _DirectLayer:
     """One decoder layer: its weights and the options of its attention."""
 
     index: int
-    input_norm: _Norm
+    input_norm: NormParts
     qkv: Projection
-    head_norms: tuple[_Norm, _Norm] | None
+    head_norms: tuple[NormParts, NormParts] | None
     output: Projection
-    inner_norm: _Norm
+    inner_norm: NormParts
     gate_up: Projection
     down: Projection
     options: AttentionOptions
@@ -127,7 +120,7 @@ class DirectForward:
     ) -> None:
         body: Any = model.base_model
         self._embed, self._rotary, self._table = body.embed_tokens, body.rotary_emb, table
-        self._norm = _read_norm(body.norm)
+        self._norm = read_norm(body.norm)
         self._layers = layers
         self._ops: DeviceOps = get_device_ops(model.device.type)
         self._kv_heads, self._head_size, _ = get_head_sizes(model.config)
@@ -232,25 +225,14 @@ def _find_difference(model: PreTrainedModel) -> str:
         return "its weights are divided"
     if any(module._forward_pre_hooks or module._forward_hooks for module in model.modules()):
         return "its modules have hooks"
+    if find_norm(body.norm) is None:
+        return f"{type(model).__name__} has another last norm"
     for layer in body.layers:
-        attention, mlp = layer._modules.get("self_attn"), layer._modules.get("mlp")
-        if set(layer._modules) != _LAYER_PARTS or attention is None or mlp is None:
-            return f"{type(layer).__name__} has other parts"
-        parts = set(attention._modules)
-        if parts not in (_ATTENTION_PARTS, _ATTENTION_PARTS | _HEAD_NORMS):
-            return f"{type(attention).__name__} has other parts"
-        if set(mlp._modules) - {"act_fn"} != _MLP_PARTS:
-            return f"{type(mlp).__name__} has other parts"
-        unknown = _get_names(attention) - _ATTENTION_NAMES | _get_names(layer) - _LAYER_PARTS
+        if unknown_part := find_unknown_part(layer):
+            return unknown_part
+        unknown = _get_names(layer.self_attn) - _ATTENTION_NAMES | _get_names(layer) - _LAYER_NAMES
         if unknown:
             return f"{type(layer).__name__} computes something else ({', '.join(sorted(unknown))})"
-        norms = [
-            layer.input_layernorm,
-            layer.post_attention_layernorm,
-            *(attention._modules.get(n) for n in _HEAD_NORMS),
-        ]
-        if any(norm is not None and _find_norm(norm) is None for norm in [*norms, body.norm]):
-            return f"{type(layer).__name__} has other norms"
     return ""
 
 
@@ -258,33 +240,20 @@ def _get_names(module: nn.Module) -> set[str]:
     return set(inspect.unwrap(type(module).forward).__code__.co_names)
 
 
-def _find_norm(module: nn.Module) -> _Norm | None:
-    """Return weight and eps of an RMSNorm; None: it is none."""
-    eps = next(
-        (value for name in ("variance_epsilon", "eps") if isinstance(value := module.__dict__.get(name), float)), None
-    )
-    weight = module._parameters.get("weight")
-    return None if eps is None or weight is None or len(module._parameters) != 1 else _Norm(weight, eps)
-
-
-def _read_norm(module: nn.Module) -> _Norm:
-    norm = _find_norm(module)
-    assert norm is not None  # `_find_difference` has looked
-    return norm
-
-
 def _make_layer(index: int, layer: Any, factory: _ProductFactory, options: AttentionOptions) -> _DirectLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    has_norms = "q_norm" in attention._modules
+    parts = read_parts(layer)
+    input_norm, inner_norm, *head_norms = (None if norm is None else read_norm(norm) for norm in parts.norms)
+    q_norm, k_norm = head_norms
+    assert input_norm is not None and inner_norm is not None
     return _DirectLayer(
         index,
-        _read_norm(layer.input_layernorm),
-        factory.make_product([attention.q_proj, attention.k_proj, attention.v_proj]),
-        (_read_norm(attention.q_norm), _read_norm(attention.k_norm)) if has_norms else None,
-        factory.make_product([attention.o_proj]),
-        _read_norm(layer.post_attention_layernorm),
-        factory.make_product([mlp.gate_proj, mlp.up_proj]),
-        factory.make_product([mlp.down_proj]),
+        input_norm,
+        factory.make_product(parts.linears[:3]),
+        None if q_norm is None or k_norm is None else (q_norm, k_norm),
+        factory.make_product(parts.linears[3:4]),
+        inner_norm,
+        factory.make_product(parts.linears[4:6]),
+        factory.make_product(parts.linears[6:]),
         options,
     )
 

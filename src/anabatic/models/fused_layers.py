@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from anabatic.device.attention import PackedSegments
 from anabatic.device.decoder_layer import LINEAR_NAMES, NORM_NAMES, LayerPlan, LinearParts, run_decoder_layer
+from anabatic.models.decoder_structure import find_unknown_part, read_norm, read_parts
 from anabatic.models.lora.linear import LoraLinear
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -27,37 +28,13 @@ _LENGTHS = (5, 3)
 
 def match_decoder_layer(layer: nn.Module) -> Callable[..., Any] | None:
     """Return the forward that computes the layer as one function; None: it is of another structure."""
-    children, attention, mlp = layer._modules, layer._modules.get("self_attn"), layer._modules.get("mlp")
-    if set(children) != {"self_attn", "mlp", *NORM_NAMES[:2]} or attention is None or mlp is None:
-        return None
-    if not set(LINEAR_NAMES[:4]) <= set(attention._modules) <= {*LINEAR_NAMES[:4], *NORM_NAMES[2:]}:
-        return None
-    if layer._parameters or attention._parameters or not set(LINEAR_NAMES[4:]) <= set(mlp._modules):
+    if find_unknown_part(layer):
         return None
     if not all(map(_is_plain, layer.parameters())):  # divided among ranks: such a layer cannot be copied either
         return None
-    if not isinstance(getattr(attention, "scaling", None), float) or not _is_verified(layer):
+    if not isinstance(getattr(layer.self_attn, "scaling", None), float) or not _is_verified(layer):
         return None
     return _forward
-
-
-def _norms_of(layer: nn.Module) -> list[Any]:
-    attention: Any = layer.self_attn
-    norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
-    return [*norms, *(attention._modules.get(name) for name in NORM_NAMES[2:])]
-
-
-def _linears_of(layer: nn.Module) -> list[Any]:
-    attention: Any = layer.self_attn
-    mlp: Any = layer.mlp
-    found = [attention._modules[name] for name in LINEAR_NAMES[:4]]
-    return [*found, *(mlp._modules[name] for name in LINEAR_NAMES[4:])]
-
-
-def _eps_of(norm: Any) -> float:
-    if norm is None:
-        return 0.0
-    return float(norm.__dict__.get("variance_epsilon", norm.__dict__.get("eps")))
 
 
 def _parts_of(linear: Any) -> LinearParts:
@@ -70,7 +47,8 @@ def _forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any
     """The forward of a matched layer; `segments` and `position_embeddings` are transformers' keyword arguments."""
     if torch.compiler.is_compiling():
         return type(self).forward(self, hidden_states, *args, **kwargs)
-    norms, linears = _norms_of(self), _linears_of(self)
+    parts = read_parts(self)
+    norms, linears = parts.norms, parts.linears
     if args or not _can_run(self, hidden_states, norms, linears, kwargs):
         return type(self).forward(self, hidden_states, *args, **kwargs)
     segments, (cos, sin) = kwargs["segments"], kwargs["position_embeddings"]
@@ -94,12 +72,12 @@ def _is_last(attention: Any) -> bool:
 
 
 def _plan_of(
-    attention: Any, norms: list[Any], linears: list[Any], segments: PackedSegments, rows: Tensor | None = None
+    attention: Any, norms: Sequence[Any], linears: Sequence[Any], segments: PackedSegments, rows: Tensor | None = None
 ) -> LayerPlan:
     weight = linears[0].weight
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
     return LayerPlan(
-        tuple(_eps_of(norm) for norm in norms),
+        tuple(0.0 if norm is None else read_norm(norm).eps for norm in norms),
         tuple(float(getattr(linear, "scale", 1.0)) for linear in linears),
         int(attention.head_dim),
         attention.scaling,
@@ -109,7 +87,7 @@ def _plan_of(
     )
 
 
-def _can_run(layer: Any, x: Tensor, norms: list[Any], linears: list[Any], kwargs: dict[str, Any]) -> bool:
+def _can_run(layer: Any, x: Tensor, norms: Sequence[Any], linears: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """True in training, with causal segments and without what only the modules themselves know."""
     segments = kwargs.get("segments")
     if not torch.is_grad_enabled() or type(segments) is not PackedSegments or not segments.is_causal:
@@ -143,7 +121,7 @@ def _sees_all(attention: Any, segments: PackedSegments) -> bool:
     return not window or max(length for _, _, length in segments.groups) <= window
 
 
-def _are_plain(linears: list[Any], training: bool) -> bool:
+def _are_plain(linears: Sequence[Any], training: bool) -> bool:
     """True for linear layers, with adapters or without, of one dtype."""
     for linear in linears:
         if type(linear) is LoraLinear:
@@ -161,12 +139,12 @@ def _is_verified(layer: nn.Module) -> bool:
     """True if the class's own forward gives what the function gives, on small weights and two segments."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*shape: int) -> Tensor:
+    def draw_normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator) / 2
 
-    probe = _make_probe(layer, draw)
-    x = draw(1, sum(_LENGTHS), _SIZE)
-    half = draw(1, sum(_LENGTHS), _HEAD // 2)
+    probe = _make_probe(layer, draw_normal)
+    x = draw_normal(1, sum(_LENGTHS), _SIZE)
+    half = draw_normal(1, sum(_LENGTHS), _HEAD // 2)
     cos, sin = torch.cat((half.cos(), half.cos()), -1), torch.cat((half.sin(), half.sin()), -1)
     borders = [0, _LENGTHS[0], sum(_LENGTHS)]
     arguments = {"attention_mask": None, "position_ids": None, "use_cache": False, "position_embeddings": (cos, sin)}
@@ -174,14 +152,14 @@ def _is_verified(layer: nn.Module) -> bool:
         expected = type(layer).forward(probe, x, segments=PackedSegments(borders, x.device), **arguments)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError):
         return False
-    norms, linears = _norms_of(probe), _linears_of(probe)
-    plan = _plan_of(probe.self_attn, norms, linears, PackedSegments(borders, x.device))
-    weights = [None if norm is None else norm.weight for norm in norms]
-    out = run_decoder_layer(x[0], cos[0], sin[0], weights, [_parts_of(linear) for linear in linears], plan)
+    parts = read_parts(probe)
+    plan = _plan_of(probe.self_attn, parts.norms, parts.linears, PackedSegments(borders, x.device))
+    weights = [None if norm is None else norm.weight for norm in parts.norms]
+    out = run_decoder_layer(x[0], cos[0], sin[0], weights, [_parts_of(linear) for linear in parts.linears], plan)
     return isinstance(expected, Tensor) and torch.allclose(expected, out.unsqueeze(0), rtol=1e-3, atol=1e-4)
 
 
-def _make_probe(layer: nn.Module, draw: Callable[..., Tensor]) -> Any:
+def _make_probe(layer: nn.Module, draw_normal: Callable[..., Tensor]) -> Any:
     """Return a small copy that shares nothing but settings."""
     attention: Any = layer.self_attn
     width = _HEAD * _KV_HEADS * int(getattr(attention, "num_key_value_groups", 1))
@@ -196,12 +174,12 @@ def _make_probe(layer: nn.Module, draw: Callable[..., Tensor]) -> Any:
         (_SIZE, _INNER),
     ]
     linears = {
-        name: _small_linear(shape, old.bias is not None, draw)
-        for name, shape, old in zip(LINEAR_NAMES, sizes, _linears_of(layer), strict=True)
+        name: _small_linear(shape, old.bias is not None, draw_normal)
+        for name, shape, old in zip(LINEAR_NAMES, sizes, read_parts(layer).linears, strict=True)
     }
-    norms = dict(zip(NORM_NAMES, _norms_of(layer), strict=True))
+    norms = dict(zip(NORM_NAMES, read_parts(layer).norms, strict=True))
     small = {
-        name: _copied(norm, {"weight": nn.Parameter(draw(_HEAD if name in NORM_NAMES[2:] else _SIZE))}, {})
+        name: _copied(norm, {"weight": nn.Parameter(draw_normal(_HEAD if name in NORM_NAMES[2:] else _SIZE))}, {})
         for name, norm in norms.items()
         if norm is not None
     }
@@ -212,12 +190,12 @@ def _make_probe(layer: nn.Module, draw: Callable[..., Tensor]) -> Any:
     return _copied(layer, {}, {"self_attn": probed, "mlp": mlp, **{name: small[name] for name in NORM_NAMES[:2]}})
 
 
-def _small_linear(shape: tuple[int, int], biased: bool, draw: Callable[..., Tensor]) -> nn.Linear:
+def _small_linear(shape: tuple[int, int], biased: bool, draw_normal: Callable[..., Tensor]) -> nn.Linear:
     linear = nn.Linear.__new__(nn.Linear)  # its own start draws random numbers; torch's `skip_init` imports sympy
     nn.Module.__init__(linear)
     linear.out_features, linear.in_features = shape
-    linear.weight = nn.Parameter(draw(*shape))
-    linear.register_parameter("bias", nn.Parameter(draw(shape[0])) if biased else None)
+    linear.weight = nn.Parameter(draw_normal(*shape))
+    linear.register_parameter("bias", nn.Parameter(draw_normal(shape[0])) if biased else None)
     return linear
 
 

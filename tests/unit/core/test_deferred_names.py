@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.core.imports.deferred_names import DeferredName, WaitingImports, resolve
+from anabatic.core.imports.deferred_names import DeferredName, WaitingImports, resolve_name
 
 HEAVY = """
 class Shape:
@@ -151,7 +151,7 @@ def test_prerequisites_complete_a_registry_before_it_is_read(folder: Path) -> No
     assert "a" in registry
     assert namespace["registry"] == {"a": 1}
     assert (len(registry), list(registry), registry["a"]) == (1, ["a"], 1)
-    assert resolve(registry) is sys.modules["heavy_library.shapes"].REGISTRY
+    assert resolve_name(registry) is sys.modules["heavy_library.shapes"].REGISTRY
     assert repr(registry) == "<heavy_library.shapes.REGISTRY, not imported yet>"
 
 

@@ -14,7 +14,7 @@ HEAVY = """heavy = [name for name in ("torch._dynamo", "torch._inductor", "torch
 """
 """Seconds of imports that one process on a processor does not need."""
 IMPORT = "import json, sys\nfrom anabatic.core.imports import quick_imports\n"
-QUICK = IMPORT + "quick_imports.install()\nimport transformers, transformers.modeling_utils\n"
+QUICK = IMPORT + "quick_imports.install_quick_imports()\nimport transformers, transformers.modeling_utils\n"
 GENERATE = """
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -35,12 +35,12 @@ except ImportError:
     styles = []
 """
 RESOLVE = """
-from anabatic.core.imports.deferred_names import DeferredName, resolve
+from anabatic.core.imports.deferred_names import DeferredName, resolve_name
 modules = [each for name, each in list(sys.modules.items()) if name.startswith(("transformers.", "torch.distributed."))]
 waiting = [(each, name, value) for each in modules for name, value in list(vars(each).items())
            if type(value) is DeferredName]
 def is_real(found, module, name, *_): return found is getattr(sys.modules[module], name)
-is_right = [is_real(resolve(value), *value._deferred) for *_, value in waiting]
+is_right = [is_real(resolve_name(value), *value._deferred) for *_, value in waiting]
 left = [name for each, name, value in waiting if vars(each)[name] is value]
 """
 
@@ -79,7 +79,7 @@ def test_everything_is_there_when_it_is_used_and_nothing_heavy_before(usual: Any
 
 
 def test_another_major_version_is_imported_as_usual() -> None:
-    program = QUICK.replace("quick_imports.install()", "quick_imports._KNOWN_MAJOR = '4'\nquick_imports.install()")
+    program = QUICK.replace("quick_imports.install", "quick_imports._KNOWN_MAJOR = '4'\nquick_imports.install", 1)
     assert "torch.distributed.tensor" in run(program + HEAVY, "*heavy")
 
 

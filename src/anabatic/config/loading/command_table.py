@@ -55,7 +55,7 @@ class Command:
         """
         collects = gc.isenabled()
         gc.disable()
-        quick_imports.install()
+        quick_imports.install_quick_imports()
         try:
             for name in self.optional_packages:
                 extras.import_optional(name, f"anabatic {self.name}")

@@ -37,31 +37,31 @@ class DeferredName:
         self._deferred = (module, name, namespace, prerequisites)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return resolve(self)(*arguments, **options)
+        return resolve_name(self)(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(resolve(self), name)
+        return getattr(resolve_name(self), name)
 
     def __getitem__(self, key: Any) -> Any:
-        return resolve(self)[key]
+        return resolve_name(self)[key]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(resolve(self))
+        return iter(resolve_name(self))
 
     def __contains__(self, item: object) -> bool:
-        return item in resolve(self)
+        return item in resolve_name(self)
 
     def __len__(self) -> int:
-        return len(resolve(self))
+        return len(resolve_name(self))
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (resolve(self),)
+        return (resolve_name(self),)
 
     def __instancecheck__(self, instance: object) -> bool:
-        return _is_imported(self._deferred[0]) and isinstance(instance, resolve(self))
+        return _is_imported(self._deferred[0]) and isinstance(instance, resolve_name(self))
 
     def __subclasscheck__(self, subclass: type) -> bool:
-        return _is_imported(self._deferred[0]) and issubclass(subclass, resolve(self))
+        return _is_imported(self._deferred[0]) and issubclass(subclass, resolve_name(self))
 
     def __or__(self, other: Any) -> Any:  # of annotations that are evaluated: as if they were written as text
         return typing.Union[self._name(), other]  # noqa: UP007
@@ -76,7 +76,7 @@ class DeferredName:
         return ".".join(self._deferred[:2])
 
 
-def resolve(placeholder: DeferredName) -> Any:
+def resolve_name(placeholder: DeferredName) -> Any:
     """Import what a placeholder stands for, put it where the placeholder was bound, and return it.
 
     Raises:

@@ -1,10 +1,10 @@
 """transformers and torch's checkpoints without what a job does not use: compilers, sharded tensors, solvers, trainers.
 
 All of it hangs on `transformers.modeling_utils` and takes more than half of a start. While that module is imported,
-`install` makes names of `_MODEL_NAMES` wait until they are used (`deferred_names.py`), and records what the
-decorators of `torch.compiler` ask of `torch._dynamo` until something imports it. Nothing is replaced: whoever uses a
-name gets the real one. A version of transformers outside of `_KNOWN_MAJOR`, or one that wants other names, is imported
-as usual.
+`install_quick_imports` makes names of `_MODEL_NAMES` wait until they are used (`deferred_names.py`), and records what
+the decorators of `torch.compiler` ask of `torch._dynamo` until something imports it. Nothing is replaced: whoever uses
+a name gets the real one. A version of transformers outside of `_KNOWN_MAJOR`, or one that wants other names, is
+imported as usual.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _REGISTRY_WRITERS = ("transformers.distributed.tensor_parallel", "transformers.d
 """Modules that fill the registry when they are imported."""
 
 
-def install() -> None:
+def install_quick_imports() -> None:
     """Make the first import of transformers' models a quick one; without effect after it."""
     if _HEAVY_MODULE in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

@@ -165,7 +165,7 @@ def _serve_forks(modules: str, connection: socket.socket) -> None:
     """Import the modules, then fork on request until the agent closes the connection."""
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does before torch is loaded
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library starts its threads when it is loaded
-    quick_imports.install()
+    quick_imports.install_quick_imports()
     for name in modules.split(","):
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
