@@ -36,6 +36,7 @@ from anabatic.train import run_folder
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from option_types import positive_int
 
 TOKENS = 256
 
@@ -92,8 +93,8 @@ def once(training: Training, saver: CheckpointSaver, number: int) -> tuple[float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=200)
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--mib", type=positive_int, default=200)
+    parser.add_argument("--pairs", type=positive_int, default=7)
     parser.add_argument("--folder", type=Path, default=Path())
     options = parser.parse_args()
     training = Training(options.mib)

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from option_types import positive_int
+
 BASELINE = "pip --help"
 COMMANDS = (
     BASELINE,
@@ -46,7 +48,7 @@ def measure(command: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=positive_int, default=9)
     rounds = parser.parse_args().rounds
     turns = [{command: measure(command) for command in COMMANDS} for _ in range(rounds + 1)][1:]
     for command in COMMANDS:

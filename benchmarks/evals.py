@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from option_types import positive_int, program
+
 _PEER = """
 import json, sys, time
 from lm_eval.api.instance import Instance
@@ -96,13 +98,13 @@ def ours(folder: Path, pairs: list[tuple[str, str]], batch_tokens: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm-eval", required=True, help="python of the environment with lm_eval")
-    parser.add_argument("--items", type=int, default=200)
+    parser.add_argument("--lm-eval", type=program, required=True, help="python of the environment with lm_eval")
+    parser.add_argument("--items", type=positive_int, default=200)
     parser.add_argument("--shots", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--batch-tokens", type=int, default=8192)
-    parser.add_argument("--peer-batch", type=int, default=32)
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument("--depth", type=positive_int, default=4)
+    parser.add_argument("--batch-tokens", type=positive_int, default=8192)
+    parser.add_argument("--peer-batch", type=positive_int, default=32)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from option_types import positive_int, program
+
 _PEER = """
 import json, sys
 from lm_eval.api.instance import Instance
@@ -174,10 +176,10 @@ def compared(way: str, mine: list[Any], theirs: list[Any]) -> tuple[list[bool], 
 def main() -> int:
     """Ask both and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm-eval", required=True, help="python of the environment with lm_eval")
+    parser.add_argument("--lm-eval", type=program, required=True, help="python of the environment with lm_eval")
     parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--items", type=int, default=200)
-    parser.add_argument("--len", type=int, default=2048, dest="length", help="positions of the model")
+    parser.add_argument("--items", type=positive_int, default=200)
+    parser.add_argument("--len", type=positive_int, default=2048, dest="length", help="positions of the model")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from option_types import positive_number
+
 _PLOG = (
     "[INFO] RUNTIME({n},python):2026-11-21-10:00:{s:02d}.123.456 [stream.cc:{n}] {n} StreamCreate: id={n}, ret=0\n"
     "[INFO] HCCL({n},python):2026-11-21-10:00:{s:02d}.223.456 [hccl_comm.cc:91] [{n}] tag[AllReduce_{n}] entry ok\n"
@@ -75,7 +77,7 @@ def _words(number: int) -> str:
 def main() -> None:
     """Measure each kind in a fresh process."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--gigabytes", type=positive_number, default=1.0)
     parser.add_argument("--kind", choices=_KINDS, nargs="*", default=list(_KINDS))
     options = parser.parse_args()
     for kind in options.kind:

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from fault_kinds import KINDS, STOP, Site, Stuck
 from fault_machines import ANABATIC, can_isolate, free_port, machines, small_disk
+from option_types import names_among, positive_int, positive_number
 
 INTERVAL = 10
 """Steps between two checkpoints."""
@@ -237,19 +238,21 @@ def drawn(names: list[str], count: int, draw: random.Random) -> list[str]:
 def main() -> None:
     """Strike and print the table; the exit code is 1 when a fault was not recovered or an end differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--faults", type=positive_int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
-    parser.add_argument("--hang-seconds", type=float, default=8.0, help="of the launchers")
-    parser.add_argument("--patience", type=float, default=180.0, help="seconds after which a job counts as lost")
+    parser.add_argument("--kinds", type=names_among(KINDS), default=list(KINDS), help=f"some of {','.join(KINDS)}")
+    parser.add_argument("--hang-seconds", type=positive_number, default=8.0, help="of the launchers")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="jobs at a time, of at most four: sooner, but each slower"
+        "--patience", type=positive_number, default=180.0, help="seconds after which a job counts as lost"
+    )
+    parser.add_argument(
+        "--at-once", type=positive_int, default=1, help="jobs at a time, of at most four: sooner, but each slower"
     )
     parser.add_argument("--keep", type=Path, help="folder for logs and runs, which stay")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken down
     draw = random.Random(asked.seed)
-    names = [name for name in asked.kinds.split(",") if can_isolate() or not KINDS[name].isolated]
+    names = [name for name in asked.kinds if can_isolate() or not KINDS[name].isolated]
     kinds = drawn(names, asked.faults, draw)
     folder = Path(tempfile.mkdtemp(prefix="anabatic-faults-")) if asked.keep is None else asked.keep
     folder.mkdir(exist_ok=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from fault_kinds import Site
 from fault_machines import ANABATIC, machines
 from faults import Plan, prepare
+from option_types import positive_int
 
 
 def cpu_seconds() -> float:
@@ -67,8 +68,8 @@ def _wait_for_step(job: Site, since: float) -> None:
 def main() -> None:
     """Print each round, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--rounds", type=positive_int, default=5)
+    parser.add_argument("--nproc", type=positive_int, default=2)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="anabatic-launch-") as name:
         folder = Path(name)

@@ -15,6 +15,7 @@ import multiprocessing
 import time
 from multiprocessing.connection import Connection
 
+from option_types import positive_int
 from paired import peak_memory
 
 NAIVE, CHUNKED = "naive", "anabatic"
@@ -62,10 +63,10 @@ def alone(*arguments: object) -> tuple[float, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--hidden", type=int, default=896)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--vocab", type=positive_int, default=151_936)
+    parser.add_argument("--hidden", type=positive_int, default=896)
+    parser.add_argument("--tokens", type=positive_int, default=2048)
+    parser.add_argument("--threads", type=positive_int, default=1)
     options = parser.parse_args()
     shape = (options.vocab, options.hidden, options.tokens, options.threads)
     print(

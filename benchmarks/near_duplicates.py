@@ -25,6 +25,7 @@ from anabatic.data.inspection.duplicates import DuplicateIndex
 from anabatic.data.inspection.fingerprints import DUPLICATE_NGRAM_BYTES, SIGNATURE_SIZE, normalize_text
 from anabatic.data.inspection.row_text import RowText
 from anabatic.data.readers.sources import parse_source, read_documents
+from option_types import positive_int
 
 PIECE_CHARS = 2000
 REPLACED = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -88,8 +89,8 @@ def main() -> None:
     """Run one side, or both in turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--libraries", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=positive_int, default=400)
+    parser.add_argument("--rounds", type=positive_int, default=5)
     parser.add_argument("--side", choices=["ours", "theirs"])
     asked = parser.parse_args()
     rows = make_rows(asked.rows)

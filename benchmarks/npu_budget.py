@@ -36,8 +36,8 @@ from typing import Any
 import npu_jobs
 import plan_tables
 from anabatic.sim.simulation_report import ProcessCounters, read_processes
-from name_lists import parts_of
 from npu_jobs import JOBS
+from option_types import parts_of
 
 MIB = 2**20
 BUDGET = Path(__file__).with_name("npu_budget.json")

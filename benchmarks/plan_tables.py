@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from name_lists import parts_of
+from option_types import parts_of
 
 GUIDE = "docs/{}/guides/{}.md"
 ROOT = Path(__file__).parents[1]

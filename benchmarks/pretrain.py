@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from name_lists import names_among
+from option_types import names_among, positive_int, positive_number
 from paired import Turns, alternate, in_own_process, table
 
 BATCH_TOKENS = 4096
@@ -196,8 +196,8 @@ def trainer(turns: Turns, task: Task) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--seconds", type=positive_number, default=4.0, help="length of a turn")
     parser.add_argument("--only", type=names_among(CASES), default=list(CASES), help=f"of {','.join(CASES)}")
     parser.add_argument("--compile", action="store_true", help="also our side with device.compile on")
     options = parser.parse_args()

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from name_lists import names_among
+from option_types import names_among, nanochat_checkout, positive_ints, positive_number, positive_numbers
 from paired import Turns, in_own_process, to_the_end
 from roofline_limit import has_bf16
 
@@ -314,17 +314,19 @@ def nanochat(turns: Turns, task: Task, checkout: str, depth: int, faster: float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nanochat", required=True, help="checkout of nanochat")
-    parser.add_argument("--seconds", default="60,120", help="CPU seconds of training")
-    parser.add_argument("--turn", type=float, default=2.0, help="wall seconds of a turn")
-    parser.add_argument("--depths", default="1,2", help="depths of nanochat's models")
+    parser.add_argument("--nanochat", type=nanochat_checkout, required=True, help="checkout of nanochat")
+    parser.add_argument("--seconds", type=positive_numbers, default=[60.0, 120.0], help="CPU seconds of training")
+    parser.add_argument("--turn", type=positive_number, default=2.0, help="wall seconds of a turn")
+    parser.add_argument("--depths", type=positive_ints, default=[1, 2], help="depths of nanochat's models")
     parser.add_argument(
         "--formats",
         type=names_among(("fp32", "bf16")),
         default=["fp32", "bf16"],
         help="of both, of fp32,bf16; bf16 only where the processor has it",
     )
-    parser.add_argument("--rates", default="1,4,8", help="nanochat's rates, times its own")
+    parser.add_argument(
+        "--rates", type=positive_numbers, default=[1.0, 4.0, 8.0], help="nanochat's rates, times its own"
+    )
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     formats = {"fp32": ("", "float32"), "bf16": (", bf16", "bfloat16")}
@@ -332,12 +334,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         in_own_process(prepare, folder)
-        for seconds in map(float, options.seconds.split(",")):
+        for seconds in options.seconds:
             task = Task(folder, seconds)
             sides: dict[str, Any] = {f"anabatic{formats[name][0]}": (ours, (task, name)) for name in wanted}
-            for depth, faster, name in itertools.product(
-                map(int, options.depths.split(",")), map(float, options.rates.split(",")), wanted
-            ):
+            for depth, faster, name in itertools.product(options.depths, options.rates, wanted):
                 label, theirs = formats[name]
                 sides[f"nanochat, depth {depth}, rates x {faster:g}{label}"] = (
                     nanochat,

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from option_types import nanochat_checkout, positive_int, positive_ints, positive_number
 from paired import Turns, alternate, in_own_process, table
 from pretrain import BATCH_TOKENS, Task, ours, write_texts
 
@@ -156,16 +157,17 @@ def nanochat(turns: Turns, task: Task, checkout: str, vocab_size: int, compiled:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nanochat", required=True, help="checkout of nanochat")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
-    parser.add_argument("--vocab", default="4096,32768")
+    parser.add_argument("--nanochat", type=nanochat_checkout, required=True, help="checkout of nanochat")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--seconds", type=positive_number, default=4.0, help="length of a turn")
+    parser.add_argument("--vocab", type=positive_ints, default=[4096, 32768])
     options = parser.parse_args()
-    vocab_sizes = [int(part) for part in options.vocab.split(",")]
+    if unknown := [size for size in options.vocab if size not in SHAPES]:
+        parser.error(f"--vocab: there is no shape for {unknown[0]} tokens, but for {', '.join(map(str, SHAPES))}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        in_own_process(prepare, folder, options.nanochat, vocab_sizes)
-        for vocab_size in vocab_sizes:
+        in_own_process(prepare, folder, options.nanochat, options.vocab)
+        for vocab_size in options.vocab:
             text, seq_len = folder / "sources.jsonl", SHAPES[vocab_size].seq_len
             tasks = {name: Task(folder / f"{vocab_size}-{name}", text, seq_len) for name in ("work", "total")}
             peer = (tasks["work"], options.nanochat, vocab_size)

@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from name_lists import names_among
+from option_types import names_among, positive_int, program
 
 QUESTIONS, ANSWERS, WARM = 8, 8, 2
 LR = 1e-5
@@ -194,11 +194,11 @@ def turn(python: str, side: str, folder: Path, options: argparse.Namespace) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--peer-python", type=program, default=sys.executable)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--turns", type=positive_int, default=3)
+    parser.add_argument("--steps", type=positive_int, default=6)
+    parser.add_argument("--tokens", type=positive_int, default=64)
     parser.add_argument("--only", type=names_among(SIDES), default=list(SIDES), help=f"of {','.join(SIDES)}")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

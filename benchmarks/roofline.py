@@ -32,7 +32,7 @@ import pretrain
 import pretrain_nanochat
 import serve
 import sft
-from name_lists import names_among
+from option_types import names_among, nanochat_checkout, positive_int, positive_number
 from paired import Result, alternate, in_own_process
 from roofline_limit import (
     Layers,
@@ -273,9 +273,9 @@ PARTS = ("rates", "sides", "operators")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=names_among(JOBS), default=list(JOBS), help=f"of {','.join(JOBS)}")
-    parser.add_argument("--nanochat", help="checkout of nanochat")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
+    parser.add_argument("--nanochat", type=nanochat_checkout, help="checkout of nanochat")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--seconds", type=positive_number, default=2.0, help="length of a turn")
     parser.add_argument(
         "--parts",
         type=names_among(PARTS),

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import serve_latency
-from name_lists import names_among
+from option_types import names_among, positive_int, positive_number
 from paired import Turns, alternate, table
 
 VOCABULARY = 16384
@@ -264,10 +264,10 @@ SIDES = {"engine": engine, "generate": generate, "continuous": continuous}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, for every side")
-    parser.add_argument("--requests", type=int, default=32, help="different requests")
+    parser.add_argument("--rounds", type=positive_int, default=5, help="turns of every side")
+    parser.add_argument("--seconds", type=positive_number, default=1.0, help="length of a turn")
+    parser.add_argument("--threads", type=positive_int, default=1, help="of torch, for every side")
+    parser.add_argument("--requests", type=positive_int, default=32, help="different requests")
     parser.add_argument("--only", type=names_among(LOADS), default=list(LOADS), help=f"of {','.join(LOADS)}")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--sides", type=names_among(SIDES), default=list(SIDES), help=f"of {','.join(SIDES)}; for many")

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from option_types import positive_int, program
+
 DTYPES = ("fp32", "bf16")
 Wanted = list[tuple[list[int], int]]
 
@@ -169,9 +171,9 @@ def compare(python: str, weights: Path, dtype: str, wanted: Wanted, rounds: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama", help="Python with llama-cpp-python and gguf")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=32, help="different requests")
+    parser.add_argument("--llama", type=program, help="Python with llama-cpp-python and gguf")
+    parser.add_argument("--rounds", type=positive_int, default=5)
+    parser.add_argument("--requests", type=positive_int, default=32, help="different requests")
     parser.add_argument("--dtype", choices=DTYPES, help="of these alone")
     parser.add_argument("--side", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

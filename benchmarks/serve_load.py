@@ -34,6 +34,7 @@ from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import load_model, save_model
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from option_types import positive_int
 
 CHAT = "/v1/chat/completions"
 CONTEXT = 128
@@ -255,9 +256,9 @@ def report(tally: Tally, memory: list[float], figures: dict[str, float], seconds
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--requests", type=positive_int, default=1000)
+    parser.add_argument("--clients", type=positive_int, default=64)
+    parser.add_argument("--questions", type=positive_int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

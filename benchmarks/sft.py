@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from name_lists import names_among
+from option_types import names_among, positive_int, positive_number
 from paired import Turns, alternate, in_own_process, table
 
 ROWS = 2000
@@ -230,9 +230,9 @@ def trainer(turns: Turns, task: Task, grouped: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--seconds", type=positive_number, default=4.0, help="length of a turn")
+    parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--only", type=names_among(CASES), default=list(CASES), help=f"of {','.join(CASES)}")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

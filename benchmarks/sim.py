@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from option_types import positive_int
+
 INSIDE = "ANABATIC_BENCHMARK_INSIDE"
 
 
@@ -44,8 +46,8 @@ def stepper(device: str) -> Callable[[], None]:
 def main() -> None:
     """Print the ratio of each round, and their median."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=positive_int, default=5)
+    parser.add_argument("--steps", type=positive_int, default=20)
     asked = parser.parse_args()
     if not os.environ.get(INSIDE):
         command = [sys.executable, "-m", "anabatic", "sim", "--", sys.executable, *sys.argv]

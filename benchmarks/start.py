@@ -1,6 +1,6 @@
 """How long from the command to the end of the first optimizer step, beside transformers' Trainer with PEFT?
 
-    python benchmarks/start.py [--rounds N] [--threads N] [--only lora,full]
+    python benchmarks/start.py [--rounds N] [--threads N] [--only lora,full,lora-151k]
 
 Both sides are programs that a user starts: `anabatic sft`, and a script that loads the model, tokenises the rows and
 trains with the Trainer. Model and rows are those of `benchmarks/sft.py`; both make their first step from about as many
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from name_lists import names_among
+from option_types import names_among, positive_int
 from paired import in_own_process
 from sft import BATCH_TOKENS, CASES, CUTOFF, Task, prepare, trainer
 
@@ -117,8 +117,8 @@ def measure(case: str, folder: Path, rounds: int, threads: int, warm: bool) -> N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=positive_int, default=5)
+    parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--only", type=names_among(CASES), default=["lora", "full"], help=f"of {','.join(CASES)}")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--peer", nargs=3, help=argparse.SUPPRESS)

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from name_lists import names_among
+from option_types import names_among, positive_int
 
 MIB = 2**20
 STRATEGIES: dict[str, list[str]] = {
@@ -113,7 +113,7 @@ def measured(folder: Path, options: list[str], processes: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--npus", type=int, default=2)
+    parser.add_argument("--npus", type=positive_int, default=2)
     parser.add_argument("--only", type=names_among(TUNERS), default=list(TUNERS), help=f"of {','.join(TUNERS)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

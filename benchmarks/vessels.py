@@ -34,6 +34,7 @@ from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
 from anabatic.vessels.words import kinematic_features
 from anabatic.vessels.words.segment_reader import read_segments
 from anabatic.vessels.words.segments import Segment, SegmentSet
+from option_types import positive_int
 
 CLI = (sys.executable, "-m", "anabatic")
 MOVING = ("motion", "transponder", "heading")
@@ -70,12 +71,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--folds", type=positive_int, default=5)
     parser.add_argument("--only", default="", help="names of regions or folds, with commas between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--region", action="append", default=[])
     parser.add_argument("--words", default="motion")
-    parser.add_argument("--points", type=int, nargs="+", default=[30])
+    parser.add_argument("--points", type=positive_int, nargs="+", default=[30])
     parser.add_argument("--groups", default=",".join(MOVING), help="of numbers; empty: words alone")
     parser.add_argument("--trees-only", action="store_true")
     job = parser.parse_args(sys.argv[1:border])

@@ -37,7 +37,7 @@ from anabatic.models.model_init import build_meta_qwen3, init_weights
 from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic.vessels.words.segment_reader import read_segments
 from anabatic.vessels.words.vocabulary import build_vocabulary
-from name_lists import names_among
+from option_types import names_among, positive_int, positive_number
 from paired import Turns, alternate, table
 
 LENGTH = 512
@@ -146,10 +146,10 @@ def main() -> None:
     """Compare classifying, then learning."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rows", type=positive_int, default=512)
+    parser.add_argument("--depth", type=positive_int, default=4)
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument("--seconds", type=positive_number, default=10.0)
     parser.add_argument("--only", type=names_among(SIDES), default=list(SIDES), help=f"of {', '.join(SIDES)}")
     job = parser.parse_args()
     for train in (False, True):

@@ -28,6 +28,8 @@ from typing import Any
 import psutil
 from selenium import webdriver
 
+from option_types import positive_int
+
 START_SECONDS = 180.0
 LOAD_SECONDS = 8.0
 IDLE_SECONDS = 20.0
@@ -177,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-board", default="", help="llamafactory-cli of an environment with LLaMA-Factory")
     parser.add_argument("--swift", default="", help="swift of an environment with ms-swift and gradio")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive_int, default=3)
     options = parser.parse_args()
     candidates = list_candidates(options)
     results: dict[str, list[dict[str, float]]] = {candidate.name: [] for candidate in candidates}

@@ -23,6 +23,7 @@ from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.segments import as_line, iter_segments, make_word_spec
+from option_types import positive_int
 
 HEADING = "MMSI,BaseDateTime,LAT,LON,SOG,COG,Heading,VesselName,IMO,CallSign,VesselType\n"
 TYPES = (30, 31, 36, 37, 60, 70, 80, 90)
@@ -80,8 +81,8 @@ def main() -> None:
     """Measure every format, with and without the kinematic numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", type=Path)
-    parser.add_argument("--points", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--points", type=positive_int, default=1_000_000)
+    parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--large", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

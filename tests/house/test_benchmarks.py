@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import runpy
+
+import pytest
 
 from house import tree
 
@@ -39,3 +43,35 @@ def test_what_runs_alone_is_what_needs_nothing() -> None:
         if "required=True" in (text := path.read_text(encoding="utf-8")) or '__name__ == "__main__"' not in text
     }
     assert needs <= left_out and left_out <= {path.stem for path in FOLDER.glob("*.py")}
+
+
+def test_numbers_of_options_are_checked() -> None:
+    """`--rounds 0` or `--seconds nan` is refused before anything is measured."""
+    any_number = {"--seed", "--shots", "--large"}  # 0 has a meaning
+    unchecked = [
+        f"{path.name}: {option}"
+        for path in sorted(FOLDER.glob("*.py"))
+        for option in re.findall(
+            r'add_argument\(\s*"(--[a-z-]+)"[^()]*type=(?:int|float)\b', path.read_text(encoding="utf-8")
+        )
+        if option not in any_number
+    ]
+    assert not unchecked, "use positive_int or positive_number of benchmarks/option_types.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        ("positive_int", ["0", "-1", "1.5", "", "many"]),
+        ("positive_number", ["0", "-1", "nan", "inf", "", "many"]),
+        ("positive_ints", ["", "1,", "1,0"]),
+        ("positive_numbers", ["", "1,nan"]),
+        ("nanochat_checkout", ["", "/nowhere", str(tree.ROOT)]),
+        ("program", ["", "/nowhere/python", str(tree.ROOT)]),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(kind: str, bad: list[str]) -> None:
+    types = runpy.run_path(str(FOLDER / "option_types.py"))
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError):
+            types[kind](text)

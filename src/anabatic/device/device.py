@@ -253,7 +253,7 @@ def _choose_dtype(requested: str, row: DeviceRow, chip: Chip | None) -> tuple[st
     if requested == "bf16" and not has_bf16:
         raise ConfigError(f"device.dtype is bf16, which {chip.name if chip else row.type} does not have", "use fp16")
     if requested == "fp16" and row.type == "cpu":
-        raise ConfigError("device.dtype is fp16, which is not trained on a CPU", "use fp32 or bf16")
+        raise ConfigError("device.dtype is fp16, which is not supported on a CPU", "use fp32 or bf16")
     return requested, "asked for"
 
 

@@ -82,7 +82,7 @@ class DecodeGraphs:
             log.warn(f"decode steps run operator by operator: a graph cannot be captured ({self.refusal})")
             return None
         if not self._graphs:
-            log.info(f"decode steps are captured as graphs on {self._model.device.type}: one launch a step")
+            log.debug(f"decode steps are captured as graphs on {self._model.device.type}: one launch a step")
         self._graphs[size] = graph
         return graph
 

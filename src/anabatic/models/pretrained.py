@@ -97,6 +97,8 @@ def resolve_merged_adapters(
     adapters: list[merging.WeightedAdapter] = []
     for spec in specs:
         path, weight = adapter_config.parse_adapter_spec(spec)
+        if not (paths.is_hub_id(path, hub) or Path(path).expanduser().exists()):
+            raise adapter_config.missing_adapter_error(path)
         folder = resolve_model_folder(path, hub, world).resolve()
         if not is_adapter(folder):
             raise adapter_config.whole_model_error(folder)

@@ -41,7 +41,7 @@ ALL = [
       for command in (f"sft {TUNE}", "dpo --model m --data pairs.jsonl", "rl --model m --data sums.jsonl",
                       "reward --model m --data pairs.jsonl", "chat m", "infer m --data a.jsonl -o b.jsonl",
                       "eval m --tasks arc_easy", "serve m")),
-    *((f"{command} --adapter nope", "model folder nope does not exist", 2)
+    *((f"{command} --adapter nope", "adapter: the folder nope does not exist", 2)
       for command in (f"sft {TUNE}", "rl --model m --data sums.jsonl", "chat m", "infer m --data a.jsonl -o b.jsonl",
                       "eval m --tasks arc_easy", "export m -o x", "merge m --out x")),
     *((line, "hollow holds no config.json or adapter_config.json", 2)

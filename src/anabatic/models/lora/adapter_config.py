@@ -5,6 +5,7 @@ Keys: PEFT 0.21, `peft/tuners/lora/config.py`.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from anabatic.config.sections.train_jobs import Lora
-from anabatic.core import json_reader
+from anabatic.core import json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -59,6 +60,12 @@ def parse_adapter_spec(spec: str) -> tuple[str, float]:
 def whole_model_error(folder: Path) -> ConfigError:
     """Return the error for a model where an adapter is expected."""
     return ConfigError(f"adapter: {folder} is a whole model, no adapter", "give it as --model")
+
+
+def missing_adapter_error(name: str) -> DataError:
+    """Return the error for an adapter that is not there."""
+    message = f"adapter: the folder {os.path.expanduser(name)} does not exist.{paths.suggest_folder(name)}"
+    return DataError(message.removesuffix("."), "give the folder of a saved adapter, or of its run")
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:

@@ -381,7 +381,10 @@ def _check_adapter(job: Any, spec: str, earlier: EarlierOutputs) -> None:
         if stage_output.is_adapter is False:
             raise adapter_config.whole_model_error(Path(name))
         return
-    _require_model(name, getattr(job, "hub", None))
+    hub = getattr(job, "hub", None)
+    if is_absent(spec) and not paths.is_hub_id(name, hub):
+        raise adapter_config.missing_adapter_error(name)
+    _require_model(name, hub)
     folder = sequence_length.find_local_model(name)
     if folder is not None and is_adapter(name, earlier) is False:
         raise adapter_config.whole_model_error(folder)
