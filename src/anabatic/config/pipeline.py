@@ -39,7 +39,10 @@ def scale_minutes(stages: dict[str, PipelineStage], minutes: float) -> None:
         and value > 0
     }
     require_setting(
-        bool(timed), "--minutes: no stage has schedule.minutes", "give the stages that train one in the recipe"
+        bool(timed),
+        "--minutes: no stage of this recipe has schedule.minutes",
+        "copy it (`anabatic recipes copy NAME FILE`), give the stages that train one, and run the file; "
+        "`anabatic run demo` has them",
     )
     total = sum(schedule["minutes"] for schedule in timed.values())
     for name, schedule in timed.items():

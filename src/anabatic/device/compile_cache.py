@@ -15,6 +15,7 @@ import torch
 
 from anabatic.core import cpu_info, log
 from anabatic.core.paths import get_cache_root
+from anabatic.device.compiled_code import CompiledCode
 
 _COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang", "cc"))}
 """Device type -> variable that names the compiler, and names that are tried: Inductor writes C++ for a processor, and
@@ -58,30 +59,43 @@ def find_missing_compiler(device_type: str) -> str | None:
     return f"there is no compiler here ({', '.join(names)}, or the variable {variable})"
 
 
-def use_cache_folder() -> str:
-    """Make torch keep compiled code in our cache, so that the next start finds it; return the folder.
+def use_cached_code() -> CompiledCode | None:
+    """Give torch the code that earlier starts have compiled; None: the user has set torch's folder, which stays.
 
-    Torch's own default is below the temporary folder, which a new container does not have. A folder belongs to one
+    Torch's own default is below the temporary folder, which a new container does not have. A store belongs to one
     version of torch and one kind of processor: the C++ is compiled for its instructions, and homes are shared among
-    machines. A folder that the user has set stays. Damaged files in it are reported in one line from then on.
+    machines. What torch says of damaged files is one line from then on.
     """
-    folder = _choose_cache_folder()
-    os.environ[_FOLDER_VARIABLE] = folder
+    global _CODE
+    given = os.environ.get(_FOLDER_VARIABLE)
+    if given and not (_is_torch_default(Path(given)) or (_CODE is not None and given == str(_CODE.work))):
+        _report_damage_once(given)
+        return None
+    store = _choose_store()
+    if _CODE is None or _CODE.store != store:
+        _CODE = CompiledCode(store, _CODE.work if _CODE is not None else None)
+    _CODE.fetch()
+    os.environ[_FOLDER_VARIABLE] = str(_CODE.work)
+    _report_damage_once(str(_CODE.work))
+    return _CODE
+
+
+_CODE: CompiledCode | None = None
+"""Of this process: torch's folder is the process's, too."""
+
+
+def _report_damage_once(folder: str) -> None:
     logger = logging.getLogger("torch._inductor.codecache")
     for old in [one for one in logger.filters if isinstance(one, _DamageFilter)]:
         logger.removeFilter(old)
     logger.addFilter(_DamageFilter(folder))
-    return folder
 
 
-def _choose_cache_folder() -> str:
-    given = os.environ.get(_FOLDER_VARIABLE)
-    if given and not _is_torch_default(Path(given)):
-        return given
+def _choose_store() -> Path:
     facts = cpu_info.read_cpuinfo()
     kind = f"{platform.machine()} {facts.get('flags', '')} {facts.get('Features', '')}"
     name = f"{torch.__version__}-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
-    return str(get_cache_root() / "compiled" / name)
+    return get_cache_root() / "compiled" / name
 
 
 def _is_torch_default(folder: Path) -> bool:

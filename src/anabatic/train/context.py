@@ -14,6 +14,7 @@ from torch import Tensor
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core.paths import RunFolder
 from anabatic.data.batching.packing import Batch
+from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device
 from anabatic.monitor.usage_window import UsageWindow
 from anabatic.parallel.process_groups import World
@@ -86,6 +87,7 @@ class LoopContext:
         flops_per_token, peak_flops: for the model FLOP utilisation; 0: unknown, not shown.
         device_window: what the devices of this machine did meanwhile; None: not known.
         should_eval_at_start: measure before the first step too.
+        compiled_code: keeps what the steps have compiled; None: nothing is kept.
         row_log: told what each step has read; None: nobody asks.
     """
 
@@ -103,6 +105,7 @@ class LoopContext:
     peak_flops: float = 0.0
     device_window: UsageWindow | None = None
     should_eval_at_start: bool = False
+    compiled_code: CompiledCode | None = None
     row_log: RowLog | None = None
 
     @property

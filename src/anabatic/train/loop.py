@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from anabatic.core.errors import Failure
 from anabatic.core.formatting import format_duration
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.core.stop_signals import SIGNAL_LISTENER
+from anabatic.device.compile_time import COMPILE_CLOCK
 from anabatic.parallel.process_groups import barrier, broadcast_text
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
@@ -24,6 +24,8 @@ from anabatic.train.optim.optimizer import compute_lr_scale
 from anabatic.train.step import StepStats, TrainStep
 from anabatic.train.time_budget import TimeBudget, agree_on_steps
 
+_SHORT_COMPILING = 0.1
+"""Seconds of compiling that are not told."""
 _MAX_SKIPPED_STEPS = 50
 """Skipped updates in a row of logged windows after which the job gives up."""
 
@@ -181,15 +183,16 @@ def _evaluate_model(loop: LoopContext, progress: TrainProgress, clock: _MetricsC
 
 
 class _MetricsClock:
-    """Turns what the step counted into a row of metrics. Time spent on evaluation does not count as training."""
+    """Turns what the step counted into a row of metrics. Evaluating and compiling do not count as time of training."""
 
     def __init__(self, loop: LoopContext, progress: TrainProgress) -> None:
         self.loop, self.progress = loop, progress
         self.prior_seconds = progress.seconds
         self.training_seconds = self.pending_seconds = 0.0
-        self.start_time = time.perf_counter()
+        self.start_time = COMPILE_CLOCK.read()
         self.logged_step = progress.step
         self.skipped_in_a_row = 0
+        self.reported_compiling = COMPILE_CLOCK.read_compiling()
         minutes = loop.job.schedule.minutes
         self.time_budget = None if minutes is None else TimeBudget(minutes)
 
@@ -199,23 +202,25 @@ class _MetricsClock:
         return step == 1 or step % self.loop.job.log.every == 0 or early
 
     def total_seconds(self) -> float:
-        return self.prior_seconds + self.training_seconds + self.pending_seconds + time.perf_counter() - self.start_time
+        return (
+            self.prior_seconds + self.training_seconds + self.pending_seconds + COMPILE_CLOCK.read() - self.start_time
+        )
 
     def pause_clock(self) -> None:
         """Keep what has passed since the last row."""
-        self.pending_seconds += time.perf_counter() - self.start_time
+        self.pending_seconds += COMPILE_CLOCK.read() - self.start_time
         if self.loop.device_window is not None:
             self.loop.device_window.set_paused(True)
 
     def resume_clock(self) -> None:
         """Count again from now on."""
-        self.start_time = time.perf_counter()
+        self.start_time = COMPILE_CLOCK.read()
         if self.loop.device_window is not None:
             self.loop.device_window.set_paused(False)
 
     def restart_after_rewind(self) -> None:
         """Begin anew after an earlier step: the row of what was undone is not written."""
-        now = time.perf_counter()
+        now = COMPILE_CLOCK.read()
         self.training_seconds, self.pending_seconds, self.start_time = (
             self.training_seconds + self.pending_seconds + now - self.start_time,
             0.0,
@@ -232,9 +237,10 @@ class _MetricsClock:
         """Write one row; return True when some rank wishes to stop."""
         loop, progress = self.loop, self.progress
         drained = loop.train_step.read_stats()
-        now = time.perf_counter()
+        now = COMPILE_CLOCK.read()
         span, self.start_time, self.pending_seconds = max(self.pending_seconds + now - self.start_time, 1e-9), now, 0.0
         self.training_seconds += span
+        self._report_compiling()
         steps = progress.step - self.logged_step
         self.logged_step = progress.step
         if self.time_budget is not None and progress.step < loop.sizes.steps:
@@ -267,6 +273,14 @@ class _MetricsClock:
             row["skipped"] = progress.skipped
         loop.metrics.log_train_step(progress.step, row)
         return drained.should_stop
+
+    def _report_compiling(self) -> None:
+        compiling = COMPILE_CLOCK.read_compiling()
+        if compiling - self.reported_compiling > _SHORT_COMPILING:
+            log.info(f"compiling took {compiling - self.reported_compiling:.1f} s, which do not count as training")
+            self.reported_compiling = compiling
+            if self.loop.compiled_code is not None:
+                self.loop.compiled_code.keep()
 
     def _fit_steps(self, budget: TimeBudget, steps: int, span: float) -> None:
         """Count the steps that fit into the given time; every rank calls it."""

@@ -156,7 +156,7 @@ def estimate_budget_tokens(
     """Return the training tokens that some minutes are about enough for, and why; the loop counts them exactly."""
     rate = get_local_chip(device).half_tflops * 1e12 * ASSUMED_UTILIZATION * world.size
     tokens = 60.0 * minutes * rate / (6 * count_parameters(model)[1])
-    return tokens, f"about, for {minutes:g} minutes; the first steps are timed"
+    return tokens, f"about, for {minutes:g} minutes; the first steps are timed, a busy machine makes fewer"
 
 
 def resolve_batch_sizes(
@@ -250,7 +250,9 @@ def resolve_total_steps(
 ) -> int:
     """Return the optimizer steps of the run."""
     if schedule.minutes is not None:
-        steps = min(max(1, round(tokens / global_batch)), schedule.max_steps or 10**9)
+        steps = max(1, round(tokens / global_batch))
+        if schedule.max_steps is not None and schedule.max_steps <= steps:
+            steps, reason = schedule.max_steps, f"given; fewer if {schedule.minutes:g} minutes are over before"
     elif schedule.max_steps is not None:
         steps, reason = schedule.max_steps, "given"
     elif schedule.epochs is not None:

@@ -41,12 +41,13 @@ class TimeBudget:
         if row_steps <= 0 or elapsed >= SETTLED_SHARE * self.seconds and self._num_rows > 1:
             return total
         newest = row_seconds / row_steps
-        # The first step of a process also allocates and compiles.
+        # The first step of a process also allocates: it neither counts in the mean nor may end the run.
+        least = 1 if self._num_rows else 2
         weight = _NEWEST_WEIGHT if self._num_rows > 1 else 1.0
         self._seconds_per_step = newest if weight == 1.0 else weight * newest + (1 - weight) * self._seconds_per_step
         self._num_rows += 1
         left = max(0.0, self.seconds - elapsed)
-        return step + max(1, round(left / max(self._seconds_per_step, 1e-9)))
+        return step + max(least, round(left / max(self._seconds_per_step, 1e-9)))
 
     def describe(self, total: int) -> str:
         """Return one line for the log."""

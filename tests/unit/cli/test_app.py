@@ -49,6 +49,10 @@ def recipe(tmp_path: Path) -> str:
         ("sft -c GOOD --log.sinks wandb swanlap", 'log.sinks[1] is "swanlap"'),
         ("sft -c GOOD --train-on-inputs=maybe", '--train-on-inputs is "maybe", expected true or false'),
         ("sft -c GOOD --optim.lr 1 --optim.lr 2", "--optim.lr is given twice"),
+        (
+            "sft -c GOOD --minutes 1 --schedule.minutes 2",
+            "--minutes and --schedule.minutes are one setting, which is given twice",
+        ),
         ("sft -c GOOD --optim.lr", "--optim.lr needs a value"),
         ("sim --npus 2 stat", '"stat" is neither `status` nor `clean`'),
         ("sim --bogus -- true", 'unknown option "--bogus"'),

@@ -57,18 +57,20 @@ def test_compiled_code_lies_in_our_cache_by_torch_and_processor(
     for flags in ("avx2", "avx2 avx512f"):
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setattr(cpu_info, "read_cpuinfo", lambda flags=flags: {"flags": flags})
-        folders.append(compile_cache.use_cache_folder())
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folders[-1]
+        code = compile_cache.use_cached_code()
+        assert code is not None and os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(code.work)
+        folders.append(code.store)
     assert len(set(folders)) == 2
-    assert all(Path(folder).parent == tmp_path / "compiled" and torch.__version__ in folder for folder in folders)
-    assert compile_cache.use_cache_folder() == folders[-1]
+    assert all(folder.parent == tmp_path / "compiled" and torch.__version__ in folder.name for folder in folders)
+    assert compile_cache.use_cached_code() is code
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_someone"))
-    assert compile_cache.use_cache_folder() == folders[-1], "what torch has set itself is not the user's choice"
+    assert compile_cache.use_cached_code() is code, "what torch has set itself is not the user's choice"
 
 
 def test_a_folder_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
-    assert compile_cache.use_cache_folder() == "/somewhere"
+    assert compile_cache.use_cached_code() is None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere"
 
 
 def test_damaged_files_are_said_in_one_line(
@@ -76,8 +78,8 @@ def test_damaged_files_are_said_in_one_line(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(logging.getLogger("anabatic"), "propagate", True)
-    compile_cache.use_cache_folder()
-    compile_cache.use_cache_folder()
+    compile_cache.use_cached_code()
+    compile_cache.use_cached_code()
     theirs = logging.getLogger("torch._inductor.codecache")
     for _ in range(3):
         try:

@@ -39,6 +39,12 @@ def test_a_slow_first_step_does_not_shorten_the_run() -> None:
     assert steps == 501 and elapsed == pytest.approx(60.0)
 
 
+def test_a_first_step_that_is_longer_than_the_time_does_not_end_the_run() -> None:
+    steps, _, totals = train(TimeBudget(1.0), [59.0, *[0.1] * 5000], 10, 50)
+    assert totals[1] == 3 and steps == 11
+    assert train(TimeBudget(1.0), [100.0], 10, 50)[0] == 3
+
+
 def test_a_machine_that_becomes_slower_ends_in_time() -> None:
     _, elapsed, _ = train(TimeBudget(1.0), [*[0.1] * 200, *[0.3] * 5000], 10, 50)
     assert 58 < elapsed < 63
@@ -102,5 +108,5 @@ def test_minutes_of_a_pipeline_are_shared_as_the_recipe_says() -> None:
 @pytest.mark.parametrize("wrong", ["much", True, None, -1, 0, [1]])
 def test_minutes_of_a_pipeline_that_times_nothing(wrong: object) -> None:
     found = {"base": PipelineStage(command="pretrain", job={"schedule": {"minutes": wrong}})}
-    with pytest.raises(ConfigError, match="no stage has schedule.minutes"):
+    with pytest.raises(ConfigError, match="no stage of this recipe has schedule.minutes"):
         scale_minutes(found, 2.0)

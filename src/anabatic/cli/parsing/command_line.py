@@ -167,11 +167,16 @@ class MissingValueError(UsageError):
 
 
 class RepeatedOptionError(UsageError):
-    """`option` is given twice."""
+    """`option` is given twice, at first by the name `earlier`."""
 
-    def __init__(self, option: str) -> None:
+    def __init__(self, option: str, earlier: str) -> None:
         super().__init__(f"given twice: {option}")
-        self.option = option
+        self.option, self.earlier = option, earlier
+
+    def __str__(self) -> str:
+        if self.earlier == self.option:
+            return f"{self.option} is given twice"
+        return f"{self.earlier} and {self.option} are one setting, which is given twice"
 
 
 class SwitchValueError(UsageError):
@@ -215,6 +220,7 @@ class _Parser:
         self.interface = interface
         self.options = {name: option for option in interface.options for name in (*option.names, *option.off_names)}
         self.values: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
         self.words: list[str] = []
         self.unknown: list[str] = []
 
@@ -248,7 +254,8 @@ class _Parser:
 
     def _read_option(self, name: str, option: Option, value: str | None) -> None:
         if option.key in self.values and not (option.is_list or option.is_repeatable):
-            raise RepeatedOptionError(name)
+            raise RepeatedOptionError(name, self.names[option.key])
+        self.names[option.key] = name
         if not option.metavar:
             self.values[option.key] = self._read_switch(name, option, value)
             return

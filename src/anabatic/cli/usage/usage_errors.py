@@ -86,7 +86,7 @@ _USAGE_DESCRIBERS: tuple[tuple[type, Callable[..., str]], ...] = (
     (UnknownCommandError, _describe_unknown_command),
     (UnusedWordsError, _describe_unused_words),
     (MissingValueError, lambda error: f"{error.name} needs a value"),
-    (RepeatedOptionError, lambda error: f"{error.option} is given twice"),
+    (RepeatedOptionError, str),
     (SwitchValueError, lambda error: f'{error.option} is "{error.value}", expected true or false'),
 )
 

@@ -191,7 +191,7 @@ class Schedule:
     tokens_per_param: float | None = None
     """Training tokens per parameter of the blocks and the head, without steps and epochs; default: 12."""
     minutes: float | None = None
-    """Minutes of training, evaluations not counted, in place of epochs; `max_steps` may end it earlier."""
+    """Minutes of training without evaluations and compiling, in place of epochs; `max_steps` may end it earlier."""
     warmup_ratio: float = 0.02
     """Share of the steps in which the learning rate rises."""
     decay_ratio: float = 0.5

@@ -15,6 +15,8 @@ from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.device import compile_cache
+from anabatic.device.compile_time import COMPILE_CLOCK
+from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device, should_compile
 from anabatic.models import fused_ops, weight_casts, weights_reader
 from anabatic.models.forward import ModelRoot
@@ -66,8 +68,12 @@ class TrainedModel:
         """The model itself, without the wrapper that computes losses."""
         return self.root.model
 
-    def compile(self, context: TrainContext[LoopJob], steps: int) -> None:
-        """Compile the model's blocks for a run of that many steps, where that pays and is possible."""
+    def compile(self, context: TrainContext[LoopJob], steps: int) -> CompiledCode | None:
+        """Compile the model's blocks for a run of that many steps, where that pays and is possible.
+
+        Returns:
+            What keeps the compiled code for the next start; None: nothing is compiled, or torch keeps it by itself.
+        """
         compiled, reason = should_compile(context.job.device, context.device.device_row, steps)
         if context.world.tensor_group.size > 1:
             compiled, reason = False, "layers that add up among processes are not compiled"
@@ -81,8 +87,12 @@ class TrainedModel:
         report = log.warn if context.job.device.compile == "on" and not compiled else log.info
         report(f"torch.compile {'on' if compiled else 'off'} ({reason})")
         if compiled:
-            folder = compile_cache.use_cache_folder()
-            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use, cached at {folder}")
+            code = compile_cache.use_cached_code()
+            COMPILE_CLOCK.watch_compiling()
+            place = "where TORCHINDUCTOR_CACHE_DIR says" if code is None else f"at {code.store}"
+            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use, cached {place}")
+            return code
+        return None
 
     def make_step(self, context: TrainContext[LoopJob], objective: Objective, sizes: StepSizes) -> TrainStep:
         """Return the training step of this model: its optimizer, and its gradients reduced over the data group."""

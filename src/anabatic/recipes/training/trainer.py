@@ -176,7 +176,7 @@ class Trainer:
         samples = encode_sample_prompts(
             job.eval.sample_prompts, model.tokenizer, self.batches.eot_id, context.seq_len, model.is_chat
         )
-        model.compile(context, self.sizes.steps)
+        compiled = model.compile(context, self.sizes.steps)
         step = model.make_step(context, self.objective, self.sizes)
         model.network.train()
         sizes = self._probe_micro_batch(step)
@@ -207,7 +207,7 @@ class Trainer:
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
             metrics.log_event("data", **self.batches.describe_sources())
             loop = self._make_loop_context(sizes, step, stream, tensors, metrics, samples)
-            loop.device_window, loop.row_log = watch, rows
+            loop.device_window, loop.row_log, loop.compiled_code = watch, rows, compiled
             done = fit(loop, progress)
             self.batches.log_summary(progress.loader)
             if done:

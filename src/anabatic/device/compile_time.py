@@ -1,0 +1,46 @@
+"""A clock that stands still while torch.compile works, so that compiling does not count as training."""
+
+from __future__ import annotations
+
+import time
+
+
+class CompileClock:
+    """Seconds, as `time.perf_counter` counts them, without those that torch.compile has taken in this process."""
+
+    def __init__(self) -> None:
+        self._compiling = 0.0
+        self._started_at: float | None = None
+        self._is_watching = False
+
+    def watch_compiling(self) -> None:
+        """Listen to torch from now on (`torch/_dynamo/callback.py`); once is enough."""
+        if self._is_watching:
+            return
+        from torch._dynamo.callback import callback_handler  # costs half a second where nothing is compiled
+
+        callback_handler.register_start_callback(self.start)
+        callback_handler.register_end_callback(self.stop)
+        self._is_watching = True
+
+    def start(self, *facts: object) -> None:
+        """Stop counting. `facts`: what torch tells of the compilation, nothing before torch 2.8."""
+        self._started_at = time.perf_counter()
+
+    def stop(self, *facts: object) -> None:
+        """Count again."""
+        if self._started_at is not None:
+            self._compiling += time.perf_counter() - self._started_at
+            self._started_at = None
+
+    def read_compiling(self) -> float:
+        """Return the seconds of compiling so far."""
+        return self._compiling + (0.0 if self._started_at is None else time.perf_counter() - self._started_at)
+
+    def read(self) -> float:
+        """Return a time in seconds whose differences leave compiling out."""
+        return time.perf_counter() - self.read_compiling()
+
+
+COMPILE_CLOCK = CompileClock()
+"""Of this process: torch's callbacks are the process's, too."""
