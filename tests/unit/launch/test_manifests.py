@@ -233,7 +233,7 @@ def test_unknown_and_missing_fields_are_faults() -> None:
         {"c": BooleanRule(), "d": ChoiceRule(("x",)), "e": MapRule(TextRule(), IntegerRule())},
     )
     assert not list(rule.find_faults({"a": "x", "b": [1], "c": True, "d": "x", "e": {"k": 0}}, "m"))
-    faults = list(rule.find_faults({"a": "X", "b": [True, 4], "c": 1, "d": "y", "e": {1: -1}, "f": 0}, "m"))
+    faults = list(rule.find_faults({"a": "X", "b": [True, 4], "c": 1, "d": "y", "e": {1: -1, "k": -1}, "f": 0}, "m"))
     assert [fault.split(" is ")[0] for fault in faults] == [
         "m.a",
         "m.b[0]",
@@ -241,7 +241,7 @@ def test_unknown_and_missing_fields_are_faults() -> None:
         "m.c",
         "m.d",
         "m.e: the key",
-        "m.e.1",
+        "m.e.k",
         "m.f",
     ]
     assert list(rule.find_faults({"b": []}, "m")) == ["m.a is missing", "m.b has 0 entries, at least 1 are needed"]

@@ -104,8 +104,10 @@ class MapRule:
             yield f"{path} is {value!r}, not a map"
             return
         for name, item in value.items():
-            yield from self.key_rule.find_faults(name, f"{path}: the key")
-            yield from self.known.get(name, self.value_rule).find_faults(item, f"{path}.{name}")
+            if key_faults := list(self.key_rule.find_faults(name, f"{path}: the key")):
+                yield from key_faults  # a path with this key in it could be any text
+            else:
+                yield from self.known.get(name, self.value_rule).find_faults(item, f"{path}.{name}")
         texts = (text for pair in value.items() for text in pair if isinstance(text, str))
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > self.max_bytes:
