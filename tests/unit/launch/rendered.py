@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import yaml
 
 from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.launch.k8s import manifests
+from house import tree
 
 RECIPE = "model: m\ndata: {train: [a]}\n"
 
@@ -39,3 +41,9 @@ def find_pod(documents: list[dict[str, Any]]) -> dict[str, Any]:
             return value
         pending += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     raise AssertionError("no pod")
+
+
+def find_tool(name: str) -> str | None:
+    """Return the path of helm or kubectl: the fetched one, or that of the PATH."""
+    fetched = tree.ROOT / ".cache" / name
+    return str(fetched) if fetched.exists() else shutil.which(name)

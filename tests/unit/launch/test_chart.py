@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import yaml
 from anabatic.launch.k8s.pod_template import ACCELERATORS
 from house import tree
 from unit.launch import published_schemas
-from unit.launch.rendered import find_pod, made
+from unit.launch.rendered import find_pod, find_tool, made
 
 CHART = tree.ROOT / "charts" / "anabatic-serve"
-HELM = shutil.which("helm") or next((str(path) for path in [tree.ROOT / ".cache" / "helm"] if path.exists()), None)
-pytestmark = pytest.mark.skipif(HELM is None, reason="no helm: python scripts/fetch_helm.py")
+HELM = find_tool("helm")
+pytestmark = pytest.mark.skipif(HELM is None, reason="no helm: python scripts/fetch_kubernetes_tools.py")
 
 
 def run_helm(*arguments: str, values: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
