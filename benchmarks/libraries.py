@@ -307,11 +307,13 @@ def manifests(libraries: str) -> None:
     import kubernetes_validate
 
     from anabatic.config.sections.kubernetes import Kubernetes
-    from anabatic.launch.k8s.manifests import POD_TEMPLATE
-    from anabatic.launch.k8s.pod_template import build_pod_template
+    from anabatic.launch.k8s.manifest_rules import POD_TEMPLATE
+    from anabatic.launch.k8s.pod_template import PodNames, build_pod_template
+
+    names = PodNames("main", "master", "job-name", volcano=True)
 
     def make(changed: dict[str, Any]) -> dict[str, Any]:
-        return build_pod_template(Kubernetes(**{"name": "a", "image": "i", "nproc": 8, **changed}), ["x"], "main")
+        return build_pod_template(Kubernetes(**{"name": "a", "image": "i", "nproc": 8, **changed}), ["x"], names)
 
     def theirs(template: dict[str, Any]) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": template["spec"]}

@@ -21,6 +21,7 @@ OTHER_PROGRAMS = set(
     [
         "curl",
         "docker",
+        "helm",
         "npu-smi",
         "git",
         "kubectl",

@@ -12,7 +12,7 @@ BY_HAND = (NOTES / "decisions" / "by-hand-or-library.md").read_text(encoding="ut
 PAGE_LINES = 90
 """Most lines of a decision's page: about two screens."""
 CODE_PATH = re.compile(r"`((?:[a-z0-9_]+/)+(?:[a-z0-9_]+\.py)?)`")
-FOLDERS = {"benchmarks", "decisions", "scripts", "sim", "tests"}
+FOLDERS = {"benchmarks", "charts", "containers", "decisions", "scripts", "sim", "tests"}
 """What a path may begin with besides a room; of `sim/` the C++ is meant as well."""
 
 

@@ -60,6 +60,7 @@ HOW = (
     How("(pip install|uv tool install|uvx) ", "no", "installing asks an index; scripts/check_install.py does it"),
     How("echo 'source <", "no", "changes the shell's start; tests/unit/cli/test_completion.py types Tab"),
     How("(npu-smi|docker|kubectl|ray start|git clone)\\b", "no", "needs a driver, a daemon, a cluster or the network"),
+    How("helm ", "elsewhere", "needs a cluster; tests/unit/launch/test_chart.py renders the chart"),
     How("source /usr/local/Ascend|python3 -m venv|source .venv", "no", "sets a machine up; CI's is set up by make"),
     How(".venv/bin/pre-commit", "no", "changes the checkout's hooks"),
     How("ssh -L", "no", "needs another machine"),

@@ -46,6 +46,17 @@ LATER = {
     "PET_MASTER_ADDR": "job-master-0",
     "PET_MASTER_PORT": "23456",
 }
+ASCEND = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "REPLICA_TYPE": "Worker",
+    "MASTER_ADDR": "10.96.0.7",
+    "MASTER_PORT": "2222",
+    "RANK": "1",
+    "WORLD_SIZE": "16",
+    "LOCAL_WORLD_SIZE": "8",
+    "LOCAL_RANK": "0,1,2,3,4,5,6,7",
+}
+"""As MindCluster's operator sets them in the second pod of two with eight devices each."""
 ELASTIC = {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "job-worker-0:29400", "PET_NPROC_PER_NODE": "auto"}
 
 
@@ -63,6 +74,14 @@ def place(nodes: str = "", rank: str = "", address: str = "", port: str = "", np
         (MODELARTS, place("4", "3", "a.b", nproc="8")),
         (PODS, place("3", "2", "job-master-0", "23456")),
         (LATER, place("3", "2", "job-master-0", "23456", "8")),
+        (ASCEND, place("2", "1", "10.96.0.7", "2222", "8")),
+        (
+            {**ASCEND, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"},
+            place("2", "1", "10.96.0.7", "2222", "1"),
+        ),
+        ({**ASCEND, "RANK": "9", "LOCAL_RANK": "1"}, place(address="10.96.0.7", port="2222")),  # a process, not a pod
+        ({**ASCEND, "LOCAL_WORLD_SIZE": "0", "LOCAL_RANK": ""}, place(address="10.96.0.7", port="2222")),
+        ({**ASCEND, "LOCAL_WORLD_SIZE": "9" * 30}, place(address="10.96.0.7", port="2222")),
         (ELASTIC, place("1:4", "", "job-worker-0", "29400")),
         ({"JOB_COMPLETION_INDEX": "5"}, place(rank="5")),
         ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "me", **VOLCANO}, place("2", "0", "me")),

@@ -17,8 +17,8 @@ class Kubernetes:
 
     image: str = ""
     """Image with anabatic, torch and, for NPUs, CANN and torch_npu."""
-    kind: Literal["volcano", "pytorchjob"] = "volcano"
-    """volcano: a Volcano Job; pytorchjob: a PyTorchJob of Kubeflow."""
+    kind: Literal["volcano", "pytorchjob", "ascendjob", "trainjob", "jobset"] = "volcano"
+    """volcano: a Volcano Job; pytorchjob, trainjob: Kubeflow v1 and v2; ascendjob: MindCluster; jobset: a JobSet."""
     name: str = "anabatic"
     """Name of the job: small letters, digits and dashes."""
     namespace: str = ""
@@ -27,7 +27,7 @@ class Kubernetes:
     """Pods, one on each machine: 2, or 1:4 for a job that begins with one and takes up to four."""
     nproc: int | None = None
     """Processes in each, one per device; default: the command's device.nproc."""
-    chip: Literal["910b", "a3", "910a", "310p", "cce", "nvidia", "none"] = "910b"
+    chip: Literal["910b", "a3", "910a", "310p", "950", "cce", "nvidia", "none"] = "910b"
     """What a pod asks for: MindCluster's names, cce for Huawei Cloud, nvidia, or none."""
     resource: str = ""
     """Name of the devices where the cluster has another one: huawei.com/Ascend910B3"""
@@ -53,6 +53,22 @@ class Kubernetes:
     """Secrets all of whose keys become variables."""
     node_selector: list[str] = field(default_factory=list)
     """Labels of the machines: accelerator-type=module-910b-8"""
+    label: list[str] = field(default_factory=list)
+    """Labels of the job and its pods: tor-affinity=normal-schema"""
+    annotation: list[str] = field(default_factory=list)
+    """Annotations of the job and its pods: sp-block=16"""
+    anti_affinity: bool = True
+    """Put each pod on another machine (pod anti-affinity)."""
+    visible_devices: bool = True
+    """Under Volcano, take ASCEND_VISIBLE_DEVICES from the annotation that MindCluster's plugin writes."""
+    fault_scheduling: Literal["grace", "force", "off"] | None = None
+    """How MindCluster moves a job away from a fault; default: grace for ascendjob, else no label."""
+    fault_retry_times: int | None = None
+    """How often MindCluster restarts failed pods, 0 to 100; default: attempts for ascendjob, else no label."""
+    pod_rescheduling: bool = False
+    """MindCluster replaces the faulty pod alone instead of all pods."""
+    ranktable: bool = False
+    """Wait for MindCluster's rank table, and give it to HCCL (RANK_TABLE_FILE)."""
     pull_secret: list[str] = field(default_factory=list)
     """Secrets with which the image is pulled."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
@@ -60,7 +76,7 @@ class Kubernetes:
     workdir: str = ""
     """Folder in the container in which the command runs; a relative `out` begins there."""
     queue: str = ""
-    """Queue of Volcano."""
+    """Queue of Volcano; of Kueue for trainjob and jobset."""
     priority: str = ""
     """Priority class."""
     master_port: int = 29500
@@ -88,12 +104,21 @@ class Kubernetes:
             f"--nnodes is {self.nnodes}",
             "use 2, or 1:4 for a job that continues with fewer",
         )
-        LaunchSettings(nproc=1 if self.nproc is None else self.nproc, max_restarts=self.max_restarts)
+        LaunchSettings(
+            nproc=1 if self.nproc is None else self.nproc,
+            max_restarts=self.max_restarts,
+            master_port=self.master_port,
+        )
         for name, example in _PAIRS.items():
             for text in getattr(self, name):
                 require_setting(
                     "=" in text, f'--{name.replace("_", "-")} has "{text}", not KEY=VALUE', f"for example {example}"
                 )
+        require_setting(
+            self.fault_retry_times is None or 0 <= self.fault_retry_times <= 100,
+            f"--fault-retry-times is {self.fault_retry_times}, not within 0 and 100",
+            "MindCluster reads 0 (never) to 100",
+        )
         for text in self.secret_env:
             require_setting(
                 "/" in text, f'--secret-env has "{text}", not KEY=SECRET/KEY', f"for example {_PAIRS['secret_env']}"
@@ -114,6 +139,8 @@ _PAIRS = {
     "env": "--env HF_HOME=/data/hf",
     "secret_env": "--secret-env WANDB_API_KEY=trackers/wandb",
     "node_selector": "--node-selector accelerator-type=module-910b-8",
+    "label": "--label tor-affinity=normal-schema",
+    "annotation": "--annotation sp-block=16",
 }
 
 

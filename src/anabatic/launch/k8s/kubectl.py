@@ -42,8 +42,8 @@ def _run_kubectl(command: list[str], text: str) -> str:
 
 _ERROR_HINTS = (
     ("AlreadyExists", "another --name, or `kubectl delete` of the job and its ConfigMap"),
-    ("no matches for kind", "install the operator on the cluster (Volcano or Kubeflow's training operator), or choose"
-                            " the other --kind"),
+    ("no matches for kind", "install the operator on the cluster (Volcano, MindCluster, JobSet, Kubeflow's training"
+                            " operator or trainer), or choose another --kind"),
     ("connect", "check `kubectl cluster-info` and --context"),
     ("orbidden", "ask for the right to create jobs and ConfigMaps in this --namespace"),
 )  # fmt: skip

@@ -11,9 +11,15 @@ from anabatic.config.sections.kubernetes import Kubernetes, parse_pairs
 from anabatic.core.errors import ConfigError
 
 RECIPE_FOLDER = "/etc/anabatic"
+RANK_TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
+"""Where MindCluster's operator puts the rank table in a pod (mind-cluster, hccl.json File Description)."""
+RANK_TABLE_SECONDS = 600
+"""How long a pod waits for it."""
 RECIPE_FILE = "job.yaml"
 _SHM_VOLUME = "shm"
 _RECIPE_VOLUME = "recipe"
+_RANK_TABLE_VOLUME = "ranktable"
+"""The operator writes the file for an AscendJob only if a volume has this name (ascend-operator, consts.go)."""
 
 
 @dataclass(frozen=True)
@@ -59,48 +65,77 @@ _VOLUME_PATTERNS = {
 }
 
 
-def build_pod_template(settings: Kubernetes, command: list[str], container: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PodNames:
+    """What an operator expects of the pods of its jobs, and gives them.
+
+    Attributes:
+        container: name of the container.
+        port: name of the port on which the pods meet; empty: the operator adds the port by itself.
+        job_label: label with the job's name that the operator gives every pod.
+        volcano: Volcano schedules the pods.
+    """
+
+    container: str
+    port: str
+    job_label: str
+    volcano: bool
+
+
+def build_pod_template(settings: Kubernetes, command: list[str], names: PodNames) -> dict[str, Any]:
     """Return the pod template.
 
     Args:
         command: a training command whose recipe is in RECIPE_FOLDER.
-        container: name of the container; operators expect a particular one.
     """
     mounts = _build_volumes(settings)
+    metadata = {
+        **({"labels": labels} if (labels := get_labels(settings)) else {}),
+        **({"annotations": dict(parse_pairs(settings.annotation))} if settings.annotation else {}),
+    }
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": settings.grace,
         **({"nodeSelector": dict(parse_pairs(settings.node_selector))} if settings.node_selector else {}),
+        **({"affinity": _build_anti_affinity(names.job_label, settings.name)} if _spreads(settings) else {}),
         **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if settings.host_network else {}),
         **({"imagePullSecrets": [{"name": name} for name in settings.pull_secret]} if settings.pull_secret else {}),
-        "containers": [_build_container(settings, command, container, mounts)],
+        "containers": [_build_container(settings, command, names, mounts)],
         "volumes": [{"name": name, **volume.source} for name, volume in mounts.items()],
     }
-    return {**({"metadata": {"labels": get_chip_labels(settings)}} if get_chip_labels(settings) else {}), "spec": spec}
+    return {**({"metadata": metadata} if metadata else {}), "spec": spec}
 
 
-def get_chip_labels(settings: Kubernetes) -> dict[str, str]:
-    """Return the labels of the job and its pods that tell the vendor's scheduler the chip."""
-    return dict(ACCELERATORS[settings.chip].labels)
+def get_labels(settings: Kubernetes) -> dict[str, str]:
+    """Return the labels of the job and its pods: the chip for the vendor's scheduler, and those of `--label`."""
+    return {**dict(ACCELERATORS[settings.chip].labels), **dict(parse_pairs(settings.label))}
+
+
+def _spreads(settings: Kubernetes) -> bool:
+    return settings.anti_affinity and settings.max_pods > 1
+
+
+def _build_anti_affinity(label: str, name: str) -> dict[str, Any]:
+    term = {
+        "labelSelector": {"matchExpressions": [{"key": label, "operator": "In", "values": [name]}]},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def _build_container(
-    settings: Kubernetes, command: list[str], name: str, mounts: dict[str, PodVolume]
+    settings: Kubernetes, command: list[str], names: PodNames, mounts: dict[str, PodVolume]
 ) -> dict[str, Any]:
-    env: list[dict[str, Any]] = [
-        {"name": key, "value": escape_expansion(value)} for key, value in parse_pairs(settings.env)
-    ]
-    for key, reference in parse_pairs(settings.secret_env):
-        secret, _, secret_key = reference.partition("/")
-        env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": secret_key}}})
+    env = _build_env(settings, names)
+    ports = [{"name": names.port, "containerPort": settings.master_port}] if names.port else []
     return {
-        "name": name,
+        "name": names.container,
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "command": [escape_expansion(argument) for argument in _build_command(settings, command)],
         **({"workingDir": settings.workdir} if settings.workdir else {}),
         **({"env": env} if env else {}),
         **({"envFrom": [{"secretRef": {"name": item}} for item in settings.env_from]} if settings.env_from else {}),
-        "ports": [{"name": "pytorchjob-port", "containerPort": settings.master_port}],
+        **({"ports": ports} if ports else {}),
         "resources": _build_resources(settings),
         **({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if settings.rdma else {}),
         "volumeMounts": [
@@ -108,6 +143,27 @@ def _build_container(
             for key, item in mounts.items()
         ],
     }
+
+
+def _build_env(settings: Kubernetes, names: PodNames) -> list[dict[str, Any]]:
+    """Return the user's variables, and those for MindCluster and HCCL that the user has not set."""
+    env: list[dict[str, Any]] = [
+        {"name": key, "value": escape_expansion(value)} for key, value in parse_pairs(settings.env)
+    ]
+    for key, reference in parse_pairs(settings.secret_env):
+        secret, _, secret_key = reference.partition("/")
+        env.append({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": secret_key}}})
+    accelerator = ACCELERATORS[settings.chip]
+    own: dict[str, dict[str, Any]] = {}
+    if settings.visible_devices and names.volcano and accelerator.mindcluster and not settings.resource:
+        path = f"metadata.annotations['{accelerator.resource}']"
+        own["ASCEND_VISIBLE_DEVICES"] = {"valueFrom": {"fieldRef": {"fieldPath": path}}}
+    if settings.host_network and accelerator.is_npu:
+        own["HCCL_IF_IP"] = {"valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
+    if settings.ranktable:
+        own["RANK_TABLE_FILE"] = {"value": RANK_TABLE_FILE}
+    named = {entry["name"] for entry in env}
+    return env + [{"name": name, **source} for name, source in own.items() if name not in named]
 
 
 def escape_expansion(text: str) -> str:
@@ -122,10 +178,22 @@ def _build_command(settings: Kubernetes, command: list[str]) -> list[str]:
     launch = ["anabatic", "launch", f"--nproc={settings.nproc}", f"--max-restarts={settings.max_restarts}"]
     if settings.max_pods > 1:
         launch += [f"--nnodes={settings.nnodes}", f"--master-port={settings.master_port}", f"--job-id={settings.name}"]
+        if settings.kind == "jobset":
+            launch.append(f"--master-addr={settings.name}-{JOBSET_TASK}-0-0.{settings.name}")
     arguments = [*launch, "--", *command, "-c", f"{RECIPE_FOLDER}/{RECIPE_FILE}"]
-    if not settings.setup:
+    setup = [*settings.setup, *([WAIT_FOR_RANK_TABLE] if settings.ranktable else [])]
+    if not setup:
         return arguments
-    return ["bash", "-c", "\n".join([*settings.setup, f"exec {shlex.join(arguments)}"])]
+    return ["bash", "-c", "\n".join([*setup, f"exec {shlex.join(arguments)}"])]
+
+
+JOBSET_TASK = "worker"
+"""Name of the replicated job: pod 0 of a JobSet NAME has the host name NAME-worker-0-0.NAME (jobset, Network)."""
+WAIT_FOR_RANK_TABLE = (
+    f"timeout {RANK_TABLE_SECONDS} bash -c 'until grep -Eqs \"status.*completed\" {RANK_TABLE_FILE}; do sleep 1; done'"
+    f' || {{ echo "error: {RANK_TABLE_FILE} was not completed within {RANK_TABLE_SECONDS} s" >&2; exit 1; }}'
+)
+"""HCCL reads the file once; until the operator knows all devices it says "status": "initializing"."""
 
 
 def _build_resources(settings: Kubernetes) -> dict[str, Any]:
@@ -144,12 +212,26 @@ def _build_volumes(settings: Kubernetes) -> dict[str, PodVolume]:
         _RECIPE_VOLUME: PodVolume({"configMap": {"name": f"{settings.name}-recipe"}}, RECIPE_FOLDER, True),
         _SHM_VOLUME: PodVolume({"emptyDir": {"medium": "Memory", "sizeLimit": settings.shm}}, "/dev/shm"),
     }
+    if settings.ranktable:
+        volumes[_RANK_TABLE_VOLUME] = PodVolume(_rank_table_source(settings), RANK_TABLE_FILE.rpartition("/")[0], True)
     if settings.driver_mounts:
         for path, kind in ACCELERATORS[settings.chip].mounts:
             name = re.sub(r"[^a-z0-9]+", "-", path.lower().rpartition("/")[2])
             volumes[name] = PodVolume({"hostPath": {"path": path, "type": kind}}, path, True)
     volumes.update({f"volume-{index}": parse_volume(text) for index, text in enumerate(settings.volume)})
     return volumes
+
+
+def _rank_table_source(settings: Kubernetes) -> dict[str, Any]:
+    """Return where the operator writes: a folder of the machines (AscendJob), or a ConfigMap (Volcano Job)."""
+    if settings.kind == "ascendjob":
+        return {"hostPath": {"path": f"/user/mindx-dl/ranktable/{settings.namespace}.{settings.name}"}}
+    return {"configMap": {"name": rank_table_config_map(settings.name)}}
+
+
+def rank_table_config_map(job: str) -> str:
+    """Name of the ConfigMap that MindCluster's operator fills for a Volcano Job."""
+    return f"rings-config-{job}"
 
 
 _DRIVER_MOUNTS = (("/usr/local/Ascend/driver", "Directory"), ("/usr/local/dcmi", "Directory"),
@@ -172,6 +254,16 @@ class Accelerator:
     labels: tuple[tuple[str, str], ...] = ()
     mounts: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def is_npu(self) -> bool:
+        """True for Ascend chips."""
+        return bool(self.mounts)
+
+    @property
+    def mindcluster(self) -> bool:
+        """True where MindCluster schedules the chip, and writes the devices of a pod into its annotations."""
+        return any(key == "ring-controller.atlas" for key, _ in self.labels)
+
 
 ACCELERATORS: dict[str, Accelerator] = {
     "910b": Accelerator(
@@ -184,6 +276,7 @@ ACCELERATORS: dict[str, Accelerator] = {
         "huawei.com/Ascend910", (("ring-controller.atlas", "ascend-910"),), _DRIVER_MOUNTS + _HCCN_MOUNTS
     ),
     "310p": Accelerator("huawei.com/Ascend310P", (("ring-controller.atlas", "ascend-310P"),), _DRIVER_MOUNTS),
+    "950": Accelerator("huawei.com/npu", (("ring-controller.atlas", "ascend-npu"),), _DRIVER_MOUNTS),
     "cce": Accelerator(
         "huawei.com/ascend-1980", (("ring-controller.cce", "ascend-1980"),), _DRIVER_MOUNTS + _HCCN_MOUNTS
     ),

@@ -3,7 +3,9 @@
 Sources: Volcano's plugins env and svc (volcano-sh/volcano, pkg/controllers/job/plugins): VC_TASK_INDEX, VC_TASK_HOSTS
 and _NUM by the names of tasks; ModelArts: MA_NUM_HOSTS, MA_NUM_GPUS besides Volcano's; Kubeflow's training operator
 (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go) and Volcano's plugin pytorch: MASTER_ADDR, RANK and
-WORLD_SIZE, which count pods, and from v1.7 on PET_NODE_RANK, PET_NNODES, PET_NPROC_PER_NODE; Kubeflow's trainer and
+WORLD_SIZE, which count pods, and from v1.7 on PET_NODE_RANK, PET_NNODES, PET_NPROC_PER_NODE; MindCluster's operator
+(mind-cluster, component/ascend-operator/pkg/controllers/v1/env.go): RANK counts pods, WORLD_SIZE and LOCAL_WORLD_SIZE
+processes, LOCAL_RANK is a list, REPLICA_TYPE is Master or Worker; Kubeflow's trainer and
 torch.distributed.run: PET_*; Kubernetes' indexed Job: JOB_COMPLETION_INDEX.
 """
 
@@ -19,6 +21,7 @@ from anabatic.core import log
 LAUNCH_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 """Variables that stand in for options of `anabatic launch`."""
 _VOLCANO_HOSTS = re.compile(r"VC_([A-Z0-9_]+)_HOSTS")
+_MAX_DIGITS = 6
 _POLL_SECONDS = 1.0
 _REMINDER_SECONDS = 15.0
 
@@ -28,7 +31,13 @@ def read_launch_variables(environ: Mapping[str, str]) -> dict[str, str]:
     variables = {name: environ[name] for name in LAUNCH_VARIABLES if environ.get(name)}
     if variables.get("NNODES"):  # the user's values are complete, and a scheduler's may belong to another job
         return variables
-    for read_scheduler in (_from_torch_elastic, _from_volcano, _from_pytorch_job, _from_indexed_job):
+    for read_scheduler in (
+        _from_torch_elastic,
+        _from_ascend_job,
+        _from_volcano,
+        _from_pytorch_job,
+        _from_indexed_job,
+    ):
         for name, value in read_scheduler(environ).items():
             variables.setdefault(name, value)
     return variables
@@ -45,6 +54,20 @@ def _from_torch_elastic(environ: Mapping[str, str]) -> dict[str, str]:
     if not variables["NPROC_PER_NODE"].isdecimal():  # auto, cpu and gpu leave the number to the launcher
         variables["NPROC_PER_NODE"] = ""
     return {name: value for name, value in variables.items() if value}
+
+
+def _from_ascend_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Read an AscendJob's variables; where they count anything else than pods of one size, they are not its own."""
+    numbers = [environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    are_numbers = all(text.isdecimal() and len(text) <= _MAX_DIGITS for text in numbers)
+    if environ.get("REPLICA_TYPE") not in ("Master", "Worker") or not are_numbers:
+        return {}
+    rank, world_size, local_size = map(int, numbers)
+    local_ranks = ",".join(map(str, range(local_size)))
+    if not local_size or environ.get("LOCAL_RANK") != local_ranks or world_size % local_size:
+        return {}
+    nnodes = world_size // local_size
+    return {"NNODES": str(nnodes), "NODE_RANK": str(rank), "NPROC_PER_NODE": str(local_size)} if rank < nnodes else {}
 
 
 def _from_volcano(environ: Mapping[str, str]) -> dict[str, str]:

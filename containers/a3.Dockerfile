@@ -1,0 +1,11 @@
+# anabatic on Atlas A3 (910C): docker build -f containers/a3.Dockerfile --build-arg CANN_IMAGE=... -t anabatic:a3 .
+# CANN_IMAGE: an image of Ascend/cann-container-image with CANN 9.2.0, the operators of this chip (a tag with a3)
+# and Python 3.10 to 3.12. With another CANN, take torch and torch_npu from its row of the table in the install guide.
+ARG CANN_IMAGE
+FROM ${CANN_IMAGE}
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY . /opt/anabatic
+# On x86-64 plain torch is a CUDA build, which torch_npu rejects; on aarch64 it is the CPU build.
+RUN if [ "$(uname -m)" = x86_64 ]; then pip install --no-cache-dir --extra-index-url ${TORCH_INDEX} torch==2.13.0+cpu; else pip install --no-cache-dir torch==2.13.0; fi
+RUN pip install --no-cache-dir -c /opt/anabatic/constraints.txt torch-npu==2.13.0 '/opt/anabatic[serve]'
+CMD ["anabatic", "doctor"]
