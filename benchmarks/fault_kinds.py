@@ -41,6 +41,7 @@ class Site:
 
     Attributes:
         disk: the disk that holds the run folder; None when it is not its own.
+        hang: seconds without progress after which the launchers act.
         patience: seconds after which a job that does not continue counts as lost.
         reached: the furthest step since the last fault.
     """
@@ -48,6 +49,7 @@ class Site:
     machines: list[Machine]
     run: Path
     disk: Path | None
+    hang: float
     patience: float
     reached: int = 0
     ranks: dict[int, psutil.Process] = field(default_factory=dict)
@@ -135,6 +137,15 @@ def _power(site: Site, draw: random.Random) -> None:
     machine.cable(True)
     machine.down = False
     machine.start()
+
+
+def _part(site: Site, draw: random.Random) -> None:
+    """No packet passes for longer than what counts as hanging; all processes live."""
+    machine = draw.choice(site.machines)
+    machine.cable(False)
+    back = time.monotonic() + draw.uniform(1.5, 2.5) * site.hang
+    site.wait(lambda: time.monotonic() > back)
+    machine.cable(True)
 
 
 def _stop(site: Site, draw: random.Random) -> None:
@@ -234,6 +245,7 @@ KINDS = {
     "power": Kind(
         "a machine without power for 2 s", _power, r"no process has moved|start again|starting again", isolated=True
     ),
+    "part": Kind("machines cut off from each other", _part, r"no process has moved|start again", isolated=True),
     "stop": Kind("SIGSTOP of a rank", _stop, r"rank \d+ stands after step \d+: the process is stopped \(SIGSTOP\)"),
     "disk": Kind("disk full during a save", _disk, _FULL.pattern),
     "flip": Kind("flipped bit in the newest checkpoint", _flip, r"is not used: \S+ does not match", intervals=2),

@@ -117,7 +117,7 @@ def site(plan: Plan, where: str, name: str, steps: int, losses: int) -> Iterator
             if where == "npus":
                 machine.environment.pop("ANABATIC_CACHE")  # the simulator is the user's
             machine.start()
-        yield Site(found, disk / "run", disk, plan.patience)
+        yield Site(found, disk / "run", disk, plan.hang, plan.patience)
 
 
 def finish(job: Site) -> tuple[bytes, list[str]]:

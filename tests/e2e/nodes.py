@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from e2e.wire import Carrier, Wire
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -39,39 +41,42 @@ class Nodes:
 
 
 @contextmanager
-def two() -> Iterator[Nodes]:
-    """Two machines; skips, with the reason, where there can be none."""
+def two(wire: Wire | None = None) -> Iterator[Nodes]:
+    """Two machines, joined by `wire` or by a cable without faults; skips, with the reason, where there can be none."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     tag = f"{os.getpid():x}"[-6:]
     names, interfaces = (f"anabatic-{tag}-0", f"anabatic-{tag}-1"), (f"ab{tag}-0", f"ab{tag}-1")
     part = os.getpid() % 250 + 1
     addresses = (f"10.213.{part}.1", f"10.213.{part}.2")
+    carrier = None
     try:
         for name in names:
             ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            interfaces[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            interfaces[1],
-            "netns",
-            names[1],
-        )
+        if wire is None:
+            pair = ["type", "veth", "peer", "name", interfaces[1], "netns", names[1]]
+            ip("link", "add", interfaces[0], "netns", names[0], *pair)
+        else:
+            carrier = _lay(wire, interfaces)
+            for name, interface in zip(names, interfaces, strict=True):
+                ip("link", "set", interface, "netns", name)
         for name, interface, address in zip(names, interfaces, addresses, strict=True):
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)
             ip("-n", name, "link", "set", interface, "up")
         yield Nodes(names, addresses, interfaces, f"10.213.{part}.77")
     finally:
+        if carrier is not None:
+            carrier.stop()
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _lay(wire: Wire, interfaces: tuple[str, str]) -> Carrier:
+    try:
+        return Carrier(wire, interfaces)
+    except OSError as error:
+        pytest.skip(f"no TUN devices here: {error}")
 
 
 def ip(*words: str) -> None:
