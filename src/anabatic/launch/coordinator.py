@@ -1,7 +1,7 @@
 """Decides which machines take part in a job: the rules of the rendezvous, without a network.
 
-One `Coordinator` runs on machine 0. Machines join, are heard of, leave; each `tick` returns what is to be told. All work
-is linear in the number of machines.
+One `Coordinator` runs on machine 0. Machines join, are heard of, leave; each `tick` returns what is to be told. All
+work is linear in the number of machines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ LATER_CALL_SECONDS = 5.0
 """The same before later rounds: who was in the round before is waited for in any case."""
 LOST_SECONDS = 15.0
 """Seconds without a sign of life after which a machine is lost (torch: three heartbeats of 5 s)."""
+BROKEN_SECONDS = 3.0
+"""The same after its connection broke."""
 _MAX_NAMED = 20
 """Most ranges of machines in a message."""
 
@@ -68,8 +70,8 @@ class Coordinator:
     """The state of a rendezvous.
 
     A round begins when nobody is in an earlier one any more and `max_nodes` machines wait, or `min_nodes` and none has
-    come for a while. It is over when one of its machines is lost or joins again, or when there is room for one that waits.
-    Who waits while all places are taken is a spare.
+    come for a while. It is over when one of its machines is lost or joins again, or when there is room for one that
+    waits. Who waits while all places are taken is a spare.
 
     Args:
         clock: returns the time in seconds.
@@ -100,7 +102,7 @@ class Coordinator:
         """A machine asks to take part in the next round; one with its number that has come before is replaced.
 
         Returns:
-            The address of the process that has replaced this one before, which then does not join; else an empty string.
+            The address of the process that has replaced this one, which then does not join; else an empty string.
         """
         if machine.key in self._replaced:
             return self._replaced[machine.key]
@@ -127,6 +129,11 @@ class Coordinator:
         """A machine goes. The others end the round themselves where they miss it."""
         for group in (self.waiting, self.running, self._heard):
             group.pop(key, None)
+
+    def miss(self, key: str) -> None:
+        """A machine's connection broke: it is lost soon, unless it comes back."""
+        if key in self._heard:
+            self._heard[key] = min(self._heard[key], self._clock() - LOST_SECONDS + BROKEN_SECONDS)
 
     def close(self) -> None:
         """The job has ended somewhere: no round begins any more."""
@@ -187,17 +194,18 @@ class Coordinator:
         self._must_end = self._told_over = False
         return Meeting(self.round, tuple(chosen))
 
-    def describe_missing(self) -> str:
-        """Return who is missing before the next round: `machines 3, 7-9 (12 of 16 are here)`; empty: nobody."""
+    def describe_missing(self, place: str) -> str:
+        """Return one line about who is missing before the next round at a place; empty: nobody."""
         here = len(self.waiting)
         if self.running or here >= self.max_nodes:
             return ""
+        count = self.max_nodes - here
         numbers = {machine.number for machine in self.waiting.values()}
         absent = [number for number in range(self.max_nodes) if number not in numbers]
-        are_numbered = None not in numbers and len(absent) == self.max_nodes - here
-        count = self.max_nodes - here
-        names = format_ranges(absent) if are_numbered else f"{count} more"
-        return f"machine{'s' if count > 1 else ''} {names} ({here} of {self.max_nodes} are here)"
+        are_numbered = None not in numbers and len(absent) == count
+        plural = "s" if count > 1 else ""
+        machines = f"machine{plural} {format_ranges(absent)}" if are_numbered else f"{count} more machine{plural}"
+        return f"waiting for {machines} at {place} ({here} of {self.max_nodes} are here)"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
@@ -208,5 +216,9 @@ def format_ranges(numbers: Iterable[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:_MAX_NAMED]]
+    separators = {0: "", 1: ", "}
+    shown = [
+        f"{first}{separators.get(last - first, '-')}{last if last > first else ''}"
+        for first, last in ranges[:_MAX_NAMED]
+    ]
     return ", ".join(shown) + (", and more" if len(ranges) > _MAX_NAMED else "")

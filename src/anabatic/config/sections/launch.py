@@ -76,8 +76,3 @@ class LaunchSettings:
     def is_multi_node(self) -> bool:
         """True when the job may span machines."""
         return self.max_nodes > 1
-
-    @property
-    def has_fixed_nodes(self) -> bool:
-        """True when it is known which machines take part."""
-        return self.is_multi_node and self.min_nodes == self.max_nodes and self.node_rank is not None

@@ -67,14 +67,19 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
         settings = yaml.safe_load(recipe)
-        if launch.has_fixed_nodes:
-            facts = rendezvous.collect_job_facts(rendezvous.flatten_settings(settings))
-            endpoint = {"host": launch.master_addr, "port": launch.master_port, "node_rank": launch.node_rank}
-            machine = {**endpoint, "job": launch.job_id, "size": launch.max_nodes, "facts": facts}
+        if launch.is_multi_node:
+            machine = {
+                "host": launch.master_addr,
+                "port": launch.master_port,
+                "job": launch.job_id,
+                "nodes": [launch.min_nodes, launch.max_nodes],
+                "node_rank": launch.node_rank,
+                "nproc": launch.nproc,
+                "facts": rendezvous.collect_job_facts(rendezvous.flatten_settings(settings)),
+                "join_seconds": launch.join_seconds,
+                "is_host": rendezvous_endpoint.is_rendezvous_host(launch),
+            }
             (folder / worker_reports.MACHINE_FILE).write_text(json.dumps(machine), encoding="utf-8")
-        if launch.is_multi_node and not rendezvous_endpoint.is_rendezvous_host(launch):
-            probe = {"host": launch.master_addr, "port": launch.master_port, "seconds": launch.join_seconds}
-            (folder / worker_reports.RENDEZVOUS_FILE).write_text(json.dumps(probe), encoding="utf-8")
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.is_multi_node else ''}")
         worker_variables = placement.place_workers(settings["device"], launch.nproc, os.environ, launch.is_multi_node)

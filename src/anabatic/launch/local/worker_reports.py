@@ -24,8 +24,6 @@ REPLACED_FILE = "replaced"
 """File with the address of the agent that has replaced this one."""
 MACHINE_FILE = "machine.json"
 """File with the arguments of `MachineRendezvous` for the agent."""
-RENDEZVOUS_FILE = "meeting.json"
-"""File with the endpoint of machine 0, for which the agent waits before it starts."""
 _RANKS_FILE = "ranks.json"
 _MAX_SUMMARY_CHARS = 240
 """Most characters of a message in a summary: messages of CANN run over pages."""

@@ -1,0 +1,233 @@
+"""Where machines meet: a server on machine 0 that follows the rules of `coordinator.py`.
+
+Every machine keeps one connection open (`coordinator_client.py`) and sends lines of JSON; what concerns it is sent back
+as it happens. Nobody polls, and work and traffic are linear in the number of machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any
+
+from anabatic.launch.coordinator import LOST_SECONDS, Coordinator, Decisions, Machine, Meeting
+from anabatic.launch.rendezvous import describe_differences
+from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
+
+PROTOCOL = 1
+"""Of the lines; machines that speak another one are told so."""
+MAX_LINE_BYTES = 16 << 20
+"""Most bytes of a line: facts about a machine hold its recipe."""
+_TICK_SECONDS = 0.1
+_GREETING_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+_MAX_REFUSALS = 20
+"""Most differences that are told."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
+
+
+class CoordinatorServer:
+    """Runs a coordinator in a thread, for the connections to a port.
+
+    Args:
+        port: to listen on, of all addresses of this machine.
+        endpoint: how the machines call it, for messages.
+        job: job id; machines of other jobs are refused.
+
+    Raises:
+        OSError: the port cannot be opened.
+    """
+
+    def __init__(self, port: int, endpoint: str, job: str, coordinator: Coordinator) -> None:
+        self._endpoint, self._job, self._coordinator = endpoint, job, coordinator
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._facts: dict[str, Mapping[str, Any]] = {}
+        """Digest -> facts about machines."""
+        self._joins: dict[str, dict[str, Any]] = {}
+        """Key of a machine -> what it said when it joined last."""
+        self._reference = ""
+        """Digest of the facts of the first round's first machine."""
+        self._done: set[str] = set()
+        self._reminded_at = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        self._socket = _open_port(port)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send what is to be sent and close all connections."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        serving = asyncio.start_server(self._serve, sock=self._socket, limit=MAX_LINE_BYTES, backlog=_BACKLOG)
+        server = self._loop.run_until_complete(serving)
+        ticking = self._loop.create_task(self._tick_forever())
+        self._loop.run_forever()
+        self._tell(self._coordinator.tick())
+        ticking.cancel()
+        server.close()
+        self._loop.run_until_complete(self._close_connections())
+        self._loop.close()
+
+    async def _close_connections(self) -> None:
+        for writer in list(self._writers.values()):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(writer.drain(), 1.0)
+            writer.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection to its end."""
+        key = ""
+        try:
+            greeting = json.loads(await asyncio.wait_for(reader.readline(), _GREETING_SECONDS))
+            if problem := self._check_greeting(greeting):
+                _write(writer, {"kind": "refused", "lines": [problem]})
+                await writer.drain()
+                return
+            key, digest = str(greeting["key"]), self._keep_facts(greeting["facts"])
+            self._writers[key] = writer
+            _write(writer, {"kind": "welcome"})
+            while line := await reader.readline():
+                self._handle_message(key, digest, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, asyncio.TimeoutError):
+            return  # another program, or a connection that broke
+        finally:
+            if key and self._writers.get(key) is writer:
+                del self._writers[key]
+                self._coordinator.miss(key)
+            writer.close()
+
+    def _check_greeting(self, greeting: Mapping[str, Any]) -> str:
+        if greeting["protocol"] != PROTOCOL:
+            version = metadata.version("anabatic")
+            return f"anabatic is {version} on machine 0 and {greeting['version']} here"
+        if greeting["job"] != self._job:
+            return f"--job-id is {self._job} on machine 0 and {greeting['job']} here"
+        return ""
+
+    def _keep_facts(self, facts: Mapping[str, Any]) -> str:
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        self._facts.setdefault(digest, facts)
+        return digest
+
+    def _handle_message(self, key: str, digest: str, message: dict[str, Any]) -> None:
+        self._coordinator.hear(key)
+        kind = message["kind"]
+        if kind == "join":
+            self._join(Machine(key, message["number"], message["address"], digest), message)
+        elif kind == "missing":
+            self._send([key], {"kind": "missing", "text": self._coordinator.describe_missing(self._endpoint)})
+        elif kind == "done":
+            self._done.add(key)
+        elif kind == "leave":
+            self._coordinator.leave(key)
+        elif kind == "close":
+            self._coordinator.close()
+        self._tell_all_done()
+
+    def _join(self, machine: Machine, message: dict[str, Any]) -> None:
+        self._joins[machine.key] = message
+        self._done.discard(machine.key)
+        if self._reference and (differences := self._find_differences([machine], "recipe")):
+            self._send([machine.key], {"kind": "refused", "lines": differences})
+        elif address := self._coordinator.join(machine):
+            self._send([machine.key], {"kind": "replaced", "address": address})
+
+    def _tell_all_done(self) -> None:
+        """Let go those who have finished, when nobody is left who has not."""
+        running = self._coordinator.running
+        if self._done and self._done.issuperset(running):
+            self._send(self._done, {"kind": "all done"})
+            self._done.clear()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            self._tell(self._coordinator.tick())
+            missing = self._coordinator.describe_missing(self._endpoint)
+            if not missing or not self._coordinator.waiting:
+                self._reminded_at = time.monotonic()
+            elif time.monotonic() - self._reminded_at > REMINDER_SECONDS:
+                self._reminded_at = time.monotonic()
+                sys.stderr.write(f"{missing}\n")
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _tell(self, decisions: Decisions) -> None:
+        for machine in decisions.lost:
+            sys.stderr.write(
+                f"warning: {_name(machine)} ({machine.address}) is lost: no sign of life for {LOST_SECONDS:g} s, or its"
+                " connection broke\n"
+            )
+        for key, address in decisions.replaced.items():
+            self._send([key], {"kind": "replaced", "address": address})
+        self._send(decisions.closed, {"kind": "closed"})
+        if decisions.is_over:
+            self._send(self._coordinator.running, {"kind": "over", "round": self._coordinator.round})
+        if decisions.lost:
+            self._tell_all_done()
+        if decisions.meeting is not None:
+            self._begin(decisions.meeting)
+
+    def _begin(self, meeting: Meeting) -> None:
+        if not self._reference:
+            self._reference = meeting.machines[0].digest
+        if differences := self._find_differences(meeting.machines, "recipe"):
+            self._send([machine.key for machine in meeting.machines], {"kind": "refused", "lines": differences})
+            return
+        for line in self._find_differences(meeting.machines, "versions"):
+            sys.stderr.write(f"warning: {line}\n")
+        joins = [self._joins[machine.key] for machine in meeting.machines]
+        common = {
+            "kind": "round",
+            "round": meeting.round,
+            "size": len(joins),
+            "world_size": sum(join["nproc"] for join in joins),
+            "master_addr": meeting.machines[0].address,
+            "master_port": joins[0]["port"],
+        }
+        first_rank = 0
+        for rank, (machine, join) in enumerate(zip(meeting.machines, joins, strict=True)):
+            self._send([machine.key], {**common, "rank": rank, "first_rank": first_rank})
+            first_rank += join["nproc"]
+
+    def _find_differences(self, machines: Iterable[Machine], part: str) -> list[str]:
+        """Return what differs from the first round's first machine."""
+        others = {
+            _name(machine): self._facts[machine.digest] for machine in machines if machine.digest != self._reference
+        }
+        return describe_differences(self._facts[self._reference], others, part)[:_MAX_REFUSALS] if others else []
+
+    def _send(self, keys: Iterable[str], message: Mapping[str, Any]) -> None:
+        for key in keys:
+            if (writer := self._writers.get(key)) is not None:
+                _write(writer, message)
+
+
+def _write(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _open_port(port: int) -> socket.socket:
+    """Listen on all addresses of both families, or of IPv4 where there is no other."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _name(machine: Machine) -> str:
+    return f"machine {machine.number}" if machine.number is not None else f"the machine at {machine.address}"
