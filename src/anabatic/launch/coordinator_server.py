@@ -107,6 +107,8 @@ class CoordinatorServer:
                 self._handle_message(key, digest, json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, asyncio.TimeoutError):
             return  # another program, or a connection that broke
+        except asyncio.CancelledError:
+            return  # the server stops; before Python 3.12 asyncio logs a connection that ends by it as an error
         finally:
             if key and self._writers.get(key) is writer:
                 del self._writers[key]

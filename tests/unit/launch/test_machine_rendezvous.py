@@ -1,8 +1,7 @@
-"""Machines meet over a real store: each a thread here, with connections of its own."""
+"""Machines meet over real connections: each is a thread here."""
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import time
@@ -17,8 +16,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from anabatic.launch import coordinator_client
 from anabatic.launch.machine_rendezvous import MachineRendezvous
-from anabatic.launch.rendezvous import describe_store_error
 
 FACTS = {"recipe": {"seed": 1}, "versions": {"torch": "2.13"}}
 
@@ -56,7 +55,7 @@ class Site:
         seconds: float = 60.0,
         **more: object,
     ) -> MachineRendezvous:
-        given: dict[str, object] = {"address": f"10.0.0.{number}", "facts": FACTS, "is_host": not self.made, **more}
+        given: dict[str, object] = {"address": f"10.0.0.{number}", "facts": FACTS, "is_host": not self.made, "nproc": 1}
         self.made.append(
             MachineRendezvous(
                 host="127.0.0.1",
@@ -67,7 +66,7 @@ class Site:
                 join_seconds=seconds,
                 on_refused=raise_refused,
                 on_replaced=raise_replaced,
-                **given,  # type: ignore[arg-type]
+                **{**given, **more},  # type: ignore[arg-type]
             )
         )
         return self.made[-1]
@@ -116,27 +115,31 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_ranks_follow_the_numbers_and_all_know_where_rank_0_is(site: Site) -> None:
-    machines = [site.machine(number, (3, 3)) for number in (1, 2, 0)]
+    machines = [site.machine(number, (3, 3), nproc=number + 1) for number in (1, 2, 0)]
     joining = [Joining(machine) for machine in machines]
     assert [one.place() for one in joining] == [(1, 3), (2, 3), (0, 3)]
+    assert [(machine.first_rank, machine.world_size) for machine in machines] == [(1, 6), (3, 6), (0, 6)]
     found = {(one.info.bootstrap_store_info.master_addr, one.info.bootstrap_store_info.master_port) for one in joining}
     assert len(found) == 1 and next(iter(found))[0] == "10.0.0.0"
-    joining[0].info.store.set("x", "1")
-    assert joining[2].info.store.get("x") == b"1"
     assert not any(machine.num_nodes_waiting() for machine in machines)
 
 
-def test_a_failed_machine_ends_the_round_and_the_next_has_a_store_of_its_own(site: Site) -> None:
+def test_a_failed_machine_ends_the_round_and_all_wait_for_the_end(site: Site) -> None:
     zero, one = site.machine(0), site.machine(1)
     first = [Joining(machine) for machine in (zero, one)]
     assert [each.place() for each in first] == [(0, 2), (1, 2)]
-    first[0].info.store.set("x", "of the first round")
     again = Joining(one)
     until(zero.num_nodes_waiting)
     second = [Joining(zero), again]
     assert [each.place() for each in second] == [(0, 2), (1, 2)]
-    assert not second[0].info.store.check(["x"])
     assert not zero.num_nodes_waiting()
+    assert not one.wait_for_all(0.3)
+    ended: list[bool] = []
+    waiting = threading.Thread(target=lambda: ended.append(zero.wait_for_all(60)), daemon=True)
+    waiting.start()
+    assert one.wait_for_all(60)
+    waiting.join(60)
+    assert ended == [True]
 
 
 def test_one_that_comes_again_takes_the_place_that_was_its_own(site: Site) -> None:
@@ -152,7 +155,7 @@ def test_one_that_comes_again_takes_the_place_that_was_its_own(site: Site) -> No
 
 def test_one_that_waits_is_told_that_it_was_replaced(site: Site) -> None:
     waiting = Joining(site.machine(1))
-    until(lambda: site.made[0]._service and site.made[0]._service._coordinator.waiting)
+    until(lambda: site.made[0]._server and site.made[0]._server._coordinator.waiting)
     again = Joining(site.machine(1, address="10.0.0.9"))
     assert isinstance(waiting.failure(), Replaced)
     assert [Joining(site.machine(0)).place(), again.place()] == [(0, 2), (1, 2)]
@@ -174,40 +177,69 @@ def test_other_versions_are_a_warning_of_machine_0(site: Site, capfd: pytest.Cap
 
 def test_another_job_that_comes_later_is_refused_alone(site: Site) -> None:
     joining = [Joining(site.machine(number, (2, 3))) for number in (0, 1)]
-    until(lambda: site.made[0]._service)
-    site.made[0]._service._coordinator._first_call = 0.0
+    until(lambda: site.made[0]._server)
+    site.made[0]._server._coordinator._first_call = 0.0
     assert [each.place() for each in joining] == [(0, 2), (1, 2)]
     late = Joining(site.machine(2, (2, 3), facts={**FACTS, "recipe": {"seed": 3}}))
     assert isinstance(late.failure(), Refused)
     assert not any(machine.num_nodes_waiting() for machine in site.made[:2])
 
 
-def test_machines_of_another_job_on_the_port_are_none_of_ours(site: Site) -> None:
+def test_machines_of_another_job_on_the_port_are_told(site: Site) -> None:
     ours = Joining(site.machine(0, seconds=3.0))
-    others = Joining(site.machine(1, job="others", seconds=1.0))
-    assert str(others.failure()).startswith("waiting for the other machines at 127.0.0.1")
+    others = Joining(site.machine(1, job="others"))
+    assert others.failure().args == (["--job-id is job on machine 0 and others here"],)
     assert isinstance(ours.failure(), RendezvousTimeoutError)
     assert str(ours.failure()) == f"waiting for machine 1 at 127.0.0.1:{site.port} (1 of 2 are here)"
 
 
+def test_machines_that_cannot_understand_each_other_are_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Joining(site.machine(0, seconds=3.0))
+    until(lambda: site.made[0]._server and site.made[0]._server._coordinator.waiting)
+    monkeypatch.setattr(coordinator_client, "PROTOCOL", 99)
+    (line,) = Joining(site.machine(1)).failure().args[0]
+    assert line.startswith("anabatic is ") and "on machine 0" in line
+    assert isinstance(ours.failure(), RendezvousTimeoutError)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"protocol": 1}\n',
+        b"\xff" * 99 + b"\n",
+        b"[" * 99999 + b"\n",
+    ],
+)
+def test_what_a_stranger_sends_disturbs_nobody(site: Site, sent: bytes) -> None:
+    zero = Joining(site.machine(0))
+    until(lambda: site.made[0]._server)
+    with socket.create_connection(("127.0.0.1", site.port)) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(60)
+        assert stranger.recv(100) == b""
+    one = Joining(site.machine(1))
+    assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+
+
 def test_a_job_that_has_ended_takes_nobody_in(site: Site) -> None:
     zero = Joining(site.machine(0, (1, 2)))
-    until(lambda: site.made[0]._service)
-    site.made[0]._service._coordinator._first_call = 0.0
+    until(lambda: site.made[0]._server)
+    site.made[0]._server._coordinator._first_call = 0.0
     assert zero.place() == (0, 1)
     site.made[0].set_closed()
     waiting = Joining(site.machine(1, (1, 2)))
-    assert isinstance(waiting.failure(), RendezvousClosedError) and site.made[0].is_closed()
+    assert isinstance(waiting.failure(), RendezvousClosedError)
 
 
 def test_a_lost_machine_0_is_an_error_of_the_others(site: Site) -> None:
     joining = [Joining(site.machine(number)) for number in (0, 1)]
     assert [each.place() for each in joining] == [(0, 2), (1, 2)]
-    zero = site.made[0]
-    zero.leave()
-    zero._store = zero._service = None
-    joining[0].info = None
-    gc.collect()
+    site.made[0].leave()
     with pytest.raises(RendezvousConnectionError):
         until(site.made[1].num_nodes_waiting)
 
@@ -229,5 +261,12 @@ def test_another_program_on_the_port_is_named(site: Site) -> None:
         with pytest.raises(RendezvousConnectionError) as caught:
             site.machine(1, is_host=False, seconds=1.0).next_rendezvous()
         server.shutdown(socket.SHUT_RDWR)
-    assert describe_store_error(caught.value.__cause__) == "what answers there is another program, no training"
-    assert describe_store_error(ValueError("a\n b")) == "ValueError: a b"
+    assert str(caught.value) == "what answers there is another program, no training"
+
+
+def test_a_killed_machine_is_found_by_its_connection(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    joining = [Joining(site.machine(number)) for number in (0, 1)]
+    assert [each.place() for each in joining] == [(0, 2), (1, 2)]
+    site.made[1]._client._socket.shutdown(socket.SHUT_RDWR)
+    until(site.made[0].num_nodes_waiting)
+    assert "warning: machine 1 (10.0.0.1) is lost" in capfd.readouterr().err
