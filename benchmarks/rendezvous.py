@@ -1,8 +1,8 @@
 """How much does it cost that many machines meet?
 
-Every machine is a process, forked from one that has imported torch, with its own connections to the store of machine 0. It
-joins, stays for a while as the agent does, fails once, so that all meet again, and ends. What counts is the CPU time of all
-processes together, beside torch's own rendezvous (c10d) where that comes through.
+Every machine is a process, forked from one that has imported torch, with its own connection to
+machine 0. It joins, stays for a while as the agent does, fails once, so that all meet again, and ends. What counts is
+the CPU time of all processes together, beside torch's own rendezvous (c10d) where that comes through.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
+from name_lists import names_among
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from anabatic.launch.machine_rendezvous import MachineRendezvous
-from name_lists import names_among
 
 SIDES = ("anabatic", "c10d")
 STAY_SECONDS = 3.0
@@ -38,6 +37,7 @@ def ours(port: int, number: int, size: int, seconds: float) -> Any:
         nodes=(size, size),
         node_rank=number,
         address="127.0.0.1",
+        nproc=1,
         facts=FACTS,
         join_seconds=seconds,
         is_host=number == 0,
@@ -67,6 +67,10 @@ def take_part(side: str, port: int, number: int, size: int, seconds: float) -> N
             if handler.num_nodes_waiting() and round_number == 0:
                 break
             time.sleep(0.1)
+    if side == "anabatic":
+        assert handler.wait_for_all(seconds)
+        handler.leave()
+        return
     info.store.add("done", 1)
     while number == 0 and info.store.add("done", 0) < size:
         time.sleep(0.2)
@@ -112,10 +116,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="what a side may take for the meeting")
     options = parser.parse_args()
     for size in map(int, options.machines.split(",")):
+        spent: dict[str, float] = {}
         for side in options.sides:
             found = measure(side, size, options.seconds)
+            if found is not None:
+                spent[side] = found[0]
             told = "not through" if found is None else f"{found[0]:7.1f} s of CPU, {found[1]:6.1f} s"
             print(f"{size:6,} machines, {side:10} {told}", flush=True)
+        if len(spent) == len(SIDES):
+            print(
+                f"{size:6,} machines, c10d takes {spent['c10d'] / spent['anabatic']:.1f} times as much CPU", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Machine:
 
     Attributes:
         key: name of the process, which no other has.
-        number: the machine's number; None: it gets a place behind those that have one, in the order of arrival.
+        number: the machine's number; None, or one above the job's places: it takes a place that is free.
         address: where it is, for messages.
         digest: of the facts about it that are compared.
     """
@@ -57,6 +57,7 @@ class Decisions:
         closed: keys of processes that wait for a round that will not come.
         is_over: the round that runs is to be left by all who are in it.
         lost: machines of the round that are held for lost from now on.
+        spares: machines that wait from now on until a place is free.
     """
 
     meeting: Meeting | None = None
@@ -64,6 +65,7 @@ class Decisions:
     closed: tuple[str, ...] = ()
     is_over: bool = False
     lost: tuple[Machine, ...] = ()
+    spares: tuple[Machine, ...] = ()
 
 
 class Coordinator:
@@ -92,7 +94,9 @@ class Coordinator:
         self._clock, self._first_call = clock, first_call
         self._heard: dict[str, float] = {}
         self._last_arrival = clock()
-        self._former_ranks: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        """Key -> place in the last round; ranks follow the places."""
+        self._spares: set[str] = set()
         self._keys: dict[int, str] = {}
         self._replaced: dict[str, str] = {}
         self._replaced_waiting: dict[str, str] = {}
@@ -129,6 +133,7 @@ class Coordinator:
         """A machine goes. The others end the round themselves where they miss it."""
         for group in (self.waiting, self.running, self._heard):
             group.pop(key, None)
+        self._spares.discard(key)
 
     def miss(self, key: str) -> None:
         """A machine's connection broke: it is lost soon, unless it comes back."""
@@ -161,7 +166,15 @@ class Coordinator:
             self.leave(key)
         is_over = self._must_end and bool(self.running) and not self._told_over
         self._told_over |= is_over
-        return Decisions(self._begin_round(now), replaced, closed, is_over, lost)
+        meeting = self._begin_round(now)
+        return Decisions(meeting, replaced, closed, is_over, lost, self._find_new_spares())
+
+    def _find_new_spares(self) -> tuple[Machine, ...]:
+        """Return who waits, while all places are taken, and has not been told."""
+        is_full = len(self.running) >= self.max_nodes
+        new = tuple(each for key, each in self.waiting.items() if is_full and key not in self._spares)
+        self._spares.update(machine.key for machine in new)
+        return new
 
     def _has_room(self, now: float) -> bool:
         """True when a machine that waits can be taken into the round; several that come together are taken together."""
@@ -175,24 +188,40 @@ class Coordinator:
         patience = LATER_CALL_SECONDS if self.round else self._first_call
         if len(self.waiting) < self.max_nodes and now - self._last_arrival < patience:
             return None
-        arrivals = {key: place for place, key in enumerate(self.waiting)}
-        unknown = len(self._former_ranks) + len(arrivals)
         # Who was in the round before comes first, so that a spare takes no place that was another's.
-        by_right = sorted(self.waiting, key=lambda key: (key not in self._former_ranks, arrivals[key]))
+        by_right = sorted(self.waiting, key=lambda key: key not in self._places)
         chosen = [self.waiting.pop(key) for key in by_right[: self.max_nodes]]
-        chosen.sort(
-            key=lambda machine: (
-                machine.number is None,
-                machine.number or 0,
-                self._former_ranks.get(machine.key, unknown),
-                arrivals[machine.key],
-            )
-        )
+        self._places = self._assign_places(chosen)
+        chosen.sort(key=lambda machine: self._places[machine.key])
         self.round += 1
         self.running = {machine.key: machine for machine in chosen}
-        self._former_ranks = {machine.key: rank for rank, machine in enumerate(chosen)}
+        self._spares -= self.running.keys()
         self._must_end = self._told_over = False
         return Meeting(self.round, tuple(chosen))
+
+    def _assign_places(self, machines: Iterable[Machine]) -> dict[str, int]:
+        """Give each machine the place it had, else that of its number, else the first free one."""
+        places: dict[str, int] = {}
+        free = dict.fromkeys(range(self.max_nodes))
+        wishes = (self._find_former_place, self._find_numbered_place, lambda _: next(iter(free)))
+        remaining = list(machines)
+        for wish in wishes:
+            unplaced = []
+            for machine in remaining:
+                place = wish(machine)
+                if place in free:
+                    del free[place]
+                    places[machine.key] = place
+                else:
+                    unplaced.append(machine)
+            remaining = unplaced
+        return places
+
+    def _find_former_place(self, machine: Machine) -> int:
+        return self._places.get(machine.key, -1)
+
+    def _find_numbered_place(self, machine: Machine) -> int:
+        return -1 if machine.number is None else machine.number
 
     def describe_missing(self, place: str) -> str:
         """Return one line about who is missing before the next round at a place; empty: nobody."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -44,18 +46,32 @@ class CoordinatorClient:
         self._changed = threading.Condition()
         self._answer: dict[str, Any] | None = None
         self._round = 0
+        self._is_spare = False
         self._is_over = self._are_all_done = False
         self._lost = ""
         self._socket = _connect(host, port, time.monotonic() + seconds)
         self._send_lock = threading.Lock()
         greeting = {"protocol": PROTOCOL, "version": metadata.version("anabatic"), "job": job, "key": key}
-        self._send({**greeting, "facts": dict(facts)})
+        self._refused = self._greet({**greeting, "facts": dict(facts)})
+        self._receiver: threading.Thread | None = None
+        if not self._refused:
+            self._receiver = threading.Thread(target=self._receive, daemon=True, name="rendezvous-client")
+            self._receiver.start()
+
+    def _greet(self, greeting: Mapping[str, Any]) -> list[str]:
+        """Return why machine 0 does not want this machine; empty: it does."""
         self._reader = _LineReader(self._socket)
-        welcome = self._reader.read_line(_ATTEMPT_SECONDS)
-        self._refused: list[str] = welcome["lines"] if welcome.get("kind") == "refused" else []
-        if not self._refused and welcome.get("kind") != "welcome":
-            raise CoordinatorLost(OTHER_PROGRAM)
-        threading.Thread(target=self._receive, daemon=True, name="rendezvous-client").start()
+        try:
+            self._send(greeting)
+            welcome = self._reader.read_line(_ATTEMPT_SECONDS)
+            if welcome.get("kind") == "refused" and isinstance(welcome.get("lines"), list):
+                return [str(line) for line in welcome["lines"]]
+            if welcome.get("kind") != "welcome":
+                raise CoordinatorLost(OTHER_PROGRAM)
+        except CoordinatorLost:
+            self._socket.close()
+            raise
+        return []
 
     def join(self, number: int | None, address: str, port: int, nproc: int, seconds: float) -> dict[str, Any]:
         """Take part in the next round and return the answer: its `kind` is `round`, `refused`, `replaced` or `closed`.
@@ -64,7 +80,7 @@ class CoordinatorClient:
             number: this machine's; None: the order of arrival decides.
             address, port: where workers could meet if this machine is the first.
             nproc: number of workers here.
-            seconds: timeout for the others to come.
+            seconds: timeout for the others to come; a spare waits until the job ends.
 
         Raises:
             CoordinatorTimeout: they did not; CoordinatorLost: machine 0 is lost.
@@ -73,7 +89,7 @@ class CoordinatorClient:
             return {"kind": "refused", "lines": self._refused}
         deadline = time.monotonic() + seconds
         with self._changed:
-            self._answer, self._are_all_done = None, False
+            self._answer, self._are_all_done, self._is_spare = None, False, False
         self._send({"kind": "join", "number": number, "address": address, "port": port, "nproc": nproc})
         answer = self._wait(lambda: self._answer, deadline)
         if answer is None:
@@ -117,6 +133,10 @@ class CoordinatorClient:
         except CoordinatorLost:
             return
         finally:
+            with suppress(OSError):  # machine 0 has ended it before
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if self._receiver is not None:
+                self._receiver.join(_ATTEMPT_SECONDS)
             self._socket.close()
 
     def _wait(self, condition: Any, deadline: float) -> Any:
@@ -125,9 +145,10 @@ class CoordinatorClient:
             while not (value := condition()):
                 if self._lost:
                     raise CoordinatorLost(self._lost)
-                if (left := deadline - time.monotonic()) <= 0:
+                left = deadline - time.monotonic()
+                if left <= 0 and not self._is_spare:
                     return None
-                self._changed.wait(min(left, 1.0))  # in pieces: Python handles signals in between
+                self._changed.wait(min(left, 1.0) if left > 0 else 1.0)  # in pieces: Python handles signals in between
             return value
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -149,9 +170,12 @@ class CoordinatorClient:
                         self._is_over |= message["round"] == self._round
                     elif message["kind"] == "all done":
                         self._are_all_done = True
+                    elif message["kind"] == "spare":
+                        self._is_spare = True
+                        sys.stderr.write(f"{message['text']}\n")
                     elif message["kind"] != "missing" or self._answer is None:
-                        self._answer = message
-                        self._round, self._is_over = message.get("round", 0), False
+                        self._answer = {**message, "was_spare": self._is_spare}
+                        self._round, self._is_over, self._is_spare = message.get("round", 0), False, False
                     self._changed.notify_all()
         except (CoordinatorLost, KeyError, TypeError) as error:
             with self._changed:

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import resource
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -26,6 +28,10 @@ PROTOCOL = 1
 """Of the lines; machines that speak another one are told so."""
 MAX_LINE_BYTES = 16 << 20
 """Most bytes of a line: facts about a machine hold its recipe."""
+MAX_MACHINES = 1 << 20
+_MAX_TEXT_CHARS = 1024
+_SPARE_FILES = 256
+"""Files that this process opens besides the connections."""
 _TICK_SECONDS = 0.1
 _GREETING_SECONDS = 10.0
 _STOP_SECONDS = 5.0
@@ -33,6 +39,74 @@ _MAX_REFUSALS = 20
 """Most differences that are told."""
 _BACKLOG = 4096
 """Connections that wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a machine brings to a round.
+
+    Attributes:
+        number: of the machine; None: it has none.
+        address, port: where workers could meet if this machine is the first.
+        nproc: workers there.
+    """
+
+    number: int | None
+    address: str
+    port: int
+    nproc: int
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        ValueError: it is none, or torn.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("brackets in brackets") from error
+    if not line.endswith(b"\n") or not isinstance(message, dict):
+        raise ValueError("no JSON object and line end")
+    return message
+
+
+def parse_offer(message: Mapping[str, Any]) -> Offer:
+    """Return what a message of the kind `join` says.
+
+    Raises:
+        ValueError: a part is missing, of another type or out of its range.
+    """
+    number = None if message.get("number") is None else _read_number(message, "number", 0, MAX_MACHINES - 1)
+    address = _read_text(message, "address")
+    return Offer(number, address, _read_number(message, "port", 1, 65535), _read_number(message, "nproc", 1, 4096))
+
+
+def parse_facts(greeting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the facts of a greeting.
+
+    Raises:
+        ValueError: they have not the two parts that are compared.
+    """
+    facts = greeting.get("facts")
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(part), dict) for part in ("recipe", "versions")):
+        raise ValueError("facts without recipe and versions")
+    return facts
+
+
+def _read_number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(name)
+    return value
+
+
+def _read_text(message: Mapping[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT_CHARS or not value.isprintable():
+        raise ValueError(name)
+    return value
 
 
 class CoordinatorServer:
@@ -52,16 +126,19 @@ class CoordinatorServer:
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._facts: dict[str, Mapping[str, Any]] = {}
         """Digest -> facts about machines."""
-        self._joins: dict[str, dict[str, Any]] = {}
-        """Key of a machine -> what it said when it joined last."""
+        self._offers: dict[str, Offer] = {}
+        """Key of a machine -> what it offered when it joined last."""
         self._reference = ""
         """Digest of the facts of the first round's first machine."""
         self._done: set[str] = set()
         self._reminded_at = time.monotonic()
         self._loop = asyncio.new_event_loop()
+        _allow_files(coordinator.max_nodes + _SPARE_FILES)
         self._socket = _open_port(port)
+        self._is_serving = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
         self._thread.start()
+        self._is_serving.wait(_STOP_SECONDS)
 
     def stop(self) -> None:
         """Send what is to be sent and close all connections."""
@@ -74,12 +151,22 @@ class CoordinatorServer:
         serving = asyncio.start_server(self._serve, sock=self._socket, limit=MAX_LINE_BYTES, backlog=_BACKLOG)
         server = self._loop.run_until_complete(serving)
         ticking = self._loop.create_task(self._tick_forever())
+        ticking.add_done_callback(self._stop_after_error)
+        self._is_serving.set()
         self._loop.run_forever()
-        self._tell(self._coordinator.tick())
-        ticking.cancel()
+        if ticking.done():
+            sys.stderr.write(f"error: the rendezvous on machine 0 failed: {ticking.exception()!r}\n")
+        else:
+            self._tell(self._coordinator.tick())
+            ticking.cancel()
         server.close()
         self._loop.run_until_complete(self._close_connections())
         self._loop.close()
+
+    def _stop_after_error(self, ticking: asyncio.Task[None]) -> None:
+        """End all connections, so that every machine learns that nobody decides any more."""
+        if not ticking.cancelled():
+            self._loop.stop()
 
     async def _close_connections(self) -> None:
         for writer in list(self._writers.values()):
@@ -95,17 +182,17 @@ class CoordinatorServer:
         """Serve one connection to its end."""
         key = ""
         try:
-            greeting = json.loads(await asyncio.wait_for(reader.readline(), _GREETING_SECONDS))
+            greeting = parse_object(await asyncio.wait_for(reader.readline(), _GREETING_SECONDS))
             if problem := self._check_greeting(greeting):
                 _write(writer, {"kind": "refused", "lines": [problem]})
                 await writer.drain()
                 return
-            key, digest = str(greeting["key"]), self._keep_facts(greeting["facts"])
+            key, digest = _read_text(greeting, "key"), self._keep_facts(parse_facts(greeting))
             self._writers[key] = writer
             _write(writer, {"kind": "welcome"})
             while line := await reader.readline():
-                self._handle_message(key, digest, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, asyncio.TimeoutError):
+                self._handle_message(key, digest, parse_object(line))
+        except (ValueError, OSError, asyncio.TimeoutError):
             return  # another program, or a connection that broke
         except asyncio.CancelledError:
             return  # the server stops; before Python 3.12 asyncio logs a connection that ends by it as an error
@@ -116,11 +203,11 @@ class CoordinatorServer:
             writer.close()
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> str:
-        if greeting["protocol"] != PROTOCOL:
+        if greeting.get("protocol") != PROTOCOL:
             version = metadata.version("anabatic")
-            return f"anabatic is {version} on machine 0 and {greeting['version']} here"
-        if greeting["job"] != self._job:
-            return f"--job-id is {self._job} on machine 0 and {greeting['job']} here"
+            return f"anabatic is {version} on machine 0 and {_read_text(greeting, 'version')} here"
+        if (job := _read_text(greeting, "job")) != self._job:
+            return f"--job-id is {self._job} on machine 0 and {job} here"
         return ""
 
     def _keep_facts(self, facts: Mapping[str, Any]) -> str:
@@ -130,9 +217,10 @@ class CoordinatorServer:
 
     def _handle_message(self, key: str, digest: str, message: dict[str, Any]) -> None:
         self._coordinator.hear(key)
-        kind = message["kind"]
+        kind = message.get("kind")
         if kind == "join":
-            self._join(Machine(key, message["number"], message["address"], digest), message)
+            offer = parse_offer(message)
+            self._join(Machine(key, offer.number, offer.address, digest), offer)
         elif kind == "missing":
             self._send([key], {"kind": "missing", "text": self._coordinator.describe_missing(self._endpoint)})
         elif kind == "done":
@@ -143,8 +231,8 @@ class CoordinatorServer:
             self._coordinator.close()
         self._tell_all_done()
 
-    def _join(self, machine: Machine, message: dict[str, Any]) -> None:
-        self._joins[machine.key] = message
+    def _join(self, machine: Machine, offer: Offer) -> None:
+        self._offers[machine.key] = offer
         self._done.discard(machine.key)
         if self._reference and (differences := self._find_differences([machine], "recipe")):
             self._send([machine.key], {"kind": "refused", "lines": differences})
@@ -175,6 +263,10 @@ class CoordinatorServer:
                 f"warning: {_name(machine)} ({machine.address}) is lost: no sign of life for {LOST_SECONDS:g} s, or its"
                 " connection broke\n"
             )
+        for machine in decisions.spares:
+            text = f"{_name(machine)} ({machine.address}) is a spare: it waits until a place is free"
+            sys.stderr.write(f"{text}\n")
+            self._send([machine.key], {"kind": "spare", "text": text})
         for key, address in decisions.replaced.items():
             self._send([key], {"kind": "replaced", "address": address})
         self._send(decisions.closed, {"kind": "closed"})
@@ -193,19 +285,19 @@ class CoordinatorServer:
             return
         for line in self._find_differences(meeting.machines, "versions"):
             sys.stderr.write(f"warning: {line}\n")
-        joins = [self._joins[machine.key] for machine in meeting.machines]
+        offers = [self._offers[machine.key] for machine in meeting.machines]
         common = {
             "kind": "round",
             "round": meeting.round,
-            "size": len(joins),
-            "world_size": sum(join["nproc"] for join in joins),
+            "size": len(offers),
+            "world_size": sum(offer.nproc for offer in offers),
             "master_addr": meeting.machines[0].address,
-            "master_port": joins[0]["port"],
+            "master_port": offers[0].port,
         }
         first_rank = 0
-        for rank, (machine, join) in enumerate(zip(meeting.machines, joins, strict=True)):
+        for rank, (machine, offer) in enumerate(zip(meeting.machines, offers, strict=True)):
             self._send([machine.key], {**common, "rank": rank, "first_rank": first_rank})
-            first_rank += join["nproc"]
+            first_rank += offer.nproc
 
     def _find_differences(self, machines: Iterable[Machine], part: str) -> list[str]:
         """Return what differs from the first round's first machine."""
@@ -222,6 +314,14 @@ class CoordinatorServer:
 
 def _write(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _allow_files(count: int) -> None:
+    """Raise the limit of open files, as far as the system lets this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open_port(port: int) -> socket.socket:

@@ -49,6 +49,7 @@ class MachineRendezvous(RendezvousHandler):
 
     Attributes:
         first_rank, world_size: rank of the first worker here, and number of all workers, in the last round.
+        is_unused_spare: the job has ended while this machine waited for a place.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class MachineRendezvous(RendezvousHandler):
         on_replaced: Callable[[str], NoReturn],
     ) -> None:
         self.first_rank = self.world_size = 0
+        self.is_unused_spare = False
         self._endpoint, self._job, self._nodes, self._is_host = (host, port), job, nodes, is_host
         self._node_rank, self._address, self._nproc, self._facts = node_rank, address, nproc, facts
         self._join_seconds = join_seconds
@@ -110,6 +112,7 @@ class MachineRendezvous(RendezvousHandler):
         if answer["kind"] == "replaced":
             self._on_replaced(answer["address"])
         if answer["kind"] == "closed":
+            self.is_unused_spare = answer["was_spare"]
             raise RendezvousClosedError(f"the job {self._job} has ended")
         self.first_rank, self.world_size = answer["first_rank"], answer["world_size"]
         where = RendezvousStoreInfo(answer["master_addr"], answer["master_port"])

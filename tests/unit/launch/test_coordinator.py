@@ -11,6 +11,7 @@ from anabatic.launch.coordinator import (
     LATER_CALL_SECONDS,
     LOST_SECONDS,
     Coordinator,
+    Decisions,
     Machine,
     format_ranges,
 )
@@ -27,7 +28,7 @@ class Job:
     def join(self, key: str, number: int | None = None) -> str:
         return self.coordinator.join(Machine(key, number, f"address of {key}"))
 
-    def wait(self, seconds: float = 0.0):
+    def wait(self, seconds: float = 0.0) -> Decisions:
         """Let time pass in steps of a second; return the first decisions that say anything, else the last."""
         while True:
             for key in self.coordinator.list_known():
@@ -123,15 +124,16 @@ def test_a_spare_waits_until_a_place_is_free() -> None:
     job.join("b", 1)
     assert job.meet()
     job.join("spare", 2)
+    assert [machine.key for machine in job.wait().spares] == ["spare"]
     told = job.wait(1000)
-    assert not told.is_over and not told.meeting
+    assert not told.is_over and not told.meeting and not told.spares, "it is told once"
     for key, number in (("b", 1), ("a", 0)):  # a failure of the workers: the spare takes nobody's place
         job.join(key, number)
     assert job.meet() == ["a", "b"]
     job.silent.add("a")
     assert job.wait(LOST_SECONDS + 2).is_over
     job.join("b", 1)
-    assert job.meet() == ["b", "spare"]
+    assert job.meet() == ["spare", "b"], "b keeps its rank"
 
 
 def test_a_machine_that_comes_again_replaces_itself() -> None:
@@ -193,58 +195,80 @@ def test_the_missing_are_named() -> None:
     assert job.coordinator.describe_missing("h:1") == "waiting for 12 more machines at h:1 (4 of 16 are here)"
 
 
+class Chaos:
+    """Random arrivals, failures, losses and replacements, and what must hold after each."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.max_nodes = self.rng.randint(1, 6)
+        self.job = Job(self.rng.randint(1, self.max_nodes), self.max_nodes)
+        self.coordinator = self.job.coordinator
+        self.numbered = self.rng.random() < 0.7
+        self.alive: dict[str, int | None] = {}
+        self.must_rejoin: set[str] = set()
+        self.former: list[str] = []
+
+    def join(self, key: str) -> None:
+        self.must_rejoin.discard(key)
+        if self.job.join(key, self.alive[key]):
+            self.alive.pop(key)
+
+    def arrive(self, step: int) -> None:
+        key = f"m{step}"
+        self.alive[key] = self.rng.randrange(self.max_nodes + 2) if self.numbered else None
+        self.join(key)
+
+    def fail(self, _: int) -> None:
+        key = self.rng.choice([*self.coordinator.running, ""])
+        if key in self.alive and key not in self.job.silent:
+            self.join(key)
+
+    def lose(self, _: int) -> None:
+        if self.alive:
+            key = self.rng.choice(list(self.alive))
+            self.job.silent.add(key)
+            self.alive.pop(key)
+            self.must_rejoin.discard(key)
+
+    def rejoin(self, _: int) -> None:
+        if self.must_rejoin:
+            self.join(self.rng.choice(sorted(self.must_rejoin)))
+
+    def wait(self, seconds: float) -> None:
+        told = self.job.wait(seconds)
+        if told.is_over:
+            running = self.coordinator.running
+            self.must_rejoin.update(key for key in running if key in self.alive and key not in self.job.silent)
+        if told.meeting:
+            self.check_round([machine.key for machine in told.meeting.machines])
+        for key in told.replaced:
+            self.alive.pop(key, None)
+        assert set(self.coordinator.waiting).isdisjoint(self.coordinator.running)
+
+    def check_round(self, keys: list[str]) -> None:
+        assert self.coordinator.min_nodes <= len(keys) <= self.max_nodes and len(set(keys)) == len(keys)
+        assert set(keys).isdisjoint(self.coordinator.waiting)
+        before = [key for key in self.former if key in keys]
+        assert before == [key for key in keys if key in self.former], "who stays keeps its order"
+        if len(keys) == len(self.former) == self.max_nodes:
+            assert all(keys[self.former.index(key)] == key for key in before), "and, in a full job, its rank"
+        self.former = keys
+        self.must_rejoin.difference_update(keys)
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_whatever_happens_the_job_goes_on(seed: int) -> None:
-    """Random arrivals, failures, losses and replacements; then all is quiet, and the survivors meet."""
-    rng = random.Random(seed)
-    max_nodes = rng.randint(1, 6)
-    job = Job(rng.randint(1, max_nodes), max_nodes)
-    coordinator = job.coordinator
-    numbered = rng.random() < 0.7
-    alive: dict[str, int | None] = {}
-    must_rejoin: set[str] = set()
-
-    def check(told) -> None:
-        if told.is_over:
-            must_rejoin.update(key for key in coordinator.running if key in alive and key not in job.silent)
-        if told.meeting:
-            keys = [machine.key for machine in told.meeting.machines]
-            numbers = [machine.number for machine in told.meeting.machines if machine.number is not None]
-            assert coordinator.min_nodes <= len(keys) <= max_nodes and len(set(keys)) == len(keys)
-            assert numbers == sorted(set(numbers)) and set(keys).isdisjoint(coordinator.waiting)
-            must_rejoin.difference_update(keys)
-        for key in told.replaced:
-            alive.pop(key, None)
-        assert set(coordinator.waiting).isdisjoint(coordinator.running)
-
-    def join(key: str) -> None:
-        must_rejoin.discard(key)
-        if job.join(key, alive[key]):
-            alive.pop(key)
-
+    chaos = Chaos(seed)
+    actions = [chaos.arrive] * 3 + [chaos.fail] * 2 + [chaos.lose] + [chaos.rejoin] * 4
     for step in range(60):
-        action = rng.random()
-        if action < 0.3:
-            key = f"m{step}"
-            alive[key] = rng.randrange(max_nodes + 1) if numbered else None
-            join(key)
-        elif action < 0.5 and coordinator.running:  # workers fail
-            key = rng.choice(list(coordinator.running))
-            if key in alive and key not in job.silent:
-                join(key)
-        elif action < 0.6 and alive:
-            key = rng.choice(list(alive))
-            job.silent.add(key)
-            alive.pop(key)
-            must_rejoin.discard(key)
-        elif must_rejoin:
-            join(rng.choice(sorted(must_rejoin)))
-        check(job.wait(rng.choice([0, 0, 1, 8, 40])))
+        chaos.rng.choice(actions)(step)
+        chaos.wait(chaos.rng.choice([0, 0, 1, 8, 40]))
     for _ in range(200):
-        for key in sorted(must_rejoin & set(alive)):
-            join(key)
-        check(job.wait(5))
-    here = [key for key in coordinator.list_known() if key in alive]
+        for key in sorted(chaos.must_rejoin & set(chaos.alive)):
+            chaos.join(key)
+        chaos.wait(5)
+    coordinator = chaos.coordinator
+    here = [key for key in coordinator.list_known() if key in chaos.alive]
     if len(here) >= coordinator.min_nodes:
-        assert coordinator.running and set(coordinator.running) <= set(alive), "those who are left have met"
-        assert len(coordinator.running) == min(len(here), max_nodes), "and nobody waits while there is room"
+        assert coordinator.running and set(coordinator.running) <= set(chaos.alive), "those who are left have met"
+        assert len(coordinator.running) == min(len(here), chaos.max_nodes), "and nobody waits while there is room"

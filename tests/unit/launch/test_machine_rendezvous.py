@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import socket
 import threading
 import time
@@ -16,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from anabatic.launch import coordinator_client
+from anabatic.launch import coordinator_client, coordinator_server
 from anabatic.launch.machine_rendezvous import MachineRendezvous
 
 FACTS = {"recipe": {"seed": 1}, "versions": {"torch": "2.13"}}
@@ -224,6 +226,81 @@ def test_what_a_stranger_sends_disturbs_nobody(site: Site, sent: bytes) -> None:
         assert stranger.recv(100) == b""
     one = Joining(site.machine(1))
     assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": 5},
+        {"number": "1"},
+        {"number": -1},
+        {"number": True},
+        {"number": 1.5},
+        {"address": None},
+        {"address": "x" * 9999},
+        {"address": "a\n\x1b[31mb"},
+        {"port": 0},
+        {"port": 99999},
+        {"nproc": 0},
+        {"nproc": 10**30},
+        {"nproc": [1]},
+    ],
+)
+def test_a_machine_that_says_nonsense_disturbs_nobody(site: Site, change: dict[str, object]) -> None:
+    zero = Joining(site.machine(0))
+    until(lambda: site.made[0]._server)
+    greeting = {"protocol": 1, "version": "0", "job": "job", "key": "k", "facts": FACTS}
+    join = {"kind": "join", "number": 1, "address": "a", "port": 1, "nproc": 1, **change}
+    with socket.create_connection(("127.0.0.1", site.port)) as stranger:
+        stranger.sendall(f"{json.dumps(greeting)}\n{json.dumps(join)}\n{json.dumps(join)[:-3]}".encode())
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(60)
+        received = b""
+        while more := stranger.recv(100):
+            received += more
+    assert received == b'{"kind": "welcome"}\n'
+    one = Joining(site.machine(1))
+    assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_mutated_line_is_read_or_refused(seed: int) -> None:
+    rng = random.Random(seed)
+    join = {"kind": "join", "number": 1, "address": "10.0.0.1", "port": 29500, "nproc": 8, "facts": FACTS}
+    line = bytearray(json.dumps(join).encode() + b"\n")
+    for _ in range(rng.randint(1, 6)):
+        where = rng.randrange(len(line))
+        line[where : where + rng.randrange(3)] = rng.choice([b"", b'"', b"9", b"{", b"\xff", b"null", b"-", b"\n"])
+    try:
+        offer = coordinator_server.parse_offer(coordinator_server.parse_object(bytes(line)))
+    except ValueError:
+        return
+    assert offer.number is None or offer.number >= 0
+    assert 0 < offer.port < 65536 and offer.nproc >= 1 and offer.address.isprintable()
+
+
+def test_a_spare_takes_the_place_of_a_lost_machine(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    first = [Joining(site.machine(number, (3, 3), nproc=number + 1)) for number in range(3)]
+    assert [each.place() for each in first] == [(0, 3), (1, 3), (2, 3)]
+    spare = Joining(site.machine(None, (3, 3), address="10.0.0.7", nproc=5, seconds=0.5))
+    until(lambda: site.made[3]._client and site.made[3]._client._is_spare)
+    line = "the machine at 10.0.0.7 (10.0.0.7) is a spare: it waits until a place is free\n"
+    assert capfd.readouterr().err.startswith(line), "machine 0 says it"
+    time.sleep(1.0)
+    assert spare.is_alive(), "a spare waits as long as the job runs"
+    site.made[1].leave()
+    again = Joining(site.made[0]), Joining(site.made[2])
+    assert [each.place() for each in (*again, spare)] == [(0, 3), (2, 3), (1, 3)], "the others keep their ranks"
+    assert [(each.first_rank, each.world_size) for each in site.made[2:]] == [(6, 9), (1, 9)]
+
+
+def test_a_spare_that_was_not_needed_is_let_go(site: Site) -> None:
+    first = [Joining(site.machine(number)) for number in range(2)]
+    assert [each.place() for each in first] == [(0, 2), (1, 2)]
+    spare = Joining(site.machine(None))
+    until(lambda: site.made[2]._client and site.made[2]._client._is_spare)
+    site.made[0].shutdown()
+    assert isinstance(spare.failure(), RendezvousClosedError) and site.made[2].is_unused_spare
 
 
 def test_a_job_that_has_ended_takes_nobody_in(site: Site) -> None:

@@ -82,6 +82,9 @@ def main() -> None:
             sys.exit(1)
         if name not in _LOST_EXCEPTIONS or root is None:
             raise
+        if any(handler.is_unused_spare for handler in handlers):
+            (root / worker_reports.UNUSED_FILE).touch()
+            sys.exit(0)
         reason = str(error) if name == "RendezvousTimeoutError" else describe_store_error(error)
         (root / worker_reports.LOST_FILE).write_text(reason, encoding="utf-8")
         sys.exit(relaunch.EXIT_RENDEZVOUS_LOST)
