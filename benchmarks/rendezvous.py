@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from name_lists import names_among
+from option_types import names_among, positive_number
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from anabatic.launch.machine_rendezvous import MachineRendezvous
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", default="32,128,512,1024")
     parser.add_argument("--sides", type=names_among(SIDES), default=list(SIDES), help=f"of {','.join(SIDES)}")
-    parser.add_argument("--seconds", type=float, default=120.0, help="what a side may take for the meeting")
+    parser.add_argument("--seconds", type=positive_number, default=120.0, help="what a side may take for the meeting")
     options = parser.parse_args()
     for size in map(int, options.machines.split(",")):
         spent: dict[str, float] = {}
