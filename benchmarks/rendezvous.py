@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
-from option_types import names_among, positive_number
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from anabatic.launch.machine_rendezvous import MachineRendezvous
+from option_types import names_among, positive_number
 
 SIDES = ("anabatic", "c10d")
 STAY_SECONDS = 3.0
@@ -89,10 +88,12 @@ def measure(side: str, size: int, seconds: float) -> tuple[float, float] | None:
         pid = os.fork()
         if not pid:
             code = 1
-            with suppress(Exception):
+            try:
                 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
                 take_part(side, port, number, size, seconds)
                 code = 0
+            except Exception as error:
+                sys.stderr.write(f"machine {number}: {type(error).__name__}: {error}\n")
             os._exit(code)
         pids.append(pid)
     failed, deadline = 0, began + seconds

@@ -25,6 +25,10 @@ class CoordinatorLost(Exception):
     """Machine 0 cannot be reached any more, or another program answers there."""
 
 
+class _Silence(CoordinatorLost):
+    """What listens there has not answered."""
+
+
 class CoordinatorTimeout(Exception):
     """The other machines did not come in time; the message names them."""
 
@@ -49,17 +53,20 @@ class CoordinatorClient:
         self._is_spare = False
         self._is_over = self._are_all_done = False
         self._lost = ""
-        self._socket = _connect(host, port, time.monotonic() + seconds)
         self._send_lock = threading.Lock()
         greeting = {"protocol": PROTOCOL, "version": metadata.version("anabatic"), "job": job, "key": key}
-        self._refused = self._greet({**greeting, "facts": dict(facts)})
+        deadline = time.monotonic() + seconds
+        while (refused := self._greet(host, port, {**greeting, "facts": dict(facts)}, deadline)) is None:
+            pass
+        self._refused = refused
         self._receiver: threading.Thread | None = None
         if not self._refused:
             self._receiver = threading.Thread(target=self._receive, daemon=True, name="rendezvous-client")
             self._receiver.start()
 
-    def _greet(self, greeting: Mapping[str, Any]) -> list[str]:
-        """Return why machine 0 does not want this machine; empty: it does."""
+    def _greet(self, host: str, port: int, greeting: Mapping[str, Any], deadline: float) -> list[str] | None:
+        """Connect; return why machine 0 does not want this machine, empty if it does, None to try again."""
+        self._socket = _connect(host, port, deadline)
         self._reader = _LineReader(self._socket)
         try:
             self._send(greeting)
@@ -68,6 +75,11 @@ class CoordinatorClient:
                 return [str(line) for line in welcome["lines"]]
             if welcome.get("kind") != "welcome":
                 raise CoordinatorLost(OTHER_PROGRAM)
+        except _Silence:
+            self._socket.close()
+            if time.monotonic() > deadline:
+                raise
+            return None  # machine 0 has not come to it: many start at once
         except CoordinatorLost:
             self._socket.close()
             raise
@@ -207,7 +219,7 @@ class _LineReader:
                 received = self._connection.recv(65536)
             except TimeoutError:
                 if on_timeout is None:
-                    raise CoordinatorLost(OTHER_PROGRAM) from None
+                    raise _Silence("what listens there does not answer: another program, or too busy") from None
                 on_timeout()
                 continue
             except OSError as error:

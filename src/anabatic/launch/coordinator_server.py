@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import resource
 import socket
 import sys
 import threading
@@ -21,6 +20,7 @@ from importlib import metadata
 from typing import Any
 
 from anabatic.launch.coordinator import LOST_SECONDS, Coordinator, Decisions, Machine, Meeting
+from anabatic.launch.open_files import allow_open_files
 from anabatic.launch.rendezvous import describe_differences
 from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
 
@@ -33,7 +33,7 @@ _MAX_TEXT_CHARS = 1024
 _SPARE_FILES = 256
 """Files that this process opens besides the connections."""
 _TICK_SECONDS = 0.1
-_GREETING_SECONDS = 10.0
+_GREETING_SECONDS = 30.0
 _STOP_SECONDS = 5.0
 _MAX_REFUSALS = 20
 """Most differences that are told."""
@@ -133,7 +133,7 @@ class CoordinatorServer:
         self._done: set[str] = set()
         self._reminded_at = time.monotonic()
         self._loop = asyncio.new_event_loop()
-        _allow_files(coordinator.max_nodes + _SPARE_FILES)
+        allow_open_files(coordinator.max_nodes + _SPARE_FILES)
         self._socket = _open_port(port)
         self._is_serving = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
@@ -314,14 +314,6 @@ class CoordinatorServer:
 
 def _write(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
-
-
-def _allow_files(count: int) -> None:
-    """Raise the limit of open files, as far as the system lets this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open_port(port: int) -> socket.socket:

@@ -341,6 +341,28 @@ def test_another_program_on_the_port_is_named(site: Site) -> None:
     assert str(caught.value) == "what answers there is another program, no training"
 
 
+def test_a_machine_0_that_is_busy_is_asked_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_client, "_ATTEMPT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        site.port = server.getsockname()[1]
+        one = Joining(site.machine(1, is_host=False, seconds=60.0))
+        with server.accept()[0], server.accept()[0]:
+            monkeypatch.setattr(coordinator_client, "_ATTEMPT_SECONDS", 30.0)
+            while one.is_alive():
+                with server.accept()[0] as connection:
+                    connection.sendall(b'{"kind": "refused", "lines": ["at last"]}\n')
+                    one.join(1.0)
+    assert one.failure().args == (["at last"],)
+
+
+def test_one_that_never_answers_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_client, "_ATTEMPT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        site.port = server.getsockname()[1]
+        failure = Joining(site.machine(1, is_host=False, seconds=0.5)).failure()
+    assert str(failure) == "what listens there does not answer: another program, or too busy"
+
+
 def test_a_killed_machine_is_found_by_its_connection(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     joining = [Joining(site.machine(number)) for number in (0, 1)]
     assert [each.place() for each in joining] == [(0, 2), (1, 2)]
