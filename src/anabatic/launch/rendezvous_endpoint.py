@@ -14,6 +14,8 @@ import psutil
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import ConfigError
 
+BACKEND = "anabatic"
+"""Name of our rendezvous (`machine_rendezvous.py`) among those of torch's agent."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that select the network interface of the collective libraries."""
 
@@ -32,11 +34,9 @@ def build_agent_command(launch: LaunchSettings, restarts: int) -> list[str]:
     if not launch.is_multi_node:
         return [*command, "--standalone"]
     address = prepare_rendezvous(launch)
-    is_host = is_rendezvous_host(launch)
-    command += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", "--rdzv-backend=c10d", f"--rdzv-id={launch.job_id}"]
-    command += [f"--rdzv-endpoint={launch.master_addr}:{launch.master_port}", f"--local-addr={address}"]
-    timeouts = f"join_timeout={launch.join_seconds:.0f},read_timeout={launch.join_seconds:.0f}"
-    return [*command, f"--rdzv-conf=is_host={int(is_host)},{timeouts}"]
+    command += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", f"--rdzv-backend={BACKEND}"]
+    endpoint = f"{launch.master_addr}:{launch.master_port}"
+    return [*command, f"--rdzv-id={launch.job_id}", f"--rdzv-endpoint={endpoint}", f"--local-addr={address}"]
 
 
 def prepare_rendezvous(launch: LaunchSettings) -> str:

@@ -54,7 +54,7 @@ def test_lines(line: str, host: HostEntry) -> None:
         ("1:2:3", '"1:2:3" is no name and no address'),
         ("$(id)", "is no name and no address"),
         ("a" * 254, "is no name and no address"),
-        ("\n".join(f"node{number}" for number in range(513)), "x names 513 hosts, and ssh reaches 512 at once"),
+        ("\n".join(f"node{number}" for number in range(10000)), "x names 10000 hosts, and a job takes 9999"),
     ],
 )
 def test_what_is_not_understood(text: str, said: str) -> None:

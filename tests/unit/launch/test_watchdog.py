@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -20,7 +19,6 @@ from anabatic.core import heartbeat, relaunch
 from anabatic.core.errors import ConfigError
 from anabatic.launch import rendezvous, rendezvous_endpoint
 from anabatic.launch.local import worker_reports
-from anabatic.launch.local.elastic_agent import RankedAddress
 from anabatic.launch.local.watchdog import HangWatchdog, find_innermost_frame
 
 WORKER = """
@@ -191,29 +189,14 @@ def test_what_a_start_has_left(tmp_path: Path) -> None:
     assert worker_reports.read_worker_report(second).summarize_failure() == "a process on another machine failed"
 
 
-def test_machines_sort_by_number_and_travel() -> None:
-    places = [
-        RankedAddress(1, "10.0.0.1"),
-        RankedAddress(0, "9.0.0.1"),
-        RankedAddress(10, "10.0.0.1"),
-        RankedAddress(2, "10.0.0.0"),
-    ]
-    there = pickle.loads(pickle.dumps(places))
-    assert [place.node_rank for place in sorted(there)] == [0, 1, 2, 10]
-    assert there == places and there[0] != there[2] and len(set(there + places)) == 4
-    assert f"{there[1]}" == "9.0.0.1"
-
-
 def test_what_differs_between_machines_is_named() -> None:
-    found = {
-        0: rendezvous.collect_job_facts({"optim.lr": 1e-4, "seed": 1}),
-        1: rendezvous.collect_job_facts({"optim.lr": 2e-4, "seed": 1, "extra": True}),
-    }
-    assert rendezvous.describe_differences(found, "recipe") == [
+    first = rendezvous.collect_job_facts({"optim.lr": 1e-4, "seed": 1})
+    others = {"machine 1": rendezvous.collect_job_facts({"optim.lr": 2e-4, "seed": 1, "extra": True})}
+    assert rendezvous.describe_differences(first, others, "recipe") == [
         "extra is missing on machine 0 and True on machine 1",
         "optim.lr is 0.0001 on machine 0 and 0.0002 on machine 1",
     ]
-    assert rendezvous.describe_differences(found, "versions") == []
+    assert rendezvous.describe_differences(first, others, "versions") == []
     assert rendezvous.flatten_settings({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {
         "a.b": 1,
         "a.c.d": [2],
@@ -246,7 +229,8 @@ def test_the_meeting_point_is_checked_first() -> None:
         with pytest.raises(ConfigError, match=f"port {port} cannot be opened here"):
             rendezvous_endpoint.build_agent_command(launch, 0)
         other = LaunchSettings(min_nodes=2, max_nodes=2, node_rank=1, master_addr="127.0.0.1", master_port=port)
-        assert any("is_host=0" in word for word in rendezvous_endpoint.build_agent_command(other, 0))
+        assert not rendezvous_endpoint.is_rendezvous_host(other)
+        assert f"--rdzv-endpoint=127.0.0.1:{port}" in rendezvous_endpoint.build_agent_command(other, 0)
     with pytest.raises(ConfigError, match="nowhere.invalid has no address"):
         rendezvous_endpoint.build_agent_command(
             LaunchSettings(min_nodes=2, max_nodes=2, node_rank=1, master_addr="nowhere.invalid"), 0

@@ -23,7 +23,8 @@ class LaunchSettings:
     max_nodes: int = 1
     """Machines that may take part."""
     node_rank: int | None = None
-    """Place of this machine among them, from 0; None: the order is found at the start."""
+    """Place of this machine among them, from 0; None: the order is found at the start. A job that continues with fewer
+    machines takes higher ones too: those are spares."""
     master_addr: str | None = None
     """Name or address of machine 0, which all others reach."""
     master_port: int = 29500
@@ -55,10 +56,11 @@ class LaunchSettings:
             f"--nnodes is {self.max_nodes}, but where do the machines meet?",
             "give --master-addr with the name or address of machine 0, the same on every machine",
         )
+        places = self.max_nodes if self.min_nodes == self.max_nodes else MAX_NODES  # those above are spares
         require_setting(
-            self.node_rank is None or 0 <= self.node_rank < self.max_nodes,
+            self.node_rank is None or 0 <= self.node_rank < places,
             f"--node-rank is {self.node_rank} of {self.max_nodes} machines",
-            f"use 0 to {self.max_nodes - 1}, another on every machine",
+            f"use 0 to {self.max_nodes - 1}, another on every machine; a spare needs none",
         )
         require_setting(
             0 < self.master_port < 65536, f"--master-port is {self.master_port}", "use a port from 1 to 65535"
@@ -76,8 +78,3 @@ class LaunchSettings:
     def is_multi_node(self) -> bool:
         """True when the job may span machines."""
         return self.max_nodes > 1
-
-    @property
-    def has_fixed_nodes(self) -> bool:
-        """True when it is known which machines take part."""
-        return self.is_multi_node and self.min_nodes == self.max_nodes and self.node_rank is not None

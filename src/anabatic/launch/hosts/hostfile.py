@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabatic.config.sections.launch import MAX_NODES
 from anabatic.core.errors import ConfigError
 
 _MAX_SLOTS = 256
 """Most processes on one machine, the same limit as everywhere in the launcher."""
 _MAX_FILE_CHARS = 1 << 20
 """Most characters of a file."""
-_MAX_HOSTS = 512
-"""Most hosts: one machine starts ssh for all of them at once."""
 _MAX_NAME_CHARS = 253
 """Most characters of a name (RFC 1035)."""
 _SLOT_KEYS = ("slots", "max_slots", "max-slots", "sockets", "max_sockets")
@@ -96,9 +95,9 @@ def parse_hostfile(text: str, source: str) -> list[HostEntry]:
             )
     if not hosts:
         raise ConfigError(f"{source} names no host", f"one a line: {_EXAMPLE_LINES}")
-    if len(hosts) > _MAX_HOSTS:
+    if len(hosts) > MAX_NODES:
         raise ConfigError(
-            f"{source} names {len(hosts)} hosts, and ssh reaches {_MAX_HOSTS} at once",
+            f"{source} names {len(hosts)} hosts, and a job takes {MAX_NODES}",
             "use a scheduler for so many: anabatic launch slurm, or k8s",
         )
     return list(hosts.values())

@@ -18,7 +18,11 @@ from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, 
 from anabatic.launch.hosts import ssh_connection
 from anabatic.launch.hosts.hostfile import HostEntry
 from anabatic.launch.hosts.remote_machine import EventQueue, RemoteJob, RemoteMachine
+from anabatic.launch.open_files import allow_open_files
 
+_FILES_OF_HOST = 5
+"""Open files for one host: three pipes, its log, and one more while its ssh starts."""
+_OTHER_FILES = 256
 _GRACE_SECONDS = 15.0
 """Seconds the other machines get to end on their own after one has failed, so that they report their own error."""
 _ESCALATION_SECONDS = 30.0
@@ -32,6 +36,7 @@ def run(hosts: Sequence[HostEntry], job: RemoteJob) -> int:
         ConfigError: a machine cannot take part for a reason that the user can fix.
         Failure: a machine cannot be reached, or its connection is lost.
     """
+    allow_open_files(len(hosts) * _FILES_OF_HOST + _OTHER_FILES)
     events: EventQueue = queue.Queue()
     machines = ssh_connection.connect_hosts(hosts, job, events)
     with ExitStack() as stack:

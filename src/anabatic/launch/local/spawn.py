@@ -67,14 +67,19 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
         settings = yaml.safe_load(recipe)
-        if launch.has_fixed_nodes:
-            facts = rendezvous.collect_job_facts(rendezvous.flatten_settings(settings))
-            endpoint = {"host": launch.master_addr, "port": launch.master_port, "node_rank": launch.node_rank}
-            machine = {**endpoint, "job": launch.job_id, "size": launch.max_nodes, "facts": facts}
+        if launch.is_multi_node:
+            machine = {
+                "host": launch.master_addr,
+                "port": launch.master_port,
+                "job": launch.job_id,
+                "nodes": [launch.min_nodes, launch.max_nodes],
+                "node_rank": launch.node_rank,
+                "nproc": launch.nproc,
+                "facts": rendezvous.collect_job_facts(rendezvous.flatten_settings(settings)),
+                "join_seconds": launch.join_seconds,
+                "is_host": rendezvous_endpoint.is_rendezvous_host(launch),
+            }
             (folder / worker_reports.MACHINE_FILE).write_text(json.dumps(machine), encoding="utf-8")
-        if launch.is_multi_node and not rendezvous_endpoint.is_rendezvous_host(launch):
-            probe = {"host": launch.master_addr, "port": launch.master_port, "seconds": launch.join_seconds}
-            (folder / worker_reports.RENDEZVOUS_FILE).write_text(json.dumps(probe), encoding="utf-8")
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.is_multi_node else ''}")
         worker_variables = placement.place_workers(settings["device"], launch.nproc, os.environ, launch.is_multi_node)
@@ -147,6 +152,28 @@ class _Supervisor:
         return any(
             (self.folder / name).is_file() for name in (worker_reports.REFUSED_FILE, worker_reports.REPLACED_FILE)
         )
+
+    def _raise_if_excluded(self) -> None:
+        """Raise why the job refused or replaced this machine, if it did.
+
+        Raises:
+            ConfigError: the machines run different jobs.
+            Failure: another machine has taken its place.
+        """
+        refused_path = self.folder / worker_reports.REFUSED_FILE
+        if refused_path.is_file():
+            lines = refused_path.read_text(encoding="utf-8").splitlines()
+            raise ConfigError(
+                f"the machines run different jobs: {'; '.join(lines[:3])}{', and more' if len(lines) > 3 else ''}",
+                "give the same recipe and options on every machine",
+            )
+        replaced_path = self.folder / worker_reports.REPLACED_FILE
+        if replaced_path.is_file():
+            raise Failure(
+                f"machine {self.launch.node_rank} has come again, from"
+                f" {replaced_path.read_text(encoding='utf-8')}: that one takes part in its place",
+                "end what is left here; machines that are to take part both need their own --node-rank",
+            )
 
     def _count_restarts_left(self) -> int:
         """Return how many restarts are left."""
@@ -261,20 +288,10 @@ class _Supervisor:
     def _decide_exit_code(self, code: int) -> int:
         """Print each distinct message once; return the workers' exit code rather than the agent's."""
         attempts = worker_reports.list_attempt_folders(self.folder)
-        refused_path = self.folder / worker_reports.REFUSED_FILE
-        if refused_path.is_file():
-            lines = refused_path.read_text(encoding="utf-8").splitlines()
-            raise ConfigError(
-                f"the machines run different jobs: {'; '.join(lines[:3])}{', and more' if len(lines) > 3 else ''}",
-                "give the same recipe and options on every machine",
-            )
-        replaced_path = self.folder / worker_reports.REPLACED_FILE
-        if replaced_path.is_file():
-            raise Failure(
-                f"machine {self.launch.node_rank} has come again, from"
-                f" {replaced_path.read_text(encoding='utf-8')}: that one takes part in its place",
-                "end what is left here; machines that are to take part both need their own --node-rank",
-            )
+        self._raise_if_excluded()
+        if (self.folder / worker_reports.UNUSED_FILE).is_file():
+            log.info("the job has ended: this machine was a spare, and was not needed")
+            return 0
         if self.stop_request.first_signal and not attempts:
             return self._log_stopped("before the processes had begun")
         if code == relaunch.EXIT_RENDEZVOUS_LOST or not attempts:

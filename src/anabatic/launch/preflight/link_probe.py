@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from anabatic.core import relaunch
 from anabatic.launch import rendezvous_endpoint
 from anabatic.launch.preflight import machine_report
-from anabatic.launch.rendezvous import MachineRendezvous, describe_store_error
+from anabatic.launch.rendezvous import describe_store_error
 
 _ALL_REDUCE_BYTES = 32 << 20
 """Bytes of one all-reduce."""
@@ -60,31 +60,52 @@ def _meet_and_measure(
     if size == 1:
         return {"found": {"0": facts}, "clocks": {}, "links": [], "shared": []}
     from torch.distributed import DistError, TCPStore
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+
+    from anabatic.launch.machine_rendezvous import MachineRendezvous
 
     if node_rank and (reason := rendezvous_endpoint.await_port(host, port, seconds)):
         return {"why": reason}
+    rendezvous = MachineRendezvous(
+        host=host,
+        port=port,
+        job=job_id,
+        nodes=(size, size),
+        node_rank=node_rank,
+        address=address,
+        nproc=1,
+        facts={"recipe": {}, "versions": {}},  # compared below, with all that differs
+        join_seconds=seconds,
+        is_host=node_rank == 0,
+        on_refused=_leave_check,
+        on_replaced=_leave_check,
+    )
     try:
-        server = TCPStore(host, port, is_master=True, wait_for_workers=False) if node_rank == 0 else None
-        rendezvous = MachineRendezvous(host, port, job_id, node_rank, size, facts, refuse=None)
-        facts_by_machine = rendezvous.gather_facts(seconds)
-        if not facts_by_machine:
-            return {"why": rendezvous.describe_missing()}
-        store = server or TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
-        result = _measure_machines(store, node_rank, size, facts_by_machine, job["out"])
+        info = rendezvous.next_rendezvous().bootstrap_store_info
+        assert info is not None
+        store = TCPStore(info.master_addr, info.master_port, size, is_master=node_rank == 0, timeout=_TIMEOUT)
+        result = _measure_machines(store, node_rank, size, facts, job["out"])
         _leave_store(store, node_rank, size)
-    except (DistError, RuntimeError) as error:
+    except RendezvousTimeoutError as error:
+        return {"why": str(error)}
+    except (DistError, RendezvousError, RuntimeError) as error:
         return {"why": describe_store_error(error)}
     return result
 
 
-def _measure_machines(
-    store: Any, node_rank: int, size: int, facts_by_machine: dict[int, dict[str, Any]], out: str | None
-) -> dict[str, Any]:
+def _leave_check(reason: Any) -> NoReturn:
+    raise RuntimeError(f"another check with this --node-rank has come: {reason}")
+
+
+def _measure_machines(store: Any, node_rank: int, size: int, facts: dict[str, Any], out: str | None) -> dict[str, Any]:
     import torch.distributed as dist
 
     group_store = dist.PrefixStore("gloo", store)
     dist.init_process_group("gloo", store=group_store, rank=node_rank, world_size=size, timeout=_TIMEOUT)
     results: list[Any] = [None] * size
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, facts)
+    facts_by_machine: dict[int, dict[str, Any]] = dict(enumerate(gathered))
     local_result = {
         "clocks": _compare_clocks(node_rank, size),
         "shared": _sees_run_folder(store, node_rank, out),

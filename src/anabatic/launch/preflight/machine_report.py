@@ -42,6 +42,12 @@ class PreflightResult:
     links: list[tuple[int, int, str, float]]
     sees_run_folder: list[bool]
 
+    def describe_differences(self, part: str) -> list[str]:
+        """Return one line per difference between machine 0 and another in one part of the facts."""
+        first = min(self.machines)
+        others = {f"machine {number}": facts for number, facts in self.machines.items() if number != first}
+        return rendezvous.describe_differences(self.machines[first], others, part)
+
     def machine_name(self, node_rank: int) -> str:
         """Return the name of a machine in messages."""
         return f"machine {node_rank} ({self.machines[node_rank]['name']})"
@@ -61,12 +67,8 @@ def parse_result(result: Mapping[str, Any]) -> PreflightResult:
 
 def find_errors(result: PreflightResult) -> list[str]:
     """Return the problems that keep the job from running."""
-    errors = rendezvous.describe_differences(result.machines, "recipe")
-    errors += [
-        line
-        for line in rendezvous.describe_differences(result.machines, "versions")
-        if line.split(" is ")[0] in MUST_MATCH_VERSIONS
-    ]
+    errors = result.describe_differences("recipe")
+    errors += [line for line in result.describe_differences("versions") if line.split(" is ")[0] in MUST_MATCH_VERSIONS]
     errors += _find_file_differences(result)
     for node_rank, facts in result.machines.items():
         devices = facts["devices"]
@@ -114,11 +116,9 @@ def _format_amount(amount: list[int] | None) -> str:
 def find_warnings(result: PreflightResult) -> list[str]:
     """Return the problems that do not keep the job from running."""
     warnings = [
-        line
-        for line in rendezvous.describe_differences(result.machines, "versions")
-        if line.split(" is ")[0] not in MUST_MATCH_VERSIONS
+        line for line in result.describe_differences("versions") if line.split(" is ")[0] not in MUST_MATCH_VERSIONS
     ]
-    warnings += rendezvous.describe_differences(result.machines, "variables")
+    warnings += result.describe_differences("variables")
     for node_rank, facts in result.machines.items():
         warnings += [f"{result.machine_name(node_rank)}: {line}" for line in facts["doctor"]]
         warnings += [
@@ -184,7 +184,7 @@ def format_tables(result: PreflightResult) -> list[str]:
             )
         )
     versions = result.machines[0]["versions"]
-    different = {line.split(" is ")[0] for line in rendezvous.describe_differences(result.machines, "versions")}
+    different = {line.split(" is ")[0] for line in result.describe_differences("versions")}
     same = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name not in different)
     lines = [*_align_columns(rows), f"same {'on all' if len(result.machines) > 1 else 'here'}: {same}"]
     if result.links:

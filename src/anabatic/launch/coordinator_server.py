@@ -1,0 +1,327 @@
+"""Where machines meet: a server on machine 0 that follows the rules of `coordinator.py`.
+
+Every machine keeps one connection open (`coordinator_client.py`) and sends lines of JSON; what concerns it is sent back
+as it happens. Nobody polls, and work and traffic are linear in the number of machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from anabatic.launch.coordinator import LOST_SECONDS, Coordinator, Decisions, Machine, Meeting
+from anabatic.launch.open_files import allow_open_files
+from anabatic.launch.rendezvous import describe_differences
+from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
+
+PROTOCOL = 1
+"""Of the lines; machines that speak another one are told so."""
+MAX_LINE_BYTES = 16 << 20
+"""Most bytes of a line: facts about a machine hold its recipe."""
+MAX_MACHINES = 1 << 20
+_MAX_TEXT_CHARS = 1024
+_SPARE_FILES = 256
+"""Files that this process opens besides the connections."""
+_TICK_SECONDS = 0.1
+_GREETING_SECONDS = 30.0
+_STOP_SECONDS = 5.0
+_MAX_REFUSALS = 20
+"""Most differences that are told."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a machine brings to a round.
+
+    Attributes:
+        number: of the machine; None: it has none.
+        address, port: where workers could meet if this machine is the first.
+        nproc: workers there.
+    """
+
+    number: int | None
+    address: str
+    port: int
+    nproc: int
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        ValueError: it is none, or torn.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("brackets in brackets") from error
+    if not line.endswith(b"\n") or not isinstance(message, dict):
+        raise ValueError("no JSON object and line end")
+    return message
+
+
+def parse_offer(message: Mapping[str, Any]) -> Offer:
+    """Return what a message of the kind `join` says.
+
+    Raises:
+        ValueError: a part is missing, of another type or out of its range.
+    """
+    number = None if message.get("number") is None else _read_number(message, "number", 0, MAX_MACHINES - 1)
+    address = _read_text(message, "address")
+    return Offer(number, address, _read_number(message, "port", 1, 65535), _read_number(message, "nproc", 1, 4096))
+
+
+def parse_facts(greeting: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the facts of a greeting.
+
+    Raises:
+        ValueError: they have not the two parts that are compared.
+    """
+    facts = greeting.get("facts")
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(part), dict) for part in ("recipe", "versions")):
+        raise ValueError("facts without recipe and versions")
+    return facts
+
+
+def _read_number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(name)
+    return value
+
+
+def _read_text(message: Mapping[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT_CHARS or not value.isprintable():
+        raise ValueError(name)
+    return value
+
+
+class CoordinatorServer:
+    """Runs a coordinator in a thread, for the connections to a port.
+
+    Args:
+        port: to listen on, of all addresses of this machine.
+        endpoint: how the machines call it, for messages.
+        job: job id; machines of other jobs are refused.
+
+    Raises:
+        OSError: the port cannot be opened.
+    """
+
+    def __init__(self, port: int, endpoint: str, job: str, coordinator: Coordinator) -> None:
+        self._endpoint, self._job, self._coordinator = endpoint, job, coordinator
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._facts: dict[str, Mapping[str, Any]] = {}
+        """Digest -> facts about machines."""
+        self._offers: dict[str, Offer] = {}
+        """Key of a machine -> what it offered when it joined last."""
+        self._reference = ""
+        """Digest of the facts of the first round's first machine."""
+        self._done: set[str] = set()
+        self._reminded_at = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        allow_open_files(coordinator.max_nodes + _SPARE_FILES)
+        self._socket = _open_port(port)
+        self._is_serving = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
+        self._thread.start()
+        self._is_serving.wait(_STOP_SECONDS)
+
+    def stop(self) -> None:
+        """Send what is to be sent and close all connections."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        serving = asyncio.start_server(self._serve, sock=self._socket, limit=MAX_LINE_BYTES, backlog=_BACKLOG)
+        server = self._loop.run_until_complete(serving)
+        ticking = self._loop.create_task(self._tick_forever())
+        ticking.add_done_callback(self._stop_after_error)
+        self._is_serving.set()
+        self._loop.run_forever()
+        if ticking.done():
+            sys.stderr.write(f"error: the rendezvous on machine 0 failed: {ticking.exception()!r}\n")
+        else:
+            self._tell(self._coordinator.tick())
+            ticking.cancel()
+        server.close()
+        self._loop.run_until_complete(self._close_connections())
+        self._loop.close()
+
+    def _stop_after_error(self, ticking: asyncio.Task[None]) -> None:
+        """End all connections, so that every machine learns that nobody decides any more."""
+        if not ticking.cancelled():
+            self._loop.stop()
+
+    async def _close_connections(self) -> None:
+        for writer in list(self._writers.values()):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(writer.drain(), 1.0)
+            writer.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection to its end."""
+        key = ""
+        try:
+            greeting = parse_object(await asyncio.wait_for(reader.readline(), _GREETING_SECONDS))
+            if problem := self._check_greeting(greeting):
+                _write(writer, {"kind": "refused", "lines": [problem]})
+                await writer.drain()
+                return
+            key, digest = _read_text(greeting, "key"), self._keep_facts(parse_facts(greeting))
+            self._writers[key] = writer
+            _write(writer, {"kind": "welcome"})
+            while line := await reader.readline():
+                self._handle_message(key, digest, parse_object(line))
+        except (ValueError, OSError, asyncio.TimeoutError):
+            return  # another program, or a connection that broke
+        except asyncio.CancelledError:
+            return  # the server stops; before Python 3.12 asyncio logs a connection that ends by it as an error
+        finally:
+            if key and self._writers.get(key) is writer:
+                del self._writers[key]
+                self._coordinator.miss(key)
+            writer.close()
+
+    def _check_greeting(self, greeting: Mapping[str, Any]) -> str:
+        if greeting.get("protocol") != PROTOCOL:
+            version = metadata.version("anabatic")
+            return f"anabatic is {version} on machine 0 and {_read_text(greeting, 'version')} here"
+        if (job := _read_text(greeting, "job")) != self._job:
+            return f"--job-id is {self._job} on machine 0 and {job} here"
+        return ""
+
+    def _keep_facts(self, facts: Mapping[str, Any]) -> str:
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        self._facts.setdefault(digest, facts)
+        return digest
+
+    def _handle_message(self, key: str, digest: str, message: dict[str, Any]) -> None:
+        self._coordinator.hear(key)
+        kind = message.get("kind")
+        if kind == "join":
+            offer = parse_offer(message)
+            self._join(Machine(key, offer.number, offer.address, digest), offer)
+        elif kind == "missing":
+            self._send([key], {"kind": "missing", "text": self._coordinator.describe_missing(self._endpoint)})
+        elif kind == "done":
+            self._done.add(key)
+        elif kind == "leave":
+            self._coordinator.leave(key)
+        elif kind == "close":
+            self._coordinator.close()
+        self._tell_all_done()
+
+    def _join(self, machine: Machine, offer: Offer) -> None:
+        self._offers[machine.key] = offer
+        self._done.discard(machine.key)
+        if self._reference and (differences := self._find_differences([machine], "recipe")):
+            self._send([machine.key], {"kind": "refused", "lines": differences})
+        elif address := self._coordinator.join(machine):
+            self._send([machine.key], {"kind": "replaced", "address": address})
+
+    def _tell_all_done(self) -> None:
+        """Let go those who have finished, when nobody is left who has not."""
+        running = self._coordinator.running
+        if self._done and self._done.issuperset(running):
+            self._send(self._done, {"kind": "all done"})
+            self._done.clear()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            self._tell(self._coordinator.tick())
+            missing = self._coordinator.describe_missing(self._endpoint)
+            if not missing or not self._coordinator.waiting:
+                self._reminded_at = time.monotonic()
+            elif time.monotonic() - self._reminded_at > REMINDER_SECONDS:
+                self._reminded_at = time.monotonic()
+                sys.stderr.write(f"{missing}\n")
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _tell(self, decisions: Decisions) -> None:
+        for machine in decisions.lost:
+            sys.stderr.write(
+                f"warning: {_name(machine)} ({machine.address}) is lost: no sign of life for {LOST_SECONDS:g} s, or its"
+                " connection broke\n"
+            )
+        for machine in decisions.spares:
+            text = f"{_name(machine)} ({machine.address}) is a spare: it waits until a place is free"
+            sys.stderr.write(f"{text}\n")
+            self._send([machine.key], {"kind": "spare", "text": text})
+        for key, address in decisions.replaced.items():
+            self._send([key], {"kind": "replaced", "address": address})
+        self._send(decisions.closed, {"kind": "closed"})
+        if decisions.is_over:
+            self._send(self._coordinator.running, {"kind": "over", "round": self._coordinator.round})
+        if decisions.lost:
+            self._tell_all_done()
+        if decisions.meeting is not None:
+            self._begin(decisions.meeting)
+
+    def _begin(self, meeting: Meeting) -> None:
+        if not self._reference:
+            self._reference = meeting.machines[0].digest
+        if differences := self._find_differences(meeting.machines, "recipe"):
+            self._send([machine.key for machine in meeting.machines], {"kind": "refused", "lines": differences})
+            return
+        for line in self._find_differences(meeting.machines, "versions"):
+            sys.stderr.write(f"warning: {line}\n")
+        offers = [self._offers[machine.key] for machine in meeting.machines]
+        common = {
+            "kind": "round",
+            "round": meeting.round,
+            "size": len(offers),
+            "world_size": sum(offer.nproc for offer in offers),
+            "master_addr": meeting.machines[0].address,
+            "master_port": offers[0].port,
+        }
+        first_rank = 0
+        for rank, (machine, offer) in enumerate(zip(meeting.machines, offers, strict=True)):
+            self._send([machine.key], {**common, "rank": rank, "first_rank": first_rank})
+            first_rank += offer.nproc
+
+    def _find_differences(self, machines: Iterable[Machine], part: str) -> list[str]:
+        """Return what differs from the first round's first machine."""
+        others = {
+            _name(machine): self._facts[machine.digest] for machine in machines if machine.digest != self._reference
+        }
+        return describe_differences(self._facts[self._reference], others, part)[:_MAX_REFUSALS] if others else []
+
+    def _send(self, keys: Iterable[str], message: Mapping[str, Any]) -> None:
+        for key in keys:
+            if (writer := self._writers.get(key)) is not None:
+                _write(writer, message)
+
+
+def _write(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _open_port(port: int) -> socket.socket:
+    """Listen on all addresses of both families, or of IPv4 where there is no other."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _name(machine: Machine) -> str:
+    return f"machine {machine.number}" if machine.number is not None else f"the machine at {machine.address}"
