@@ -171,6 +171,15 @@ def all_gather_text(text: str, world: World) -> list[str]:
     return texts
 
 
+def gather_text(text: str, group: RankGroup) -> list[str]:
+    """Return every rank's text on rank 0 of the group, in the order of ranks; nothing on the others."""
+    if group.size == 1:
+        return [text]
+    texts = [""] * group.size if group.rank == 0 else None
+    dist.gather_object(text, texts, dst=0, group=group.process_group)
+    return texts or []
+
+
 def all_gather_rows(rows: Tensor, world: World) -> Tensor:
     """Stack the ranks' equally shaped `[n, ...]` tensors into `[size x n, ...]`."""
     if world.size == 1:
