@@ -28,16 +28,22 @@ from anabatic.core.paths import RunFolder, find_os_error, make_write_error
 from anabatic.device.device import Device
 from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text, gather_text
 from anabatic.train.checkpoint import checksums, manifest
+from anabatic.train.checkpoint.memory_copies import MemoryCopy
 from anabatic.train.checkpoint.run_state import RunState
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint whose files are whole."""
+    """A checkpoint whose files are whole.
+
+    Attributes:
+        memory: it is no folder of the disk, but a copy in the machines' memory.
+    """
 
     path: Path
     step: int
     state: RunState
+    memory: MemoryCopy | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,9 @@ def load_checkpoint(found: CheckpointInfo, tensors: Mapping[str, Tensor], device
     Raises:
         CheckpointError: names or shapes differ from what was saved.
     """
+    if found.memory is not None:
+        found.memory.load(tensors, device)
+        return
     read_tensors(found.path, tensors, world)
     # Neighbours that work on the same data draw the same numbers; ranks that are new continue as the first one.
     drawn = (found.path / f"rng-{rank}.safetensors" for rank in (world.rank - world.tensor_group.rank, 0))
