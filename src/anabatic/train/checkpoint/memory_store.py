@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabatic.core import json_reader
+from anabatic.core import json_reader, log
 from anabatic.core.errors import CheckpointError, Failure
 from anabatic.core.formatting import format_size
 from anabatic.train.checkpoint.checksums import compute_crc32
@@ -155,17 +155,25 @@ class MemoryStore:
             if match:
                 found.append(Part(match["key"], int(match["step"]), path.stem))
         with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
-            return [part for part, whole in zip(found, pool.map(self._is_whole, found), strict=True) if whole]
+            faults = list(pool.map(self._find_fault, found))
+        for fault in dict.fromkeys(filter(None, faults)):
+            log.warn(f"copies in memory in {self.folder} are not used: {fault}")
+        return [part for part, fault in zip(found, faults, strict=True) if not fault]
 
-    def _is_whole(self, part: Part) -> bool:
+    def _find_fault(self, part: Part) -> str:
+        """Return why a part cannot be used, or an empty string."""
+        path = self.folder / f"{part.name}.bin"
         try:
             seal = self.read_seal(part.name)
-            if any(seal.get(key) != value for key, value in self._identity.items()):
-                return False
-            path = self.folder / f"{part.name}.bin"
-            return path.stat().st_size == seal["bytes"] and bool(compute_crc32(path) == seal["crc32"])
+            if seal.get("run") != self._identity["run"]:
+                return "they are of an earlier run in this folder"
+            if seal.get("setup") != self._identity["setup"] or seal.get("version") != self._identity["version"]:
+                return "another number of processes, or other settings of `parallel`, made them"
+            if path.stat().st_size != seal["bytes"] or compute_crc32(path) != seal["crc32"]:
+                return f"{path.name} does not match its checksum"
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return False
+            return f"{part.name}.json is torn, or its part is missing"
+        return ""
 
     def remove_except(self, names: Iterable[str]) -> None:
         """Remove all parts but those of the names, and what was left unsealed."""
