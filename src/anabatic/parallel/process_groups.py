@@ -121,10 +121,15 @@ def leave_world(world: World) -> None:
         dist.destroy_process_group()
 
 
-def create_side_group(world: World) -> RankGroup:
+def create_side_group(
+    world: World, purpose: str = "checkpoints in the background", without: str = "--save.background off"
+) -> RankGroup:
     """Return a separate group of all ranks over the host network (gloo), for a background thread.
 
     Two threads of a process must not share a group: the order of their collectives would differ between ranks.
+
+    Args:
+        purpose, without: for the message: what the group is for, and the option that does without it.
 
     Raises:
         Failure: the hosts cannot reach each other.
@@ -135,8 +140,8 @@ def create_side_group(world: World) -> RankGroup:
         return RankGroup(world.rank, world.size, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
     except RuntimeError as error:
         raise Failure(
-            f"the hosts' network is closed to checkpoints in the background: {str(error).splitlines()[0]}",
-            "name the interface in GLOO_SOCKET_IFNAME, or use --save.background off",
+            f"the hosts' network is closed to {purpose}: {str(error).splitlines()[0]}",
+            f"name the interface in GLOO_SOCKET_IFNAME, or use {without}",
         ) from error
 
 

@@ -49,7 +49,7 @@ class ChecksumFile(io.BufferedWriter):
         """No: a checksum is of bytes in order."""
         return False
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
+    def seek(self, offset: int, origin: int = 0, /) -> int:
         """Refuse.
 
         Raises:

@@ -55,6 +55,7 @@ RUN_ID_FILE = ".memory-run"
 _MESSAGE_BYTES = 256 << 20
 _FINAL_WAIT_SECONDS = 5.0
 _RNG = "rng."
+_SIDE_GROUP = ("copies in memory", "--save.memory-every 0")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def _fetch_missing(store: MemoryStore, names: list[dict[str, str]], step: int, p
         return
     log.info(f"step {step}: {len(lacking)} parts come from the memory of other machines")
     held = [dict(known) for known in names]
-    group = create_side_group(world)
+    group = create_side_group(world, *_SIDE_GROUP)
     for key, machine, taker in lacking:
         source = next(number for number, known in enumerate(held) if key in known)
         giver = source * place.local_size + taker % place.local_size
@@ -336,7 +337,7 @@ class MemoryCopies:
         """
         place = self._place = _find_place(self._world)
         store = self._store = _open_store(self._job, self._folder, self._world)
-        self._group = create_side_group(self._world)
+        self._group = create_side_group(self._world, *_SIDE_GROUP)
         copies = 1 if place.machines == 1 else 2
         each = sum(tensor.nbytes for tensor in own.values())
         kept = copies * place.local_size * each + sum(tensor.nbytes for tensor in shared.values())

@@ -102,12 +102,12 @@ class MemoryStore:
             owner = folder.stat().st_uid
         except OSError as error:
             raise Failure(
-                f"copies in memory cannot be kept in {folder}: {error.strerror}",
+                f"{folder} cannot hold copies in memory: {error.strerror}",
                 f"give {MEMORY_DIR_VARIABLE} another folder, or set --save.memory-every 0",
             ) from error
         if owner != os.getuid() or folder.is_symlink():
             raise Failure(
-                f"copies in memory cannot be kept in {folder}: it belongs to another user",
+                f"{folder} cannot hold copies in memory: it belongs to another user",
                 f"give {MEMORY_DIR_VARIABLE} a folder of your own",
             )
 
