@@ -129,6 +129,16 @@ def test_they_are_removed_at_the_end_and_kept_after_a_failure(folder: RunFolder)
     assert not place.exists()
 
 
+def test_what_a_rewind_has_left_is_not_continued(folder: RunFolder) -> None:
+    copies = copy_steps(folder, 3)
+    copies.discard()
+    assert find(folder) is None
+    copies.save(2, tensors(2.0), RunState(TrainProgress(step=2)))
+    copies.wait()
+    found = find(folder)
+    assert found is not None and found.step == 2
+
+
 def test_a_newer_checkpoint_of_the_disk_is_taken(folder: RunFolder) -> None:
     copy_steps(folder, 3)
     content = storage.CheckpointContent(

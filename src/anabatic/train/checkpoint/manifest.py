@@ -137,13 +137,16 @@ def find_faults(
             advance(num_bytes)
 
     shares = [checksums and number % ranks == rank for number in range(len(files))]
-    with ThreadPoolExecutor(_MAX_THREADS) as pool:
+    pool = ThreadPoolExecutor(_MAX_THREADS)
+    try:
         problems = pool.map(
             _check_file, (path / name for name in files), files.values(), shares, [advance_alone] * len(files)
         )
         for name, problem in zip(files, problems, strict=True):
             if problem:
                 yield f"{name} {problem}"
+    finally:
+        pool.shutdown(cancel_futures=True)  # who asks for the first fault alone does not wait for all files
 
 
 def find_first_fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> str:

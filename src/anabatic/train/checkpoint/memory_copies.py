@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anabatic.config.sections.train_jobs import LoopJob
-from anabatic.core import log
+from anabatic.core import json_reader, log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder, write_atomic
@@ -40,9 +40,10 @@ from anabatic.parallel.process_groups import (
     to_local,
 )
 from anabatic.train.checkpoint.memory_store import (
+    MEMORY_DIR_VARIABLE,
     MemoryStore,
-    Part,
-    PartBuffer,
+    ShardBuffer,
+    StateShard,
     copy_tensors,
     get_memory_folder,
     remove_memory_folder,
@@ -74,7 +75,7 @@ class MemoryCopy:
         return self.store.folder / self.own
 
     def load(self, tensors: Mapping[str, Tensor], device: Device) -> None:
-        """Fill `tensors` in place, and restore this rank's random numbers.
+        """Fill `tensors` in layout, and restore this rank's random numbers.
 
         Raises:
             CheckpointError: the tensors are other ones; nothing was copied.
@@ -88,7 +89,7 @@ class MemoryCopy:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RankLayout:
     """Where a rank is: machines have `local_size` ranks each, in order."""
 
     rank: int
@@ -109,7 +110,7 @@ class _Place:
         return self.size // self.local_size
 
 
-def _find_place(world: World) -> _Place:
+def _find_rank_layout(world: World) -> _RankLayout:
     """Where this rank is.
 
     Raises:
@@ -122,7 +123,7 @@ def _find_place(world: World) -> _Place:
             f"save.memory_every needs as many processes on every machine, here are {' and '.join(sorted(set(counts)))}",
             "start the same number on each, or set --save.memory-every 0",
         )
-    return _Place(world.rank, world.size, local)
+    return _RankLayout(world.rank, world.size, local)
 
 
 def _open_store(job: LoopJob, folder: RunFolder, world: World) -> MemoryStore:
@@ -147,58 +148,63 @@ def find_memory_copy(job: LoopJob, folder: RunFolder, world: World) -> MemoryCop
         if world.rank % count_local_processes() == 0:
             remove_memory_folder(folder.root)
         return None
-    place = _find_place(world)
+    layout = _find_rank_layout(world)
     store = _open_store(job, folder, world)
-    own = store.list_whole_parts() if place.is_first else []
+    own = store.list_whole_shards() if layout.is_first else []
     text = json.dumps([[part.key, part.step, part.name] for part in own])
-    lists = [[Part(*row) for row in json.loads(line)] for line in all_gather_text(text, world)[:: place.local_size]]
-    step = _choose_step(lists, place)
+    lists = [
+        [StateShard(*row) for row in json_reader.loads(line)]
+        for line in all_gather_text(text, world)[:: layout.local_size]
+    ]
+    step = _choose_step(lists, layout)
     if step is None:
         known = sorted({part.step for parts in lists for part in parts}, reverse=True)
         if known:
-            log.warn(f"the copies in memory are not used: of step {known[0]} {_name_missing(lists, known[0], place)}")
-        if place.is_first:
+            log.warn(f"the copies in memory are not used: of step {known[0]} {_name_missing(lists, known[0], layout)}")
+        if layout.is_first:
             store.remove_except([])
         barrier(world)
         return None
     names = [{part.key: part.name for part in parts if part.step == step} for parts in lists]
-    _fetch_missing(store, names, step, place, world)
+    _fetch_missing(store, names, step, layout, world)
     barrier(world)
-    if place.is_first:
-        store.remove_except(names[place.machine].values())
+    if layout.is_first:
+        store.remove_except(names[layout.machine].values())
     barrier(world)
-    mine = names[place.machine]
-    host = json.loads(store.read_seal(mine["shared"])["host"])
-    return MemoryCopy(store, step, mine[f"rank-{place.rank}"], mine["shared"], host)
+    mine = names[layout.machine]
+    host = json_reader.loads(store.read_seal(mine["shared"])["host"])
+    return MemoryCopy(store, step, mine[f"rank-{layout.rank}"], mine["shared"], host)
 
 
-def _list_keys(place: _Place) -> list[str]:
-    return ["shared", *(f"rank-{rank}" for rank in range(place.size))]
+def _list_keys(layout: _RankLayout) -> list[str]:
+    return ["shared", *(f"rank-{rank}" for rank in range(layout.size))]
 
 
-def _choose_step(lists: list[list[Part]], place: _Place) -> int | None:
+def _choose_step(lists: list[list[StateShard]], layout: _RankLayout) -> int | None:
     keys: dict[int, set[str]] = {}
     for parts in lists:
         for part in parts:
             keys.setdefault(part.step, set()).add(part.key)
-    wanted = set(_list_keys(place))
+    wanted = set(_list_keys(layout))
     return max((step for step, found in keys.items() if found >= wanted), default=None)
 
 
-def _name_missing(lists: list[list[Part]], step: int, place: _Place) -> str:
+def _name_missing(lists: list[list[StateShard]], step: int, layout: _RankLayout) -> str:
     found = {part.key for parts in lists for part in parts if part.step == step}
-    missing = [key for key in _list_keys(place) if key not in found]
+    missing = [key for key in _list_keys(layout) if key not in found]
     return f"no machine has {missing[0]}" + (f" and {len(missing) - 1} more parts" if len(missing) > 1 else "")
 
 
-def _fetch_missing(store: MemoryStore, names: list[dict[str, str]], step: int, place: _Place, world: World) -> None:
+def _fetch_missing(
+    store: MemoryStore, names: list[dict[str, str]], step: int, layout: _RankLayout, world: World
+) -> None:
     """Send each machine the parts of its ranks that it lacks; `names` learns of them.
 
     Every rank goes through the same list in the same order, so that no two wait for each other.
     """
     lacking = []
     for machine, known in enumerate(names):
-        ranks = range(machine * place.local_size, (machine + 1) * place.local_size)
+        ranks = range(machine * layout.local_size, (machine + 1) * layout.local_size)
         for key, taker in [("shared", ranks[0]), *((f"rank-{rank}", rank) for rank in ranks)]:
             if key not in known:
                 lacking.append((key, machine, taker))
@@ -209,13 +215,13 @@ def _fetch_missing(store: MemoryStore, names: list[dict[str, str]], step: int, p
     group = create_side_group(world, *_SIDE_GROUP)
     for key, machine, taker in lacking:
         source = next(number for number, known in enumerate(held) if key in known)
-        giver = source * place.local_size + taker % place.local_size
+        giver = source * layout.local_size + taker % layout.local_size
         name = f"{key}.{machine if key == 'shared' else 'own'}-{step}"
         names[machine][key] = name
-        if place.rank == giver:
+        if layout.rank == giver:
             sent = held[source][key]
-            _exchange(group, store.read_seal(sent), store.open_part(sent), taker, None, None)
-        elif place.rank == taker:
+            _exchange(group, store.read_seal(sent), store.open_shard(sent), taker, None, None)
+        elif layout.rank == taker:
             _exchange(group, None, None, None, giver, (store, name))
     dist.destroy_process_group(group.process_group)
 
@@ -242,8 +248,8 @@ def _exchange(
         _pass_on(group, content, to, None, None)
         return
     store, name = target
-    new = json.loads(bytes(incoming.tolist()).decode())
-    part = PartBuffer(store.folder / f"{name}.bin", new["bytes"])
+    new = json_reader.loads(bytes(incoming.tolist()).decode())
+    part = ShardBuffer(store.folder / f"{name}.bin", new["bytes"])
     _pass_on(group, content, to, part.bytes, source)
     if part.compute_crc32() != new["crc32"]:
         raise Failure(
@@ -276,7 +282,7 @@ class MemoryCopies:
     def __init__(self, job: LoopJob, folder: RunFolder, device: Device, world: World) -> None:
         self._job, self._folder, self._device, self._world = job, folder, device, world
         self._store: MemoryStore | None = None
-        self._place = _Place(world.rank, world.size, world.size)
+        self._layout = _RankLayout(world.rank, world.size, world.size)
         self._group = RankGroup()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -293,16 +299,16 @@ class MemoryCopies:
             Failure: the memory is too small, or the copy before could not be sent.
         """
         self.wait()
-        place = self._place
+        layout = self._layout
         own = {name: to_local(tensor.detach()) for name, tensor in tensors.items() if is_sharded(tensor)}
         own |= {f"{_RNG}{name}": value for name, value in self._device.get_rng_state().items()}
         shared = {name: tensor.detach() for name, tensor in tensors.items() if not is_sharded(tensor)}
-        store = self._store or self._begin(own, shared)
-        place = self._place
-        names = [f"rank-{place.rank}.own-{step}"]
+        store = self._store or self._start_copies(own, shared)
+        layout = self._layout
+        names = [f"rank-{layout.rank}.own-{step}"]
         parts = [store.write_tensors(names[0], own)]
-        if place.is_first:
-            names.append(f"shared.{place.machine}-{step}")
+        if layout.is_first:
+            names.append(f"shared.{layout.machine}-{step}")
             parts.append(store.write_tensors(names[1], shared))
         host = json.dumps(state.to_json())
         work = (store, step, list(zip(names, parts, strict=True)), host)
@@ -325,22 +331,22 @@ class MemoryCopies:
     def discard(self) -> None:
         """Remove the copies: the training went back, and they are of a course that it has left."""
         self.wait()
-        if self._store is not None and self._place.is_first:
+        if self._store is not None and self._layout.is_first:
             self._store.remove_except([])
         barrier(self._world)
 
-    def _begin(self, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> MemoryStore:
+    def _start_copies(self, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> MemoryStore:
         """Open the store and say what it costs.
 
         Raises:
             Failure: the machine has too little memory.
         """
-        place = self._place = _find_place(self._world)
+        layout = self._layout = _find_rank_layout(self._world)
         store = self._store = _open_store(self._job, self._folder, self._world)
         self._group = create_side_group(self._world, *_SIDE_GROUP)
-        copies = 1 if place.machines == 1 else 2
+        copies = 1 if layout.machines == 1 else 2
         each = sum(tensor.nbytes for tensor in own.values())
-        kept = copies * place.local_size * each + sum(tensor.nbytes for tensor in shared.values())
+        kept = copies * layout.local_size * each + sum(tensor.nbytes for tensor in shared.values())
         # Of a run that continues one set is there already.
         needed = kept * (1 if any(store.folder.glob("*.json")) else 2)
         disk = os.statvfs(store.folder)
@@ -350,11 +356,12 @@ class MemoryCopies:
             raise Failure(
                 f"copies in memory need {format_size(needed)} more of each machine while one is made;"
                 f" {format_size(free)} are free in {store.folder.parent} here",
-                "set --save.memory-every 0, or use more machines so that each holds a smaller part",
+                f"enlarge it (docker run --shm-size), give {MEMORY_DIR_VARIABLE} another folder in memory, or set"
+                " --save.memory-every 0",
             )
         log.info(
             f"every {self._job.save.memory_every} steps a copy goes to {store.folder}"
-            f"{' and to the next machine' if place.machines > 1 else ''}:"
+            f"{' and to the next machine' if layout.machines > 1 else ''}:"
             f" {format_size(kept)} of each machine's memory, {format_size(2 * kept)} while one is made"
         )
         return store
@@ -366,19 +373,19 @@ class MemoryCopies:
             self._error = error
 
     def _finish(
-        self, store: MemoryStore, step: int, parts: list[tuple[str, tuple[PartBuffer, dict[str, Any]]]], host: str
+        self, store: MemoryStore, step: int, parts: list[tuple[str, tuple[ShardBuffer, dict[str, Any]]]], host: str
     ) -> None:
-        place = self._place
+        layout = self._layout
         seals = [{**seal, "host": host, "crc32": part.compute_crc32()} for _, (part, seal) in parts]
-        if place.machines > 1:
-            source = (place.rank - place.local_size) % place.size
+        if layout.machines > 1:
+            source = (layout.rank - layout.local_size) % layout.size
             held = f"rank-{source}.held-{step}"
-            to = (place.rank + place.local_size) % place.size
+            to = (layout.rank + layout.local_size) % layout.size
             _exchange(self._group, seals[0], parts[0][1][0].bytes, to, source, (store, held))
         for (name, _), seal in zip(parts, seals, strict=True):
             store.seal(name, seal)
         barrier(self._group)  # every rank has the new step: the one before is not needed any more
-        if place.is_first:
+        if layout.is_first:
             store.remove_older(step)
 
     def __enter__(self) -> MemoryCopies:
@@ -390,7 +397,7 @@ class MemoryCopies:
         """Remove the copies after a training that has saved itself; keep them after a failure."""
         if kind is None:
             self.wait()
-            if self._place.is_first and self._job.save.memory_every:
+            if self._layout.is_first and self._job.save.memory_every:
                 remove_memory_folder(self._folder.root)
         elif self._thread is not None:
             self._thread.join(_FINAL_WAIT_SECONDS)

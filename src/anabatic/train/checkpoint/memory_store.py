@@ -31,7 +31,7 @@ MEMORY_DIR_VARIABLE = "ANABATIC_MEMORY_DIR"
 _ALIGNMENT = 64
 _BLOCK_BYTES = 64 << 20
 _CHECKING_THREADS = 8
-_PART_NAME = re.compile(r"(?P<key>shared|rank-\d+)\.(?P<kind>own|held|\d+)-(?P<step>\d+)\.(json|bin)")
+_SHARD_NAME = re.compile(r"(?P<key>shared|rank-\d+)\.(?P<kind>own|held|\d+)-(?P<step>\d+)\.(json|bin)")
 
 
 def get_memory_folder(run: Path) -> Path:
@@ -41,7 +41,7 @@ def get_memory_folder(run: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Part:
+class StateShard:
     """A sealed part: its key (`shared` or `rank-<n>`), its step, and its name without suffix."""
 
     key: str
@@ -49,7 +49,7 @@ class Part:
     name: str
 
 
-class PartBuffer:
+class ShardBuffer:
     """A file of fixed size in memory, mapped; filled by tensors or by bytes of another machine."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -111,10 +111,10 @@ class MemoryStore:
                 f"give {MEMORY_DIR_VARIABLE} a folder of your own",
             )
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[PartBuffer, dict[str, Any]]:
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[ShardBuffer, dict[str, Any]]:
         """Copy tensors into an unsealed part; return it with what its seal will say of it, but for the checksum."""
         layout, size = plan_layout(tensors)
-        part = PartBuffer(self.folder / f"{name}.bin", size)
+        part = ShardBuffer(self.folder / f"{name}.bin", size)
         for row, tensor in zip(layout, tensors.values(), strict=True):
             _view_tensor(part.bytes, row).copy_(tensor)
         return part, {**self._identity, "bytes": size, "tensors": layout}
@@ -134,7 +134,7 @@ class MemoryStore:
         found: dict[str, Any] = json_reader.read_json_file(self.folder / f"{name}.json")
         return found
 
-    def open_part(self, name: str) -> Tensor:
+    def open_shard(self, name: str) -> Tensor:
         """Return the bytes of a sealed part, mapped."""
         with open(self.folder / f"{name}.bin", "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -144,23 +144,23 @@ class MemoryStore:
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a sealed part; they share the mapped memory."""
-        content = self.open_part(name)
+        content = self.open_shard(name)
         return {row["name"]: _view_tensor(content, row) for row in self.read_seal(name)["tensors"]}
 
-    def list_whole_parts(self) -> list[Part]:
+    def list_whole_shards(self) -> list[StateShard]:
         """Return the parts of this run whose content matches its checksum."""
         found = []
         for path in sorted(self.folder.glob("*.json")):
-            match = _PART_NAME.fullmatch(path.name)
+            match = _SHARD_NAME.fullmatch(path.name)
             if match:
-                found.append(Part(match["key"], int(match["step"]), path.stem))
+                found.append(StateShard(match["key"], int(match["step"]), path.stem))
         with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
             faults = list(pool.map(self._find_fault, found))
         for fault in dict.fromkeys(filter(None, faults)):
             log.warn(f"copies in memory in {self.folder} are not used: {fault}")
         return [part for part, fault in zip(found, faults, strict=True) if not fault]
 
-    def _find_fault(self, part: Part) -> str:
+    def _find_fault(self, part: StateShard) -> str:
         """Return why a part cannot be used, or an empty string."""
         path = self.folder / f"{part.name}.bin"
         try:
@@ -185,7 +185,7 @@ class MemoryStore:
     def remove_older(self, step: int) -> None:
         """Remove the parts of the steps before `step`; later ones may be in the making."""
         for path in sorted(self.folder.glob("*"), reverse=True):
-            match = _PART_NAME.fullmatch(path.name)
+            match = _SHARD_NAME.fullmatch(path.name)
             if match and int(match["step"]) < step:
                 path.unlink(missing_ok=True)
 

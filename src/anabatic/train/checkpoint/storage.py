@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from anabatic.core import log
+from anabatic.core import json_reader, log
 from anabatic.core.errors import CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.imports import quick_imports
@@ -89,7 +89,7 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         # A rank that has died has sent no list: nothing is sealed, and there is no checkpoint.
         lists = gather_text(json.dumps(writer.written), group)
         if first:
-            written = {name: entry for text in lists for name, entry in json.loads(text).items()}
+            written = {name: entry for text in lists for name, entry in json_reader.loads(text).items()}
             manifest.commit_checkpoint(
                 built, target, step, content.host_json, folder.config, content.manifest_fields, written
             )
