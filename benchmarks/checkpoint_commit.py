@@ -25,6 +25,7 @@ import torch.distributed as dist
 from anabatic.core.paths import RunFolder
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.train.checkpoint import storage
+from option_types import positive_int
 
 TENSORS = 16
 
@@ -75,11 +76,11 @@ def measure(ranks: int, mib: int, repeats: int, folder: Path, port: int) -> tupl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--mib", type=positive_int, default=1024)
+    parser.add_argument("--ranks", type=positive_int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=positive_int, default=5)
     parser.add_argument("--folder", type=Path, default=Path())
-    parser.add_argument("--port", type=int, default=29871)
+    parser.add_argument("--port", type=positive_int, default=29871)
     options = parser.parse_args()
     gib = options.mib / 1024
     for ranks in options.ranks:

@@ -31,6 +31,7 @@ from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.checkpoint import memory_store, storage
 from anabatic.train.checkpoint.memory_copies import MemoryCopies, find_memory_copy
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
+from option_types import positive_int
 
 TENSORS = 16
 
@@ -99,8 +100,8 @@ def measure(mib: int, repeats: int, memory: str, run: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--mib", type=positive_int, default=512)
+    parser.add_argument("--repeats", type=positive_int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as memory, tempfile.TemporaryDirectory(dir=".") as run:
