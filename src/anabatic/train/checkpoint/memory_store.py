@@ -37,7 +37,7 @@ _SHARD_NAME = re.compile(r"(?P<key>shared|rank-\d+)\.(?P<kind>own|held|\d+)-(?P<
 def get_memory_folder(run: Path) -> Path:
     """Return this machine's folder for the copies of a run: below `$ANABATIC_MEMORY_DIR`, else `/dev/shm`."""
     name = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
-    return Path(os.environ.get(MEMORY_DIR_VARIABLE) or "/dev/shm") / f"anabatic-{name}"
+    return Path(os.environ.get(MEMORY_DIR_VARIABLE) or "/dev/shm") / f"anabatic-copies-{name}"
 
 
 @dataclass(frozen=True)
