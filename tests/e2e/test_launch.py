@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from anabatic.testing.multiprocess import find_free_port
 from e2e import command
-from e2e.home import STEPS, Home
+from e2e.home import STEPS, Home, Options
 
 HANG = 10
 
@@ -103,6 +106,35 @@ def test_two_machines_and_one_of_them_is_lost(home: Home, base2: Path, tmp_path:
     assert "step 40/40" in ends[0].err and "step 40/40" not in ends[1].err, "rank 0 is on machine 0"
     assert max(command.losses(out)) == STEPS
     assert command.losses(out) == command.losses(base2)
+
+
+def test_a_lost_machine_continues_from_its_neighbours_memory(home: Home, tmp_path: Path) -> None:
+    out, alone, port = tmp_path / "run", tmp_path / "alone", find_free_port()
+    memory = [tmp_path / "memory-0", tmp_path / "memory-1"]
+    more: Options = {"parallel.strategy": "zero3", "save.every": 0, "optim.name": "adamw", "optim.lr": 0.003}
+    job = home.pretrain(out, more={**more, "save.memory-every": 3})
+    job = job[: job.index("--device.nproc")] + job[job.index("--device.nproc") + 2 :]
+
+    def machine(number: int) -> command.Running:
+        at = ("--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port, "--nproc", 1)
+        own = replace(home, program=("env", f"ANABATIC_MEMORY_DIR={memory[number]}"))
+        return own.start(*launch(*at, "--max-restarts", 3, "--join-seconds", 120), *job)
+
+    one, zero = machine(1), machine(0)
+    command.wait_for_step(zero, out, 7)
+    command.kill(one)
+    one.communicate()
+    shutil.rmtree(memory[1])  # the machine is lost with its memory
+    again = machine(1)
+    ends = [command.end(process) for process in (zero, again)]
+    continued = re.search(rf"continuing from {memory[0]}/\S+: step (\d+)", ends[0].err)
+    assert continued and int(continued[1]) >= 6 and int(continued[1]) % 3 == 0, ends[0].err
+    assert f"step {continued[1]}: 2 parts come from the memory of other machines" in ends[0].err
+    assert command.checkpoints(out) == [STEPS] and not any(list(folder.iterdir()) for folder in memory)
+    home.anabatic(*home.pretrain(alone, 2, more=more))
+    assert command.losses(out) == command.losses(alone)
+    models = [(folder / "final_model" / "model.safetensors").read_bytes() for folder in (out, alone)]
+    assert models[0] == models[1]
 
 
 def test_of_two_machines_with_one_number_the_later_takes_part(home: Home, tmp_path: Path) -> None:

@@ -121,10 +121,15 @@ def leave_world(world: World) -> None:
         dist.destroy_process_group()
 
 
-def create_side_group(world: World) -> RankGroup:
+def create_side_group(
+    world: World, purpose: str = "checkpoints in the background", without: str = "--save.background off"
+) -> RankGroup:
     """Return a separate group of all ranks over the host network (gloo), for a background thread.
 
     Two threads of a process must not share a group: the order of their collectives would differ between ranks.
+
+    Args:
+        purpose, without: for the message: what the group is for, and the option that does without it.
 
     Raises:
         Failure: the hosts cannot reach each other.
@@ -135,8 +140,8 @@ def create_side_group(world: World) -> RankGroup:
         return RankGroup(world.rank, world.size, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
     except RuntimeError as error:
         raise Failure(
-            f"the hosts' network is closed to checkpoints in the background: {str(error).splitlines()[0]}",
-            "name the interface in GLOO_SOCKET_IFNAME, or use --save.background off",
+            f"the hosts' network is closed to {purpose}: {str(error).splitlines()[0]}",
+            f"name the interface in GLOO_SOCKET_IFNAME, or use {without}",
         ) from error
 
 
@@ -169,6 +174,15 @@ def all_gather_text(text: str, world: World) -> list[str]:
     texts = [""] * world.size
     dist.all_gather_object(texts, text)
     return texts
+
+
+def gather_text(text: str, group: RankGroup) -> list[str]:
+    """Return every rank's text on rank 0 of the group, in the order of ranks; nothing on the others."""
+    if group.size == 1:
+        return [text]
+    texts = [""] * group.size if group.rank == 0 else None
+    dist.gather_object(text, texts, dst=0, group=group.process_group)
+    return texts or []
 
 
 def all_gather_rows(rows: Tensor, world: World) -> Tensor:

@@ -15,6 +15,7 @@ from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.core.stop_signals import SIGNAL_LISTENER
 from anabatic.device.compile_time import COMPILE_CLOCK
 from anabatic.parallel.process_groups import barrier, broadcast_text
+from anabatic.train.checkpoint.memory_copies import MemoryCopies
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic.train.context import LoopContext
@@ -46,6 +47,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     with (
         SIGNAL_LISTENER.defer_signals(_make_stop_handler(loop.train_step)),
         CheckpointSaver(loop.folder, loop.job.save, loop.device, loop.world, progress.step) as saver,
+        MemoryCopies(loop.job, loop.folder, loop.device, loop.world) as copies,
     ):
         if _has_pending_eval(loop, progress):
             _evaluate_model(loop, progress, clock, saver)
@@ -68,14 +70,16 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
             stop = not last and loop.train_step.should_stop()
             logs = last or clock.is_logged(progress.step)
             saves = last or stop or (loop.job.save.every > 0 and progress.step % loop.job.save.every == 0)
-            if (logs or saves) and bad_steps.handle_bad_steps(loop, progress, saver):
+            copied = copies.is_due(progress.step) and not (last or stop)
+            if (logs or saves or copied) and bad_steps.handle_bad_steps(loop, progress, saver):
+                copies.discard()
                 clock.restart_after_rewind()
                 continue
             if logs:
                 stop = (clock.log_row(scale) and not last) or stop
-            if saves or stop:
+            if copied or saves or stop:
                 progress.seconds = clock.total_seconds()
-                _save_checkpoint(loop, progress, saver)
+                _save_state(loop, progress, copies if copied else None, saver if saves or stop else None)
             if stop:
                 return _save_and_stop(loop, progress, saver)
             evaluates = _should_evaluate(loop, progress.step)
@@ -127,6 +131,16 @@ def _save_and_stop(loop: LoopContext, progress: TrainProgress, saver: Checkpoint
     log.info(f"stopped {told if progress.step else 'in the first step: the same command starts again'}")
     loop.metrics.log_event("stop", step=progress.step)
     return False
+
+
+def _save_state(
+    loop: LoopContext, progress: TrainProgress, copies: MemoryCopies | None, saver: CheckpointSaver | None
+) -> None:
+    """Copy the state to the machines' memory first: it is the shorter wait."""
+    if copies is not None:
+        copies.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress))
+    if saver is not None:
+        _save_checkpoint(loop, progress, saver)
 
 
 def _save_checkpoint(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> None:

@@ -25,9 +25,9 @@ from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.paths import RunFolder, fsync_folder, lock_folder, make_write_error, replace_folder, write_atomic
 from anabatic.core.relaunch import RETRY_VARIABLE
 from anabatic.device.device import Device, get_peak_flops
-from anabatic.parallel.process_groups import World, all_reduce_sum, barrier, to_local
-from anabatic.train.checkpoint import manifest, storage
-from anabatic.train.checkpoint.run_state import TrainProgress
+from anabatic.parallel.process_groups import World, all_reduce_sum, barrier, broadcast_text, to_local
+from anabatic.train.checkpoint import manifest, memory_copies, storage
+from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.guards import bad_steps
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.optim.optimizer import Optimizer
@@ -84,7 +84,7 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
             _archive_old_run(folder)
         barrier(world)
         return None
-    checkpoint = storage.find_newest_checkpoint(folder, world)
+    checkpoint = _find_newest_state(job, folder, world)
     if checkpoint is None:
         if job.save.resume == "must":
             raise CheckpointError(
@@ -97,6 +97,22 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
     if identity.get("model.depth", 0) is None:  # left open: it is what the checkpoint has
         identity["model.depth"] = checkpoint.state.identity.get("model.depth")
     _require_same_settings(checkpoint, identity)
+    return checkpoint
+
+
+def _find_newest_state(job: LoopJob, folder: RunFolder, world: World) -> storage.CheckpointInfo | None:
+    """Return the copy in memory, unless the disk has a newer checkpoint; then no file of the disk is read."""
+    memory = memory_copies.find_memory_copy(job, folder, world)
+    if memory is None:
+        return storage.find_newest_checkpoint(folder, world)
+    copied = storage.CheckpointInfo(memory.path, memory.step, RunState.from_json(memory.host, memory.path), memory)
+    steps = [step for step, _ in manifest.list_checkpoint_folders(folder.root)]
+    if int(broadcast_text(str(max(steps, default=0)), world)) <= memory.step:
+        return copied
+    checkpoint = storage.find_newest_checkpoint(folder, world)
+    if checkpoint is None or checkpoint.step < memory.step:
+        return copied
+    log.info(f"the copies in memory are of step {memory.step}: {checkpoint.path} is newer")
     return checkpoint
 
 
@@ -121,6 +137,7 @@ def _archive_old_run(folder: RunFolder) -> None:
         folder.events,
         folder.report,
         folder.root / bad_steps.BAD_STEPS_FILE,
+        folder.root / memory_copies.RUN_ID_FILE,
         *folder.root.glob("rows-rank-*.jsonl"),
     )
     old = [path for _, path in manifest.list_checkpoint_folders(folder.root)] + [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import AnabaticError, CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.process_groups import World, init_world, leave_world
+from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train import run_folder
-from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint import checksums, manifest, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 
@@ -136,7 +138,7 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage, "save_file", full)
+    monkeypatch.setattr(checksums, "write_file", full)
     with pytest.raises(Failure, match="no space left"):
         save(folder, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1"]
@@ -175,3 +177,52 @@ def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
         job, DEVICE, World()
     ):  # what a killed job has left half-written goes, what is whole stays
         assert [path.name for path in folder.root.glob("*checkpoint*")] == ["checkpoint-1"]
+
+
+def test_the_manifest_says_what_the_ranks_have_written(tmp_path: Path) -> None:
+    path = save(RunFolder(tmp_path), 1)
+    files = manifest.read_manifest(path)["files"]
+    assert set(files) == {file.name for file in path.iterdir()} - {"manifest.json"}
+    for name, entry in files.items():
+        content = (path / name).read_bytes()
+        assert entry == {"bytes": len(content), "crc32": zlib.crc32(content)}, name
+
+
+def test_bytes_that_change_on_their_way_to_the_disk_are_found(tmp_path: Path) -> None:
+    written: dict[str, checksums.FileEntry] = {}
+    with checksums.ChecksumFile(tmp_path / "a", written) as file:
+        file.write(b"x" * 5000)
+        file.flush()
+        with open(tmp_path / "a", "r+b") as disk:
+            disk.write(b"y")
+    assert written["a"]["bytes"] == 5000 == (tmp_path / "a").stat().st_size
+    assert checksums.compute_crc32(tmp_path / "a") != written["a"]["crc32"]
+
+
+def test_a_file_of_a_rank_that_rank_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
+    target = RunFolder(tmp_path).checkpoint_path(1)
+    built = manifest.temporary_path(target)
+    built.mkdir()
+    (built / "__1_0.distcp").write_bytes(b"abc")
+    written: dict[str, checksums.FileEntry] = {"__1_0.distcp": {"bytes": 9, "crc32": 0}}
+    with pytest.raises(CheckpointError, match=r"__1_0.distcp, which a rank has written, has 3 of 9 bytes") as caught:
+        manifest.commit_checkpoint(built, target, 1, "{}", tmp_path / "none", {}, written)
+    assert "all machines share" in str(caught.value.hint) and not target.exists()
+
+
+def save_shards(root: str) -> None:
+    world = init_world(DEVICE)
+    rank = world.rank
+    tensors = {f"model.{rank}": torch.full((1000,), float(rank))}
+    content = storage.CheckpointContent(tensors, DEVICE.get_rng_state(), "{}")
+    storage.save_checkpoint(RunFolder(root), 3, content, world)
+    leave_world(world)
+
+
+def test_each_rank_seals_its_own_files(tmp_path: Path) -> None:
+    spawn_ranks(save_shards, 2, str(tmp_path))
+    path = RunFolder(tmp_path).checkpoint_path(3)
+    names = {".metadata", "__0_0.distcp", "__1_0.distcp", "rng-0.safetensors", "rng-1.safetensors", "state.json"}
+    assert set(manifest.read_manifest(path)["files"]) == names and not list(manifest.find_faults(path))
+    (path / "__1_0.distcp").write_bytes((path / "__1_0.distcp").read_bytes()[::-1])
+    assert list(manifest.find_faults(path)) == ["__1_0.distcp does not match its checksum"]

@@ -11,7 +11,7 @@ import torch
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import Save
-from anabatic.core.errors import Failure
+from anabatic.core.errors import CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
@@ -114,3 +114,11 @@ def test_auto_takes_the_background_for_what_is_large(tmp_path: Path, caplog: pyt
         with CheckpointSaver(RunFolder(tmp_path), Save(), DEVICE, World()) as saver:
             saver.save(number, {"model.a": torch.empty(number)}, at_step(number))
         assert f"checkpoints are written {said}64.0 MiB" in caplog.text
+
+
+def test_a_copy_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabatic.train.checkpoint.saver.get_free_host_memory", lambda: 100)
+    saver = saver_of(RunFolder(tmp_path))
+    with pytest.raises(CheckpointError, match=r"a copy of 400 B is too much for 100 B of free host memory"):
+        saver.save(1, {"model.a": torch.zeros(100)}, at_step(1))
+    assert not list(tmp_path.iterdir())

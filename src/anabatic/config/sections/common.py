@@ -243,11 +243,15 @@ class Save:
     """Keep the checkpoint of the best evaluation by eval.metric too; one is saved where that step has none."""
     background: Literal["auto", "on", "off"] = "auto"
     """Copy to the host's memory, then write while the training continues; auto: from 64 MiB on, where memory allows."""
+    memory_every: int = 0
+    """Steps between copies in the memory of this machine and the next one, from which a job continues after a machine
+    was lost; 0: none."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: continue from the newest valid checkpoint of the run folder; never: start over; must: fail without one."""
 
     def __post_init__(self) -> None:
         require_setting(self.every >= 0, f"save.every is {self.every}", "use 0 or more steps")
+        require_setting(self.memory_every >= 0, f"save.memory_every is {self.memory_every}", "use 0 or more steps")
         require_setting(self.keep_last >= 1, f"save.keep_last is {self.keep_last}", "keep at least one checkpoint")
 
 

@@ -9,14 +9,17 @@ import json
 import os
 import re
 import shutil
-import zlib
-from collections.abc import Callable, Collection, Iterator
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from anabatic.core import json_reader, log, paths
-from anabatic.core.errors import DataError
+from anabatic.core.errors import CheckpointError, DataError
 from anabatic.core.paths import RunFolder, fsync_folder, replace_folder
+from anabatic.train.checkpoint.checksums import ByteCallback, FileEntry, compute_crc32, write_file
 
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
@@ -25,8 +28,8 @@ _MANIFEST_FIELDS: dict[str, tuple[type, ...]] = {
     "step": (int,), "saved": (int, float), "world_size": (int,), "strategy": (str,), "command": (str,),
 }  # fmt: skip
 """Keys of the manifest beside `files`, and what they are."""
-_BLOCK_BYTES = 1 << 20
-ByteCallback = Callable[[int], None]
+_MAX_THREADS = 16
+"""Threads that remove or read files: a network's disk answers many at a time, and zlib lets go of the interpreter."""
 
 
 def list_checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
@@ -48,40 +51,46 @@ def remove_temporary_folders(root: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def commit_checkpoint(built: Path, target: Path, step: int, host: str, config: Path, about: dict[str, Any]) -> None:
-    """Sync every file of the folder `built`, write its manifest and rename it to `target`.
+def commit_checkpoint(
+    built: Path,
+    target: Path,
+    step: int,
+    host: str,
+    config: Path,
+    about: dict[str, Any],
+    written: Mapping[str, FileEntry],
+) -> None:
+    """Write the manifest of the folder `built`, whose files are synced, and rename it to `target`.
+
+    No file is read: whoever wrote it has computed its checksum meanwhile.
 
     Args:
         host: the content of `state.json`.
         config: the run's settings, which are copied where they are.
         about: how the checkpoint was written: further keys of the manifest.
+        written: the files of all ranks.
 
     Raises:
+        CheckpointError: a file that a rank has written is not there, or not as long.
         OSError: the disk is full or refuses writes.
     """
-    (built / STATE_FILE).write_text(host, encoding="utf-8")
+    files = dict(written)
+    write_file(built / STATE_FILE, host.encode("utf-8"), files)
     if config.is_file():
-        shutil.copy(config, built / "config.yaml")
-    files = {}
-    for path in sorted(built.iterdir()):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        files[path.name] = {"bytes": path.stat().st_size, "crc32": _compute_crc32(path)}
+        write_file(built / "config.yaml", config.read_bytes(), files)
+    for name, entry in files.items():
+        problem = _check_file(built / name, entry, False, lambda _: None)
+        if problem:
+            raise CheckpointError(
+                f"{target} is not saved: {name}, which a rank has written, {problem} where rank 0 looks",
+                "the run folder must be on a file system that all machines share",
+            )
     with open(built / MANIFEST_FILE, "w", encoding="utf-8") as file:
-        json.dump({"step": step, **about, "files": files}, file, indent=1)
+        json.dump({"step": step, **about, "files": dict(sorted(files.items()))}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     fsync_folder(built)
     replace_folder(built, target)
-
-
-def _compute_crc32(path: Path, advance: ByteCallback = lambda _: None) -> int:
-    value = 0
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            value = zlib.crc32(block, value)
-            advance(len(block))
-    return value
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -121,10 +130,23 @@ def find_faults(
         return
     if STATE_FILE not in files:
         yield f"{STATE_FILE} is not in the manifest"
-    for number, (name, entry) in enumerate(files.items()):
-        problem = _check_file(path / name, entry, checksums and number % ranks == rank, advance)
-        if problem:
-            yield f"{name} {problem}"
+    lock = threading.Lock()
+
+    def advance_alone(num_bytes: int) -> None:
+        with lock:
+            advance(num_bytes)
+
+    shares = [checksums and number % ranks == rank for number in range(len(files))]
+    pool = ThreadPoolExecutor(_MAX_THREADS)
+    try:
+        problems = pool.map(
+            _check_file, (path / name for name in files), files.values(), shares, [advance_alone] * len(files)
+        )
+        for name, problem in zip(files, problems, strict=True):
+            if problem:
+                yield f"{name} {problem}"
+    finally:
+        pool.shutdown(cancel_futures=True)  # who asks for the first fault alone does not wait for all files
 
 
 def find_first_fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool = True) -> str:
@@ -132,14 +154,14 @@ def find_first_fault(path: Path, rank: int = 0, ranks: int = 1, checksums: bool 
     return next(find_faults(path, rank, ranks, checksums), "")
 
 
-def _check_file(file: Path, entry: dict[str, Any], checksum: bool, advance: ByteCallback) -> str:
+def _check_file(file: Path, entry: FileEntry, checksum: bool, advance: ByteCallback) -> str:
     try:
         if not file.is_file():
             return "is missing"
         found = file.stat().st_size
         if found != entry["bytes"]:
             return f"has {found} of {entry['bytes']} bytes"
-        if checksum and _compute_crc32(file, advance) != entry["crc32"]:
+        if checksum and compute_crc32(file, advance) != entry["crc32"]:
             return "does not match its checksum"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
@@ -193,4 +215,24 @@ def remove_old_checkpoints(folder: RunFolder, keep: int, step: int, also: Collec
     """
     for number, path in [entry for entry in list_checkpoint_folders(folder.root) if entry[0] <= step][:-keep]:
         if number not in also:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove_folder(path)
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove a checkpoint, its files side by side: one of thousands of ranks has thousands of files.
+
+    It is renamed first: a process killed meanwhile leaves no half checkpoint, and the next start removes the rest.
+    """
+    leaving = temporary_path(path)
+    try:
+        os.replace(path, leaving)
+        with ThreadPoolExecutor(_MAX_THREADS) as pool:
+            list(pool.map(_unlink_quietly, leaving.iterdir()))
+    except OSError as error:
+        log.warn(f"{path} cannot be removed: {error.strerror or error}")
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def _unlink_quietly(file: Path) -> None:
+    with suppress(OSError):  # rmtree gets what is left
+        file.unlink()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from anabatic.config.sections.common import Save
 from anabatic.core import log
+from anabatic.core.errors import CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import Device, get_free_host_memory
@@ -79,7 +80,7 @@ class CheckpointSaver:
             best: step of the best evaluation, whose checkpoint is kept with `save.keep_best`.
 
         Raises:
-            CheckpointError: too little space; nothing was written.
+            CheckpointError: too little space, or too little memory for `background: on`; nothing was written.
             Failure: the disk filled up or refuses writes; older checkpoints are untouched.
         """
         start = time.perf_counter()
@@ -155,13 +156,21 @@ class CheckpointSaver:
         return wanted
 
     def _choose_background(self, tensors: Mapping[str, Tensor]) -> tuple[bool, str]:
-        if self._config.background != "auto":
-            return self._config.background == "on", "asked for"
+        if self._config.background == "off":
+            return False, "asked for"
         everything = sum(tensor.nbytes for tensor in tensors.values())
-        if everything < SMALL_CHECKPOINT_BYTES:
-            return False, f"auto: {format_size(everything)} need no copy"
         copies = count_local_processes() * sum(to_local(tensor).nbytes for tensor in tensors.values())
         free = get_free_host_memory()
+        if self._config.background == "on":
+            if free < copies:
+                raise CheckpointError(
+                    f"save.background is on, but a copy of {format_size(copies)} is too much for"
+                    f" {format_size(free)} of free host memory",
+                    "use --save.background auto, or start fewer processes on each machine",
+                )
+            return True, "asked for"
+        if everything < SMALL_CHECKPOINT_BYTES:
+            return False, f"auto: {format_size(everything)} need no copy"
         if free < 2 * copies:
             return False, f"auto: a copy of {format_size(copies)} is too much for {format_size(free)} of free memory"
         return (

@@ -2,12 +2,14 @@
 
 A checkpoint is a folder `checkpoint-<step>`: the sharded tensors (torch.distributed.checkpoint), the random numbers of
 each rank (`rng-<rank>.safetensors`), `state.json` (host numbers, loader position), `config.yaml`, and `manifest.json`
-with the size and checksum of every file, written last. It is built under another name and renamed; a folder without a
+with the size and checksum of every file, written last. Each rank checksums its own files while it writes them, and
+rank 0 seals the list. It is built under another name and renamed; a folder without a
 valid manifest does not exist.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -15,27 +17,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from anabatic.core import log
+from anabatic.core import json_reader, log
 from anabatic.core.errors import CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.imports import quick_imports
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
 from anabatic.device.device import Device
-from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text
-from anabatic.train.checkpoint import manifest
+from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text, gather_text
+from anabatic.train.checkpoint import checksums, manifest
+from anabatic.train.checkpoint.memory_copies import MemoryCopy
 from anabatic.train.checkpoint.run_state import RunState
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint whose files are whole."""
+    """A checkpoint whose files are whole.
+
+    Attributes:
+        memory: it is no folder of the disk, but a copy in the machines' memory.
+    """
 
     path: Path
     step: int
     state: RunState
+    memory: MemoryCopy | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         Failure: the disk filled up or refuses writes; older checkpoints are untouched.
     """
     dcp = quick_imports.import_checkpoints()
+    from anabatic.train.checkpoint import dcp_writer  # imports sharded tensors
+
     target = folder.checkpoint_path(step)
     built = manifest.temporary_path(target)
     first = group.rank == 0
@@ -72,11 +82,17 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
             built.mkdir(parents=True)
         barrier(group)
         alone: dict[str, Any] = {"no_dist": True} if group.size == 1 else {"process_group": group.process_group}
-        dcp.save(dict(content.tensors), checkpoint_id=str(built), **alone)
-        save_file(dict(content.rng_state), built / f"rng-{group.rank}.safetensors")
-        barrier(group)
+        writer = dcp_writer.ChecksumStorageWriter(built)
+        dcp.save(dict(content.tensors), storage_writer=writer, **alone)
+        rng = safetensors_torch.save(dict(content.rng_state))
+        checksums.write_file(built / f"rng-{group.rank}.safetensors", rng, writer.written)
+        # A rank that has died has sent no list: nothing is sealed, and there is no checkpoint.
+        lists = gather_text(json.dumps(writer.written), group)
         if first:
-            manifest.commit_checkpoint(built, target, step, content.host_json, folder.config, content.manifest_fields)
+            written = {name: entry for text in lists for name, entry in json_reader.loads(text).items()}
+            manifest.commit_checkpoint(
+                built, target, step, content.host_json, folder.config, content.manifest_fields, written
+            )
     except dcp.api.CheckpointException as error:
         raise _unwrap_error(error, target) from error
     except Exception as error:
@@ -148,12 +164,15 @@ def load_checkpoint(found: CheckpointInfo, tensors: Mapping[str, Tensor], device
     Raises:
         CheckpointError: names or shapes differ from what was saved.
     """
+    if found.memory is not None:
+        found.memory.load(tensors, device)
+        return
     read_tensors(found.path, tensors, world)
     # Neighbours that work on the same data draw the same numbers; ranks that are new continue as the first one.
     drawn = (found.path / f"rng-{rank}.safetensors" for rank in (world.rank - world.tensor_group.rank, 0))
     own = next((file for file in drawn if file.is_file()), None)
     if own is not None:
-        device.set_rng_state(load_file(own))
+        device.set_rng_state(safetensors_torch.load_file(own))
 
 
 def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> None:
