@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import signal
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import pytest
 from anabatic.cli import app
 from anabatic.core import heartbeat
 from anabatic.testing import ray_cluster
+from anabatic.testing.ray_cluster import RayCluster
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 from e2e import command
 
@@ -22,7 +24,7 @@ STEPS, ENDLESS = 40, 100_000
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[ray_cluster.RayCluster]:
+def shared() -> Iterator[RayCluster]:
     """A cluster for all tests of this module."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'anabatic[ray]'")
@@ -31,7 +33,7 @@ def shared() -> Iterator[ray_cluster.RayCluster]:
 
 
 @pytest.fixture
-def cluster(shared: ray_cluster.RayCluster, monkeypatch: pytest.MonkeyPatch) -> ray_cluster.RayCluster:
+def cluster(shared: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
     """The cluster, all of it running, and the variables that let commands in."""
     shared.start()
     for name, value in shared.variables.items():
@@ -48,15 +50,13 @@ def train(out: Path, steps: int) -> list[str]:
     return words.split()
 
 
-def start(
-    cluster: ray_cluster.RayCluster, out: Path, *more: str, nodes: int = 2, steps: int = STEPS
-) -> command.Running:
+def start(cluster: RayCluster, out: Path, *more: str, nodes: int = 2, steps: int = STEPS) -> command.Running:
     """Start a small pretraining on the cluster."""
     words = ["launch", "ray", "--address", cluster.address, "--nnodes", str(nodes), "--nproc", "1", *more, "--"]
     return command.start([*words, *train(out, steps)], out.parent / "cache")
 
 
-def rank_on(cluster: ray_cluster.RayCluster, number: int) -> psutil.Process:
+def rank_on(cluster: RayCluster, number: int) -> psutil.Process:
     """The process that trains on a machine."""
     (actor,) = cluster.machines[number].processes("ray::RayNode")
     beats = Path(tempfile.gettempdir()).glob("anabatic-*/try-*/rank-*.beat")
@@ -73,9 +73,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return command.losses(folder / "run")
 
 
-def test_two_machines_train_as_two_processes(
-    cluster: ray_cluster.RayCluster, plain: dict[int, float], tmp_path: Path
-) -> None:
+def test_two_machines_train_as_two_processes(cluster: RayCluster, plain: dict[int, float], tmp_path: Path) -> None:
     """Losses are those of a plain launch; devices, runtime environment and logs are as they are said to be."""
     (tmp_path / "env.yaml").write_text("env_vars: {FROM_RUNTIME_ENV: there}\n")
     out = tmp_path / "run"
@@ -96,7 +94,7 @@ def test_two_machines_train_as_two_processes(
     assert command.losses(out) == plain
 
 
-def test_a_driver_that_is_told_to_leave(cluster: ray_cluster.RayCluster, tmp_path: Path) -> None:
+def test_a_driver_that_is_told_to_leave(cluster: RayCluster, tmp_path: Path) -> None:
     process = start(cluster, tmp_path / "run", steps=ENDLESS)
     command.wait_for_step(process, tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)
@@ -104,10 +102,8 @@ def test_a_driver_that_is_told_to_leave(cluster: ray_cluster.RayCluster, tmp_pat
     assert list((tmp_path / "run").glob("checkpoint-*"))
 
 
-def test_a_killed_rank_and_a_killed_raylet(
-    cluster: ray_cluster.RayCluster, plain: dict[int, float], tmp_path: Path
-) -> None:
-    """The launcher starts the ranks again, and the driver the job, when the machine is back; no step is lost twice."""
+def test_a_killed_rank_and_a_killed_raylet(cluster: RayCluster, plain: dict[int, float], tmp_path: Path) -> None:
+    """The launcher starts the ranks again, and the driver the job, when the machine is back."""
     out = tmp_path / "run"
     process = start(cluster, out)
     command.wait_for_step(process, out, 7)
@@ -127,7 +123,7 @@ def test_a_killed_rank_and_a_killed_raylet(
     assert command.losses(out) == plain
 
 
-def test_a_killed_head(cluster: ray_cluster.RayCluster, plain: dict[int, float], tmp_path: Path) -> None:
+def test_a_killed_head(cluster: RayCluster, plain: dict[int, float], tmp_path: Path) -> None:
     """The job ends with what to do, and nothing of it is left; the same command continues on the next cluster."""
     out = tmp_path / "run"
     process = start(cluster, out, "--max-restarts", "0")
@@ -147,13 +143,53 @@ def test_a_killed_head(cluster: ray_cluster.RayCluster, plain: dict[int, float],
     assert reached >= 8 and command.losses(out) == plain
 
 
-def test_more_than_the_cluster_has(cluster: ray_cluster.RayCluster, tmp_path: Path) -> None:
+def shards(cache: Path) -> dict[str, bytes]:
+    """Every file below a cache."""
+    return {path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("source", ["stdlib:", "task:spelling#3000"])
+def test_shards_are_the_same_whoever_tokenises(cluster: RayCluster, tmp_path: Path, source: str) -> None:
+    """A worker is killed at its work, too; texts and conversations."""
+    words = ["data", "tokenize", source, "--tokenizer", str(write_byte_tokenizer(tmp_path / "tokenizer"))]
+    local = command.start(words, tmp_path / "local")
+    process = command.start([*words, "--engine", "ray", "--address", cluster.address], tmp_path / "ray")
+    if source == "stdlib:":
+        killed: list[psutil.Process] = []
+        command.wait_for(process, lambda: bool(killed.extend(workers(cluster)) or killed))
+        killed[0].kill()
+    done = command.end(process)
+    assert "tokenising on Ray: 2 machines, 4 cores" in done.err
+    folders = [Path(line) for line in done.out.splitlines()]
+    assert len(folders) == 2 and all((folder / "meta.json").is_file() for folder in folders)
+    command.end(local)
+    assert shards(tmp_path / "ray") == shards(tmp_path / "local")
+
+
+def workers(cluster: RayCluster) -> list[psutil.Process]:
+    """What tokenises a batch now."""
+    return [one for machine in cluster.machines for one in machine.processes("ray::encode_batch")]
+
+
+def test_a_bad_row_is_named_by_the_cluster_as_it_is_here(cluster: RayCluster, tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 2
+    rows.append({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["data", "tokenize", str(tmp_path / "rows.jsonl"), "--data.valid-fraction", "0"]
+    words += ["--tokenizer", str(write_byte_tokenizer(tmp_path / "tokenizer"))]
+    on_ray = command.start([*words, "--engine", "ray", "--address", cluster.address], tmp_path / "ray")
+    here = command.start(words, tmp_path / "local")
+    errors = [[line for line in command.end(one, 2).err.splitlines() if "error:" in line] for one in (on_ray, here)]
+    assert errors[0] == errors[1] and "rows.jsonl: line 3" in errors[0][0]
+
+
+def test_more_than_the_cluster_has(cluster: RayCluster, tmp_path: Path) -> None:
     done = command.end(start(cluster, tmp_path / "run", "--resource", "GPU", "--join-seconds", "1"), 1)
     assert "error: Ray did not give 2 x (CPU 1, GPU 1) within 1 s: the cluster has 2 machines" in done.err
     assert "GPU 0, 0 free" in done.err
 
 
-def test_without_the_token(cluster: ray_cluster.RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_token(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in cluster.variables:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_py_gcs_connect_timeout_s", "3")
