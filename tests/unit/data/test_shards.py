@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from functools import partial
 
 import numpy as np
 import pytest

@@ -162,6 +162,7 @@ def test_shards_are_the_same_whoever_tokenises(cluster: RayCluster, tmp_path: Pa
     assert "tokenising on Ray: 2 machines, 4 cores" in done.err
     folders = [Path(line) for line in done.out.splitlines()]
     assert len(folders) == 2 and all((folder / "meta.json").is_file() for folder in folders)
+    assert ("(raylet) A worker died or was killed" in done.err) == (source == "stdlib:")
     command.end(local)
     assert shards(tmp_path / "ray") == shards(tmp_path / "local")
 
