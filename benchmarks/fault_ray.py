@@ -192,9 +192,8 @@ def main() -> None:
         if asked.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     equal = bool(end[0]) and peace == end
-    print(
-        f"{faults.table(found, {'machines': equal})}\n{len(found)} faults, {(time.monotonic() - start) / 60:.1f} minutes"
-    )
+    minutes = (time.monotonic() - start) / 60
+    print(f"{faults.table(found, {'machines': equal})}\n{len(found)} faults, {minutes:.1f} minutes")
     sys.exit(not (all(one.recovered for one in found) and equal))
 
 
