@@ -34,8 +34,8 @@ classify eval | classify map
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
 plan | sim | monitor | data preview | data stats | data check | data tokenize | config show | config check
-config from-swift | config from-llamafactory | config from-deepspeed | config from-nanochat | config schema | recipes list | recipes show
-recipes copy | completion | completion words | help
+config from-swift | config from-llamafactory | config from-deepspeed | config from-nanochat | config schema
+recipes list | recipes show | recipes copy | completion | completion words | help
 """
 """Asked for their help, one each."""
 

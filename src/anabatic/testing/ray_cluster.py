@@ -1,6 +1,6 @@
 """A Ray cluster of two machines on this one, made by `ray start --block` as on real ones, and damaged on purpose.
 
-The machines are two raylets with addresses of their own on the loopback device; each has NPUs on paper. The cluster
+The machines are two raylets with addresses of their own on the loopback device; each offers NPUs that it does not have. The cluster
 asks for a token and has no dashboard.
 """
 
@@ -143,7 +143,7 @@ def _has_started(machine: RayMachine) -> bool:
 
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
-    """Start a cluster, whose files lie in a folder with a short name, and end it."""
+    """Start a cluster with its files in a folder of a short name, and end it."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # the path of a socket has 107 bytes at most
     cluster = RayCluster(folder)
     try:
