@@ -33,9 +33,9 @@ tokenizer train | tokenizer eval | classify words | classify pretrain | classify
 classify eval | classify map
 checkpoint list | checkpoint verify | checkpoint export | bench train | bench scaling | bench compare | bench infer
 bench tokenize | bench collective | bench io | doctor | env | explain | launch | launch k8s | launch slurm | launch ray
-plan | sim | monitor | data preview | data stats | data check | config show | config check | config from-swift
-config from-llamafactory | config from-deepspeed | config from-nanochat | config schema | recipes list | recipes show
-recipes copy | completion | completion words | help
+plan | sim | monitor | data preview | data stats | data check | data tokenize | config show | config check
+config from-swift | config from-llamafactory | config from-deepspeed | config from-nanochat | config schema
+recipes list | recipes show | recipes copy | completion | completion words | help
 """
 """Asked for their help, one each."""
 
@@ -62,6 +62,7 @@ WORKS = (
     "data preview text.jsonl -m MODEL",
     "data stats text.jsonl -m MODEL --seq-len 64",
     "data check text.jsonl --data.valid-fraction 0",
+    "data tokenize text.jsonl --tokenizer TOKENIZER",
     "tokenizer eval --data text.jsonl --tokenizers TOKENIZER",
     f"pretrain --tokenizer TOKENIZER {SMALL} --out base {SHORT}",
     f"sft --model MODEL --data task:spelling#40 --tuner lora --out sft {SHORT}",

@@ -26,7 +26,7 @@ from unit.web_libraries import NEEDS_LIBRARIES
 OWN_IMPORTS = {
     "recipes/serve.py",
     "studio/server.py",  # the whole module belongs to the extra
-    "launch/schedulers/ray_cluster.py",  # the actor, which runs where ray is
+    "launch/schedulers/ray_node.py",  # the actor, which runs where ray is
     "monitor/sources/nvml.py",  # no error: the devices are shown as unreadable
 }
 

@@ -59,7 +59,11 @@ HOW = (
     # --- other programs
     How("(pip install|uv tool install|uvx) ", "no", "installing asks an index; scripts/check_install.py does it"),
     How("echo 'source <", "no", "changes the shell's start; tests/unit/cli/test_completion.py types Tab"),
-    How("(npu-smi|docker|kubectl|ray start|git clone)\\b", "no", "needs a driver, a daemon, a cluster or the network"),
+    How(
+        "(npu-smi|docker|kubectl|ray start|ray get-auth-token|git clone)\\b",
+        "no",
+        "needs a driver, a daemon, a cluster or the network",
+    ),
     How("helm ", "elsewhere", "needs a cluster; tests/unit/launch/test_chart.py renders the chart"),
     How("source /usr/local/Ascend|python3 -m venv|source .venv", "no", "sets a machine up; CI's is set up by make"),
     How(".venv/bin/pre-commit", "no", "changes the checkout's hooks"),
@@ -78,6 +82,7 @@ HOW = (
         "other words; tests/npu_sim/test_recipes.py runs it",
     ),
     How("anabatic launch ray", "read", "needs a cluster of Ray; tests/unit/launch/test_on_ray.py"),
+    How("anabatic data tokenize .*--engine ray", "read", "needs a cluster of Ray; tests/unit/launch/test_on_ray.py"),
     How("anabatic launch k8s .*--submit", "read", "needs a cluster of Kubernetes"),
     How("anabatic launch (k8s|slurm)", "run"),
     How("anabatic launch --hosts", "read", "needs machines with sshd; tests/unit/launch/test_sshd.py"),

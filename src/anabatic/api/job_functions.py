@@ -19,7 +19,7 @@ from anabatic.core import log
 from anabatic.core.callbacks import Callback, StopTraining, require_callback, use_callbacks
 from anabatic.core.errors import AnabaticError, ConfigError, Failure, MultipleErrors
 
-_TERMINAL_COMMANDS = ("chat", "studio", "data preview", "data stats", "data check")
+_TERMINAL_COMMANDS = ("chat", "studio", "data preview", "data stats", "data check", "data tokenize")
 """Commands whose work is what they print, or a conversation in the terminal."""
 _FIXED_NAMES: dict[str, Any] = {
     "Run": Run,

@@ -74,6 +74,7 @@ _ENTRIES = (
     _job("data preview", example="chats.jsonl -m Qwen/Qwen2.5-0.5B"),
     _job("data stats", example="chats.jsonl -m Qwen/Qwen2.5-0.5B --seq-len 2048"),
     _job("data check", example="chats.jsonl --held-out unseen.jsonl"),
+    _job("data tokenize", example="corpus/ --tokenizer runs/mine/tokenizer --engine ray"),
     CommandEntry("classify", "Classify vessel trajectories.", TRAIN),
     _job("classify words", example="ais/ -o words.jsonl"),
     _job("classify pretrain", example="--data words.jsonl --out runs/vessel-words"),

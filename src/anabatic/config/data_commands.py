@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from anabatic.config.sections.common import Data, require_setting
 
@@ -88,3 +89,29 @@ class DataCheckJob:
         require_setting(
             0.7 <= self.similarity <= 1.0, f"similarity is {self.similarity}", "use a similarity from 0.7 to 1"
         )
+
+
+@dataclass(kw_only=True)
+class DataTokenizeJob:
+    """Tokenise training and held-out text before a training, into the cache that the training reads.
+
+    The shards are the same whichever engine tokenises. A training finds them if its tokenizer, `batch.seq_len`, `data`
+    and cache are those given here.
+    """
+
+    inputs: list[str] = field(default_factory=list)
+    """Training sources, as in data.train: files, folders, globs, built-in sources, data sets of a hub."""
+    tokenizer: str | None = None
+    """Tokenizer folder of the training."""
+    seq_len: int = 1024
+    """Longest segment in tokens: batch.seq_len of the training."""
+    engine: Literal["local", "ray"] = "local"
+    """Who tokenises: the cores of this machine, or those of a Ray cluster, while this one reads and writes."""
+    address: str = "auto"
+    """The Ray cluster; auto: RAY_ADDRESS, else the one that runs on this machine."""
+    data: Data = field(default_factory=Data)
+
+    def __post_init__(self) -> None:
+        require_setting(bool(self.inputs), "no data is given", "anabatic data tokenize FOLDER --tokenizer FOLDER")
+        require_setting(self.tokenizer is not None, "no tokenizer is given", "name its folder: --tokenizer FOLDER")
+        require_setting(self.seq_len >= 2, f"seq_len is {self.seq_len}", "use at least 2 tokens; 1024 is common")

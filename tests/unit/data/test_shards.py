@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -325,7 +326,8 @@ def test_memory_is_bounded_by_batches_not_by_the_corpus(tmp_path):
     counts = DocumentCounts()
     writer = ShardWriter(tmp_path, "text", "uint16", EOT_ID, shard_bytes=100_000)
     meta = {"key": "k", "source": "s", "split": "train", "seq_len": None, "part_chars": 100}
-    write_shards(chunk_documents(documents(), counts, 100), lambda part: len(part.text), encode, writer, counts, meta)
+    texts = chunk_documents(documents(), counts, 100)
+    write_shards(texts, lambda part: len(part.text), partial(map, encode), writer, counts, meta)
     made = ShardSet.open(tmp_path)
     assert made.num_docs == counts.documents == 40_000
     assert len(made.meta["shards"]) == 9

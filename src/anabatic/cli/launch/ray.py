@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from anabatic.cli.launch.option_parsing import (
@@ -11,7 +12,7 @@ from anabatic.cli.launch.option_parsing import (
     resolve_training_job,
 )
 from anabatic.cli.parsing.function_command import OptionNames
-from anabatic.config.loading import settings
+from anabatic.config.loading import settings, yaml_reader
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import ConfigError
 from anabatic.launch.schedulers import ray_cluster
@@ -26,6 +27,7 @@ def ray(
     cpus: str = "1",
     pack: bool = False,
     env: tuple[str, ...] = (),
+    runtime_env: str | None = None,
     max_restarts: str = "3",
     hang_seconds: str = "1800",
     join_seconds: str = "600",
@@ -50,8 +52,10 @@ def ray(
         Let several bundles share a machine.
     env
         A variable for the launchers, several times: HF_HOME=/data/hf
+    runtime_env
+        A YAML or JSON file with Ray's runtime environment of the launchers: env_vars, working_dir, pip, ...
     max_restarts
-        How often processes that fail are started again.
+        How often processes that fail are started again, and the job when a machine or the head is lost.
     hang_seconds
         Seconds without a heartbeat after which the processes count as hung and are ended; 0: never.
     join_seconds
@@ -79,11 +83,13 @@ def ray(
         cpus=parse_positive_int("cpus", cpus),
         spread_nodes=not pack,
         timeout_seconds=launch.join_seconds,
+        max_restarts=launch.max_restarts,
         options=(
             f"--max-restarts={launch.max_restarts}",
             f"--hang-seconds={launch.hang_seconds:g}",
             f"--join-seconds={launch.join_seconds:g}",
         ),
         env=tuple((key, value) for key, _, value in pairs),
+        runtime_env={} if runtime_env is None else yaml_reader.read_yaml(Path(runtime_env).expanduser()).tree,
     )
     return ray_cluster.run(ray_job, row.name.split(), settings.dump_job(job))

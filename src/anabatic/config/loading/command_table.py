@@ -245,6 +245,13 @@ _COMMAND_ROWS = (
         positional_setting="inputs",
     ),
     Command(
+        "data tokenize",
+        "anabatic.config.data_commands:DataTokenizeJob",
+        "anabatic.recipes.data_tokenize:run",
+        "Tokenise text before a training, here or on a Ray cluster.",
+        positional_setting="inputs",
+    ),
+    Command(
         "merge",
         "anabatic.config.export:MergeJob",
         "anabatic.recipes.export.merge:run",

@@ -24,16 +24,22 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.core.paths import fsync_folder, get_cache_root, make_write_error
 from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy, TruncationStrategy
-from anabatic.data.chat.preference_pairs import PreferencePairEncoder
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document
 from anabatic.data.readers.file_formats import get_plugin_extension
 from anabatic.data.readers.holdout import Split, select_split
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.sources import DataSource, SkippedRows
-from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
+from anabatic.data.shards.encoding import Encode, EncoderSettings, encode_here, load_text_tokenizer
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION, ShardSet
-from anabatic.data.shards.writer import CHUNK_CHARS, DocumentCounts, ShardWriter, chunk_documents, write_shards
+from anabatic.data.shards.writer import (
+    CHUNK_CHARS,
+    DocumentCounts,
+    EncodedEntry,
+    ShardWriter,
+    chunk_documents,
+    write_shards,
+)
 from anabatic.data.tokenizer import hf_folder
 
 __all__ = ["ShardSet", "build_dataset", "build_datasets", "get_cache_path"]
@@ -54,13 +60,14 @@ def build_datasets(
     *,
     seq_len: int | None = None,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
+    encode: Encode = encode_here,
 ) -> list[tuple[ShardSet, float | None]]:
     """Build every source and pair it with its weight, as `Loader` takes them.
 
     Raises:
         AnabaticError: as `build_dataset` and `sources.parse_all`.
     """
-    build = partial(build_dataset, seq_len=seq_len, learning=learning)
+    build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode)
     weights = [source.weight for source in sources.parse_sources(specs)]
     return [(build(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
 
@@ -74,6 +81,7 @@ def build_dataset(
     seq_len: int | None = None,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     level: DifficultyLevel = NO_LEVEL,
+    encode: Encode = encode_here,
 ) -> ShardSet:
     """Return the tokenised source, from the cache or made now.
 
@@ -92,6 +100,7 @@ def build_dataset(
             stored in parts that are longer than it.
         learning: what is learned of a conversation, and what is done with one that is too long.
         level: take the rows of this level of difficulty alone.
+        encode: tokenises batches: in this process, or on a cluster, with equal shards.
 
     Raises:
         ConfigError: the spec cannot be read, or nothing is held out.
@@ -110,7 +119,7 @@ def build_dataset(
             log_dataset_summary(shards, cached=True)
             return shards
     with _atomic_folder(path) as folder:
-        job.write_dataset(folder)
+        job.write_dataset(folder, encode)
     shards = ShardSet.open(path)
     log_dataset_summary(shards, cached=False)
     return shards
@@ -189,12 +198,12 @@ class _TokenizationJob:
         }
 
     @cpu_info.use_all_cores()
-    def write_dataset(self, folder: Path) -> None:
+    def write_dataset(self, folder: Path, encode: Encode) -> None:
         """Tokenise into an empty folder, on all cores of the job: the other processes wait."""
         if self.data.workers:
             # Read once per process, when the tokenizer first runs in parallel.
             os.environ["RAYON_NUM_THREADS"] = str(self.data.workers)
-        backend = hf_folder.load_fast_tokenizer(self.tokenizer_folder)
+        backend = load_text_tokenizer(self.key, str(self.tokenizer_folder))
         counts = DocumentCounts()
         selected = (
             select_split(self.read_documents, self.data.valid_fraction, self.split, counts)
@@ -217,21 +226,24 @@ class _TokenizationJob:
             "part_chars": self.part_chars,
             "formats": format_counter.format_counts,
         }
+        settings = EncoderSettings(
+            self.key,
+            str(self.tokenizer_folder),
+            self.is_chat,
+            dtype,
+            self.seq_len,
+            self.loss_policy,
+            self.data.on_bad_row == "skip",
+        )
+
+        def encode_batches(batches: Iterable[list[Any]]) -> Iterator[Iterable[EncodedEntry]]:
+            return encode(settings, batches, counts)
+
         if self.is_chat:
-            write_shards(selected, _count_chars, self._build_chat_encoder(counts), writer, counts, meta)
+            write_shards(selected, _count_chars, encode_batches, writer, counts, meta)
         else:
             texts = chunk_documents(selected, counts, self.part_chars)
-            write_shards(texts, lambda part: len(part.text), TextEncoder(backend), writer, counts, meta)
-
-    def _build_chat_encoder(self, counts: DocumentCounts) -> ChatEncoder:
-        kind = PreferencePairEncoder if self.loss_policy.pairs else ChatEncoder
-        return kind(
-            hf_folder.load_tokenizer(self.tokenizer_folder),
-            counts,
-            seq_len=self.seq_len,
-            learning=self.loss_policy,
-            skip_bad=self.data.on_bad_row == "skip",
-        )
+            write_shards(texts, lambda part: len(part.text), encode_batches, writer, counts, meta)
 
 
 def _count_chars(document: Document) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -22,7 +22,8 @@ CHUNK_CHARS = 2**15
 """Default length of the parts of a long document: about 8,000 tokens of English."""
 _BATCH_CHARS = max(2**20, 2**16 * (os.cpu_count() or 1))
 _BATCH_DOCS = 1024
-_TYPECODES = {"uint16": "H", "uint32": "I"}
+TYPECODES = {"uint16": "H", "uint32": "I"}
+"""Of `array`, by type of the ids."""
 _SAFE_SPLIT_PATTERN = re.compile(r"\S\n(?=\S)")
 
 
@@ -44,6 +45,12 @@ class DocumentCounts:
     unlearned: int = 0
     longest: int = 0
 
+    def add(self, other: Mapping[str, int]) -> None:
+        """Add what another process has counted; of `longest` the larger is kept."""
+        for name, count in other.items():
+            own = getattr(self, name)
+            setattr(self, name, max(own, count) if name == "longest" else own + count)
+
 
 class TextChunk(NamedTuple):
     """A document, or a part of a long one, before it is tokenised."""
@@ -53,7 +60,8 @@ class TextChunk(NamedTuple):
 
 
 class EncodedEntry(NamedTuple):
-    """An entry ready to be written: ids, mask (conversations), UTF-8 bytes, whether it begins a document."""
+    """An entry ready to be written: ids (or their bytes), mask (conversations), UTF-8 bytes, whether it begins a
+    document."""
 
     ids: Any
     mask: bytes | None
@@ -149,7 +157,7 @@ class ShardWriter:
         if not self.shards or (entry.is_document_start and self._current_shard_bytes() >= self.shard_bytes):
             self._open_shard()
         shard = self.shards[-1]
-        ids = array(_TYPECODES[self.dtype], entry.ids)
+        ids = array(TYPECODES[self.dtype], entry.ids)
         if self.kind == "chat":
             self._offsets.append(shard.tokens)
             self._files[1].write(entry.mask or b"")
@@ -191,7 +199,7 @@ class ShardWriter:
         self._files = []
 
     def _current_shard_bytes(self) -> int:
-        return self.shards[-1].tokens * array(_TYPECODES[self.dtype]).itemsize
+        return self.shards[-1].tokens * array(TYPECODES[self.dtype]).itemsize
 
     def _open_shard(self) -> None:
         self._close_shard()
@@ -207,7 +215,7 @@ class ShardWriter:
         number = len(self.shards) - 1
         self._offsets.append(self.shards[-1].tokens)
         if self.kind == "text":
-            self._files[0].write(array(_TYPECODES[self.dtype], [self.eot]).tobytes())
+            self._files[0].write(array(TYPECODES[self.dtype], [self.eot]).tobytes())
         self.close()
         self._shard_file("idx", number).write_bytes(self._offsets.tobytes())
         self._shard_file("len", number).write_bytes(self._lengths.tobytes())
@@ -219,7 +227,7 @@ class ShardWriter:
 def write_shards(
     items: Iterable[Any],
     size: Callable[[Any], int],
-    encode: Callable[[list[Any]], Iterable[EncodedEntry]],
+    encode: Callable[[Iterable[list[Any]]], Iterator[Iterable[EncodedEntry]]],
     writer: ShardWriter,
     counts: DocumentCounts,
     meta: dict[str, Any],
@@ -229,7 +237,7 @@ def write_shards(
     Args:
         items: what `encode` understands (`TextChunk`s, or conversations).
         size: characters of an item.
-        encode: tokenises a batch; may return fewer entries than items (it counts what it drops).
+        encode: tokenises batches, in order; may yield fewer entries than items (it counts what it drops).
         writer: receives the entries.
         counts: written to `meta.json`.
         meta: further values for `meta.json`.
@@ -238,7 +246,7 @@ def write_shards(
         with (
             ProgressMeter(f"tokenising {meta['source']}") as meter,
             PrefetchIterator(batch_by_size(items, size, meter), 2, "read") as read,
-            PrefetchIterator(map(encode, read), 1, "encode") as encoded,
+            PrefetchIterator(encode(read), 1, "encode") as encoded,
         ):
             for batch in encoded:
                 for entry in batch:

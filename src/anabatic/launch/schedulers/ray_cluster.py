@@ -1,35 +1,36 @@
 """Run a job on a Ray cluster: a placement group with one bundle per machine, and the launcher in each bundle.
 
-Ray finds the machines and hides other jobs' devices (it sets ASCEND_RT_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES in a
-bundle: docs.ray.io, "Accelerator Support"); the launcher supervises the processes.
+Ray finds the machines; `ray_driver.py` places a launcher on each and follows it. This process watches the driver and
+the head of the cluster, and starts the job again, from its newest checkpoint, when a machine or the head was lost.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from anabatic.core import extras, log, relaunch
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.stop_signals import STOP_SIGNALS
+from anabatic.launch.schedulers.ray_node import END_SECONDS, LEASE_SECONDS
 
-_POLL_SECONDS = 1.0
-_LAUNCHER_SCRIPT = """
-import os, sys
-from anabatic.core import relaunch
-relaunch.tie_to_parent()
-os.execv(sys.executable, [sys.executable, "-m", "anabatic", *sys.argv[1:]])
-"""
-"""Runs the launcher so that it ends with the actor: Ray ends actors whose driver was killed."""
+_LOOK_SECONDS = 0.5
+_CONNECT_SECONDS = 60.0
+"""A driver that has not connected by then never will: Ray asks a head that does not answer again and again."""
+_HEAD_TRIES = 6
+"""Looks in a row at which a head does not answer before it counts as lost."""
+_RESUME_HINT = "then start the same command again: it continues from the newest checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,10 @@ class RayJob:
         cpus: cores of each bundle.
         spread_nodes: place every bundle on a separate machine.
         timeout_seconds: timeout for the cluster to reserve the resources.
+        max_restarts: how often the job is started again after a machine or the head was lost.
         options: options of `anabatic launch` on every machine.
         env: variables of the launchers; Ray forwards none of the driver's.
+        runtime_env: Ray's runtime environment of the launchers.
     """
 
     address: str = "auto"
@@ -53,48 +56,24 @@ class RayJob:
     cpus: int = 1
     spread_nodes: bool = True
     timeout_seconds: float = 600.0
+    max_restarts: int = 3
     options: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    runtime_env: dict[str, Any] = field(default_factory=dict)
 
     @property
     def bundle_resources(self) -> dict[str, float]:
         """Return the resources of one bundle."""
         return {"CPU": float(self.cpus), **({self.resource: float(self.nproc)} if self.resource else {})}
 
+    @classmethod
+    def from_dict(cls: type[_Job], tree: dict[str, Any]) -> _Job:
+        """Make a job of what `asdict` and JSON made of one."""
+        env = tuple((str(key), str(value)) for key, value in tree["env"])
+        return cls(**{**tree, "options": tuple(tree["options"]), "env": env})
 
-class RayNode:
-    """Actor that runs the launcher in one bundle."""
 
-    def __init__(self) -> None:
-        self._launcher: subprocess.Popen[bytes] | None = None
-        self._temp_folder = tempfile.TemporaryDirectory(prefix="anabatic-")
-
-    def find_endpoint(self) -> tuple[str, int]:
-        """Return the machine's address in Ray, and a free port on it."""
-        import ray
-
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return str(ray.util.get_node_ip_address()), int(probe.getsockname()[1])
-
-    def start(self, launch: list[str], command: list[str], recipe: str, env: dict[str, str]) -> None:
-        """Start `anabatic launch` with the recipe in a temporary file."""
-        path = Path(self._temp_folder.name) / "job.yaml"
-        path.write_text(recipe, encoding="utf-8")
-        variables = {**relaunch.build_child_environment(), **env}
-        if "OMP_NUM_THREADS" not in env:
-            variables.pop("OMP_NUM_THREADS", None)  # Ray's value is for one task; the launcher divides the cores
-        argv = [sys.executable, "-c", _LAUNCHER_SCRIPT, "launch", *launch, "--", *command, "-c", str(path)]
-        self._launcher = subprocess.Popen(argv, env=variables)
-
-    def poll(self) -> int | None:
-        """Return the launcher's exit code; None while it runs."""
-        return None if self._launcher is None else self._launcher.poll()
-
-    def stop(self) -> None:
-        """Ask the launcher's processes to save and exit."""
-        if self._launcher is not None and self._launcher.poll() is None:
-            self._launcher.terminate()
+_Job = TypeVar("_Job", bound=RayJob)
 
 
 def run(job: RayJob, command: list[str], recipe: str) -> int:
@@ -102,136 +81,175 @@ def run(job: RayJob, command: list[str], recipe: str) -> int:
 
     Raises:
         ConfigError: ray is not installed, or there is no cluster at the address.
-        Failure: the cluster lacks the requested resources, or a machine was lost.
+        Failure: the cluster lacks the requested resources, or a machine or the head was lost too often.
     """
-    ray = _connect_cluster(job)
+    extras.require_installed("ray", "anabatic launch ray")
+    address = _split_address(os.environ.get("RAY_ADDRESS", "") if job.address == "auto" else job.address)
+    if address is not None and not _answers(address):
+        raise _make_connect_error(job, "nothing answers there")
     received: list[int] = []
-    previous_handlers = {signum: signal.signal(signum, _make_signal_recorder(received)) for signum in STOP_SIGNALS}
-    try:
-        group = _reserve_bundles(ray, job)
-        driver = _RayDriver(ray, job, group, received)
+    material = json.dumps({"job": asdict(job), "command": command, "recipe": recipe})
+    with _record_signals(received):
+        for restarts in range(job.max_restarts + 1):
+            attempt = _Attempt(job, material, received, address, is_first=not restarts)
+            outcome = attempt.run()
+            if outcome is not None:
+                return outcome
+            address = attempt.address
+            if received:
+                raise Failure(f"{attempt.loss}; the job is stopped", f"look at its machines, {_RESUME_HINT}")
+            if restarts < job.max_restarts:
+                log.warn(f"{attempt.loss}; starting again from the newest checkpoint ({restarts + 1} of "
+                         f"{job.max_restarts})")  # fmt: skip
+                attempt.await_cluster()
+    raise Failure(
+        f"{attempt.loss}, after {job.max_restarts} restarts",
+        f"`ray status` shows which machines are left; start what is missing by `ray start`, {_RESUME_HINT}",
+    )
+
+
+class _Attempt:
+    """One driver, from its start to its end.
+
+    Attributes:
+        address: of the cluster's head, once it is known.
+        loss: what was lost, as a sentence.
+    """
+
+    def __init__(
+        self, job: RayJob, material: str, received: list[int], address: tuple[str, int] | None, is_first: bool
+    ) -> None:
+        self.job, self._received, self._material = job, received, material
+        self.address, self.loss = address, ""
+        self._is_connected, self._is_first, self._lost_at = False, is_first, 0.0
+
+    def run(self) -> int | None:
+        """Run the driver; return the job's exit code, None when a machine or the head was lost.
+
+        A cluster that comes back is asked until it takes a driver: its head answers before its machines are there.
+
+        Raises:
+            ConfigError, Failure: what the driver raised.
+        """
+        deadline = time.monotonic() + self.job.timeout_seconds
+        while "unreachable" in (event := self._run_driver()):
+            if self._is_first or self._received or time.monotonic() > deadline:
+                raise _make_connect_error(self.job, event["unreachable"])
+            time.sleep(_LOOK_SECONDS)
+        return self._conclude(event)
+
+    def _run_driver(self) -> dict[str, Any]:
+        read_end, write_end = os.pipe()
+        words = [sys.executable, "-m", __name__.replace("ray_cluster", "ray_driver"), str(write_end)]
+        driver = subprocess.Popen(
+            words, stdin=subprocess.PIPE, pass_fds=[write_end], env=relaunch.build_child_environment()
+        )
+        os.close(write_end)
+        assert driver.stdin is not None
         try:
-            return driver.run(command, recipe)
+            with driver.stdin as stdin:
+                stdin.write(self._material.encode())
+            with os.fdopen(read_end, "rb", buffering=0) as pipe:
+                return self._follow(driver, pipe)
         finally:
-            driver.close()
-            ray.util.remove_placement_group(group)
+            driver.kill()
+            driver.wait()
+
+    def await_cluster(self) -> None:
+        """Wait until the head answers.
+
+        Raises:
+            Failure: it does not within the time of `job`.
+        """
+        deadline = time.monotonic() + self.job.timeout_seconds
+        while self.address is not None and not self._received and not _answers(self.address):
+            if time.monotonic() > deadline:
+                raise Failure(
+                    f"{self.loss}; it did not come back within {self.job.timeout_seconds:g} s",
+                    f"start it again by `ray start --head` and the machines by `ray start --address`, {_RESUME_HINT}",
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _follow(self, driver: subprocess.Popen[bytes], pipe: Any) -> dict[str, Any]:
+        """Return the last event of the driver; empty when it ended, or was ended, without one."""
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        unanswered, is_told, rest = 0, False, b""
+        while True:
+            if select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+                piece = os.read(pipe.fileno(), 65536)
+                if not piece:
+                    self._lost_at = time.monotonic()
+                    return {}
+                *lines, rest = (rest + piece).split(b"\n")
+                for event in map(json.loads, lines):
+                    if "connected" not in event:
+                        return dict(event)
+                    self.address, self._is_connected = _split_address(event["connected"]), True
+            if self._received and not is_told:
+                is_told = True
+                driver.send_signal(signal.SIGTERM)
+            if not self._is_connected and time.monotonic() > deadline:
+                return {"unreachable": f"no answer within {_CONNECT_SECONDS:g} s"}
+            unanswered = 0 if self.address is None or _answers(self.address) else unanswered + 1
+            if unanswered == _HEAD_TRIES:
+                return self._end_without_head(driver, pipe)
+
+    def _end_without_head(self, driver: subprocess.Popen[bytes], pipe: Any) -> dict[str, Any]:
+        """Let the driver ask its launchers to save, which needs no head, for as long as they live without a driver."""
+        self._lost_at = time.monotonic()
+        driver.send_signal(signal.SIGTERM)
+        has_told = bool(select.select([pipe], [], [], LEASE_SECONDS)[0]) and bool(os.read(pipe.fileno(), 65536))
+        return {"headless": True, "ended": has_told}
+
+    def _conclude(self, event: dict[str, Any]) -> int | None:
+        head = "the head of the Ray cluster" + (f" at {self.address[0]}:{self.address[1]}" if self.address else "")
+        if "code" in event:
+            return int(event["code"])
+        if "error" in event:
+            is_config, message, hint = event["error"]
+            raise (ConfigError if is_config else Failure)(message, hint)
+        if "lost" in event:
+            self.loss = str(event["lost"])
+            return None
+        self.loss = f"{head} does not answer" if "headless" in event else f"the connection to {head} has ended"
+        if not event.get("ended"):  # launchers that nobody polls exit: two trainings must not write one run folder
+            _sleep_until(self._lost_at + END_SECONDS + 1.0, self._received)
+        return None
+
+
+def _sleep_until(deadline: float, received: list[int]) -> None:
+    while time.monotonic() < deadline and not received:
+        time.sleep(_LOOK_SECONDS)
+
+
+@contextmanager
+def _record_signals(received: list[int]) -> Iterator[None]:
+    def record_signal(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    previous_handlers = {signum: signal.signal(signum, record_signal) for signum in STOP_SIGNALS}
+    try:
+        yield
     finally:
-        ray.shutdown()
         for signum, handler in previous_handlers.items():
             signal.signal(signum, handler)
 
 
-def _make_signal_recorder(received: list[int]) -> Any:
-    def record_signal(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
+def _make_connect_error(job: RayJob, reason: str) -> ConfigError:
+    hint = "start one by `ray start --head` and `ray start --address HEAD:6379`, or give --address"
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        hint += "; a cluster that asks for a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here, too"
+    return ConfigError(f"there is no Ray cluster at {job.address}: {reason}", hint)
 
-    return record_signal
+
+def _split_address(text: str) -> tuple[str, int] | None:
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if host and "/" not in host and port.isdigit() else None
 
 
-def _connect_cluster(job: RayJob) -> Any:
-    os.environ.setdefault(
-        "RAY_COLOR_PREFIX", str(int(log.should_use_colour()))
-    )  # before ray prints lines of the workers
-    ray = extras.import_optional("ray", "anabatic launch ray", "on every machine")
+def _answers(address: tuple[str, int]) -> bool:
     try:
-        ray.init(address=job.address, logging_level="ERROR", namespace="anabatic")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        message = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"there is no Ray cluster at {job.address}: {message}",
-            "start one by `ray start --head` and `ray start --address HEAD:6379`, or give --address",
-        ) from error
-    return ray
-
-
-def _reserve_bundles(ray: Any, job: RayJob) -> Any:
-    strategy = "STRICT_SPREAD" if job.spread_nodes else "PACK"
-    group = ray.util.placement_group([job.bundle_resources] * job.nodes, strategy=strategy)
-    log.info(
-        f"asking Ray for {job.nodes} x "
-        f"({_format_bundle(job.bundle_resources)}){', each on its own machine' if job.spread_nodes else ''}"
-    )
-    try:
-        ray.get(group.ready(), timeout=job.timeout_seconds)
-    except ray.exceptions.GetTimeoutError as error:
-        ray.util.remove_placement_group(group)
-        machines = sum(bool(node["Alive"]) for node in ray.nodes())
-        total, free = ray.cluster_resources(), ray.available_resources()
-        resources = "; ".join(
-            f"{name} {total.get(name, 0):g}, {free.get(name, 0):g} free" for name in job.bundle_resources
-        )
-        raise Failure(
-            f"Ray did not give {job.nodes} x ({_format_bundle(job.bundle_resources)}) within {job.timeout_seconds:g} "
-            f"s: the cluster has"
-            f" {machines} machines with {resources}",
-            "lower --nnodes or --nproc, choose --resource, or allow several bundles on one machine by --pack",
-        ) from error
-    return group
-
-
-def _format_bundle(bundle: dict[str, float]) -> str:
-    return ", ".join(f"{name} {count:g}" for name, count in bundle.items())
-
-
-class _RayDriver:
-    def __init__(self, ray: Any, job: RayJob, group: Any, received: list[int]) -> None:
-        self.ray, self.job, self.received = ray, job, received
-        strategy_class = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        devices = {job.resource: job.nproc} if job.resource not in ("", "GPU") else {}
-        options = {"num_cpus": job.cpus, "num_gpus": job.nproc if job.resource == "GPU" else 0, "resources": devices}
-        actor = ray.remote(RayNode)
-        self.nodes = [
-            actor.options(
-                **options, scheduling_strategy=strategy_class(group, placement_group_bundle_index=index)
-            ).remote()
-            for index in range(job.nodes)
-        ]
-        self.exit_codes: dict[int, int] = {}
-        self.first_failure_code = 0
-        """Exit code of the launcher that failed first."""
-        self.is_stopping = False
-
-    def run(self, command: list[str], recipe: str) -> int:
-        """Start all launchers and wait for their end."""
-        endpoints = self.ray.get([node.find_endpoint.remote() for node in self.nodes])
-        address, port = endpoints[0]
-        log.info(f"machines: {', '.join(host for host, _ in endpoints)}; they meet at {address}:{port}")
-        for index, node in enumerate(self.nodes):
-            launch = [f"--nproc={self.job.nproc}", *self.job.options]
-            if self.job.nodes > 1:
-                launch += [f"--nnodes={self.job.nodes}", f"--node-rank={index}"]
-                launch += [f"--master-addr={address}", f"--master-port={port}"]
-            self.ray.get(node.start.remote(launch, command, recipe, dict(self.job.env)))
-        while len(self.exit_codes) < len(self.nodes):
-            time.sleep(_POLL_SECONDS)
-            self._poll_nodes(endpoints)
-            if (self.received or self.first_failure_code) and not self.is_stopping:
-                self._stop_nodes()
-        return self.first_failure_code
-
-    def close(self) -> None:
-        """Kill the actors, and with them their processes."""
-        for node in self.nodes:
-            self.ray.kill(node)
-
-    def _poll_nodes(self, endpoints: list[tuple[str, int]]) -> None:
-        for index, node in enumerate(self.nodes):
-            if index in self.exit_codes:
-                continue
-            try:
-                code = self.ray.get(node.poll.remote())
-            except self.ray.exceptions.RayActorError as error:
-                self._stop_nodes(lost_index=index)
-                raise Failure(
-                    f"machine {index} ({endpoints[index][0]}) of the Ray cluster is lost: {str(error).splitlines()[0]}",
-                    "start the same command again: it continues from the newest checkpoint",
-                ) from error
-            if code is not None:
-                self.exit_codes[index] = code if code >= 0 else 128 - code
-                self.first_failure_code = self.first_failure_code or self.exit_codes[index]
-
-    def _stop_nodes(self, lost_index: int = -1) -> None:
-        self.is_stopping = True
-        for index, node in enumerate(self.nodes):
-            if index not in self.exit_codes and index != lost_index:
-                self.ray.get(node.stop.remote())
+        socket.create_connection(address, timeout=2.0).close()
+    except OSError:
+        return False
+    return True
