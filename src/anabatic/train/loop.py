@@ -73,8 +73,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
                 continue
             if logs:
                 stop = (clock.log_row(scale) and not last) or stop
-            if replicas.is_due(progress.step, saves or stop or _should_evaluate(loop, progress.step)):
-                replicas.check_copies(progress)
+            replicas.check_when_due(progress, saves or stop or _should_evaluate(loop, progress.step))
             if saves or stop:
                 progress.seconds = clock.total_seconds()
                 _save_checkpoint(loop, progress, saver)

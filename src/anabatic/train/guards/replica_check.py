@@ -1,8 +1,8 @@
 """Silent data corruption: copies of the weights on different ranks must have the same bits (`parallel.check_replicas`).
 
 All copies start equal and get the same updates, so one that differs was changed by something else: a flipped bit, a
-faulty core, a collective that delivered wrong data. Each rank adds up the bits of each of its tensors on its device; the
-sums are gathered and compared. A change of one bit always changes a sum.
+faulty core, a collective that delivered wrong data. Each rank adds up the bits of each of its tensors on its device;
+the sums are gathered and compared. A change of one bit always changes a sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReplicaCheck:
         world = loop.world
         if self.every and loop.train_step.optimizer.is_sharded:
             raise ConfigError(
-                f"parallel.check_replicas is {self.every}, but the weights are sharded: no rank has a copy of another's",
+                f"parallel.check_replicas is {self.every}, but the weights are sharded: no rank has another's copy",
                 "use --parallel.check-replicas 0, or --parallel.strategy ddp",
             )
         if self.every and world.data_group.size == 1:
@@ -46,16 +46,16 @@ class ReplicaCheck:
             )
             self.every = 0
 
-    def is_due(self, step: int, saves: bool) -> bool:
-        """Return whether the copies are compared after this step."""
-        return self.every > 0 and (saves or step % self.every == 0)
-
-    def check_copies(self, progress: TrainProgress) -> None:
-        """Compare the copies; all ranks call it. The host waits for the device.
+    def check_when_due(self, progress: TrainProgress, saves: bool) -> None:
+        """Compare the copies after this step if it is time, or if something is made of them; all ranks call it.
 
         Raises:
             Failure: they differ.
         """
+        if self.every > 0 and (saves or progress.step % self.every == 0):
+            self._check_copies(progress)
+
+    def _check_copies(self, progress: TrainProgress) -> None:
         loop, step = self.loop, progress.step
         named = dict(loop.train_step.root.named_parameters())
         table = gather_checksums(list(named.values()), loop.world)
@@ -77,8 +77,8 @@ class ReplicaCheck:
         raise Failure(
             f"step {step}: silent data corruption: {describe_mismatch(found, places, names, loop.world.size)};"
             f" {self._describe_last_good()}",
-            "run anabatic doctor and a burn-in test on that device or leave it out, then start the same command again: it"
-            " continues from the newest checkpoint, which was checked before it was saved",
+            "test that device, or leave it out, then start the same command again: it continues from the newest"
+            " checkpoint, whose weights were compared before they were saved",
         )
 
     def _describe_last_good(self) -> str:

@@ -1,9 +1,9 @@
 """Which rank is slow, which link, and which copy of the weights is damaged: rules on figures of all ranks.
 
-In synchronous data parallelism every rank waits for the last one. The slow rank is therefore not the one with the longest
-step, which all have, but the one that computes longer than the others while those wait in collectives. A rank is named
-only when it was slow in several logged rows in a row: a short disturbance (another program, a garbage collection) is no
-fault.
+In synchronous data parallelism every rank waits for the last one. The slow rank is therefore not the one with the
+longest step, which all have, but the one that computes longer than the others while those wait in collectives. A rank
+is named only when it was slow in several logged rows in a row: a short disturbance (another program, a garbage
+collection) is no fault.
 """
 
 from __future__ import annotations
@@ -107,13 +107,17 @@ class StragglerDetector:
         states = [*self._links.items(), *self._ranks.items()]
         return dict(sorted({rank: state.cause for rank, state in states if state.cause is not None}.items()))
 
-    def restart(self) -> None:
-        """Forget unfinished streaks: the rows to come do not follow the last one."""
-        for state in [*self._ranks.values(), *self._links.values()]:
-            state.slow_rows = state.normal_rows = 0
+    def is_undecided(self, with_ranks: bool) -> bool:
+        """Return whether more figures are needed soon to say if a link is slow, or `with_ranks` a rank."""
+        states = [*self._links.values(), *(self._ranks.values() if with_ranks else ())]
+        return any(state.cause is None and state.slow_rows for state in states) or (
+            0 < len(self._first_links) < ROWS_TO_CONFIRM
+        )
 
     def _judge_ranks(self, times: Sequence[RankTimes]) -> list[StragglerFinding]:
         busy = [each.busy_s for each in times]
+        if not any(busy):  # not measured
+            return []
         usual = max(statistics.median_low(busy), 1e-9)
         limit = max(usual * self.min_ratio, usual + _MAX_MAD_DEVIATIONS * _compute_spread(busy))
         others_wait = statistics.median_high(each.wait_s for each in times)

@@ -21,7 +21,7 @@ MIN_RATIO = {"cpu": 1.75}
 """A rank is slow from so many times the median: processes on one processor disturb each other."""
 _MIN_DEVICE_RATIO = 1.25
 MAX_PROBE_FRACTION = 1e-3
-"""Of the training time at most for timing broadcasts and products."""
+"""Of the training time at most for timing broadcasts and products, unless the last ones were slow."""
 MAX_LISTED_RANKS = 64
 """Ranks of which each row keeps every figure."""
 _HOT_EXCESS_C = 10.0
@@ -44,8 +44,8 @@ _HINTS = {
 class StragglerMonitor:
     """One small gather of figures for each logged row, and now and then a probe of links.
 
-    Where the ranks cannot be told apart by their steps, because they compute in lockstep (FSDP2, tensor parallelism), the
-    probe also times a product of matrices on each rank.
+    Where the ranks cannot be told apart by their steps, because they compute in lockstep (FSDP2, tensor parallelism),
+    the probe also times a product of matrices on each rank.
     """
 
     def __init__(self, loop: LoopContext) -> None:
@@ -94,7 +94,8 @@ class StragglerMonitor:
     def _probe(self, cost: float) -> tuple[list[float], list[float]]:
         """Return the seconds of a broadcast from each rank, and of a product on each; 0 where it is not yet time."""
         ranks = self.world.size
-        if cost > MAX_PROBE_FRACTION * self.unprobed_seconds:
+        is_cheap = cost <= MAX_PROBE_FRACTION * self.unprobed_seconds
+        if not is_cheap and not self.detector.is_undecided(with_ranks=self.is_lockstep):
             return [0.0] * ranks, [0.0] * ranks
         self.unprobed_seconds = 0.0
         broadcasts, broadcast_s = time_broadcasts(self.world, self.device)
