@@ -20,7 +20,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-RANKS, STEPS, LOG_EVERY, CHECK_EVERY = 4, 24, 2, 4
+RANKS, STEPS, LOG_EVERY, CHECK_EVERY = 4, 12, 2, 4
+TOKENS = 64
 KINDS = ("slow", "slow-link", "flip")
 NAMES = {"slow": "device", "slow-link": "link", "flip": "corrupt_copy"}
 _INSIDE = "--inside"
@@ -29,11 +30,11 @@ _INSIDE = "--inside"
 def draw_fault(draw: random.Random, number: int) -> tuple[str, int, str]:
     """Return a random (kind, device, fault): the kinds in turn."""
     kind, device = KINDS[number % len(KINDS)], draw.randrange(RANKS)
-    if kind == "slow":  # on the chip's predicted clock, where small operators wait for the host: six times is felt
-        return kind, device, f"slow@{device}={draw.uniform(8, 30):.1f}"
+    if kind == "slow":  # on the chip's predicted clock, where small operators wait for the host: less is not felt
+        return kind, device, f"slow@{device}={draw.uniform(8, 16):.1f}"
     if kind == "slow-link":
-        return kind, device, f"slow-link@{device}={draw.uniform(20, 60):.0f}"
-    return kind, device, f"flip@{device}#{draw.randrange(60, 600)}"
+        return kind, device, f"slow-link@{device}={draw.uniform(30, 80):.0f}"
+    return kind, device, f"flip@{device}#{draw.randrange(20, 150)}"
 
 
 def read_findings(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
@@ -48,17 +49,41 @@ def read_findings(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
     return found
 
 
+def _prepare(folder: Path) -> None:
+    from anabatic.testing.tiny_models import save_tiny_chat_model
+
+    save_tiny_chat_model(folder)
+    rows = [{"query": f"the wind {number}", "response": "moves upward"} for number in range(400)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _run_training(folder: Path) -> None:
+    from anabatic.cli.app import main as run_command
+
+    options: dict[str, object] = {
+        "model": folder / "model",
+        "data.train": folder / "rows.jsonl",
+        "data.valid-fraction": 0,
+        "out": "run",
+        "device.threads": 1,
+        "batch.seq-len": TOKENS,
+        "batch.micro-batch-tokens": TOKENS,
+        "batch.global-batch-tokens": RANKS * TOKENS,
+        "schedule.max-steps": STEPS,
+        "log.every": LOG_EVERY,
+        "log.samples": 0,
+        "log.device-every": 0,
+        "eval.every": 0,
+        "parallel.check-replicas": CHECK_EVERY,
+    }
+    run_command(["sft", *(f"--{name}={value}" for name, value in options.items())])
+
+
 def _train(folder: Path, out: Path) -> list[tuple[str, tuple[int, ...]]]:
     import npu_jobs
 
-    options = {
-        "parallel_strategy": "ddp",
-        "parallel_check-replicas": CHECK_EVERY,
-        "schedule_max-steps": STEPS,
-        "log_every": LOG_EVERY,
-    }
     try:
-        npu_jobs.run_forked(npu_jobs._sft("full", RANKS, **options), folder, out, RANKS)
+        npu_jobs.run_forked(_run_training, folder, out, RANKS)
     except SystemExit as error:
         if "silent data corruption" not in str(error):
             raise
@@ -81,7 +106,7 @@ def run_inside(folder: Path, cases: int, quiet: int) -> int:
 
     warnings.filterwarnings("ignore")
     npu_jobs._preload()
-    npu_jobs.run_forked(npu_jobs.prepare, folder, folder / "prepare", 1)
+    npu_jobs.run_forked(_prepare, folder, folder / "prepare", 1)
     draw, named, wrong = random.Random(0), 0, 0
     for number in range(cases + quiet):
         kind, device, fault = draw_fault(draw, number) if number < cases else ("", -1, "")

@@ -15,7 +15,7 @@ from anabatic.train.guards.straggler_rules import (
     compare_copies,
 )
 
-RATIO = 1.25
+LIMITS = (1.25, 1e-3)
 
 
 def synchronous(
@@ -47,7 +47,7 @@ def test_the_slow_device_is_named_once_and_cleared(ranks: tuple[list[float], int
     shares, slow = ranks
     usual = [scale * share for share in shares]
     bad = [value * (factor if rank == slow else 1.0) for rank, value in enumerate(usual)]
-    detector = StragglerDetector(RATIO)
+    detector = StragglerDetector(*LIMITS)
     assert judge(detector, 5, synchronous(usual)) == []
     assert judge(detector, ROWS_TO_CONFIRM - 1, synchronous(bad)) == []
     (found,) = judge(detector, 10, synchronous(bad))
@@ -59,13 +59,13 @@ def test_the_slow_device_is_named_once_and_cleared(ranks: tuple[list[float], int
 
 @given(some.lists(some.lists(some.floats(0.92, 1.08), min_size=8, max_size=8), min_size=1, max_size=40))
 def test_ranks_within_the_usual_spread_are_not_named(rows: list[list[float]]) -> None:
-    detector = StragglerDetector(RATIO)
+    detector = StragglerDetector(*LIMITS)
     assert [finding for row in rows for finding in detector.judge_row(synchronous(row))] == []
 
 
 @given(some.lists(some.integers(0, 3), min_size=3, max_size=60))
 def test_a_disturbance_that_moves_from_rank_to_rank_is_no_fault(slow: list[int]) -> None:
-    detector = StragglerDetector(RATIO)
+    detector = StragglerDetector(*LIMITS)
     for number, rank in enumerate(slow):
         rank = rank if number < 2 or not rank == slow[number - 1] == slow[number - 2] else (rank + 1) % 4
         slow[number] = rank
@@ -74,30 +74,30 @@ def test_a_disturbance_that_moves_from_rank_to_rank_is_no_fault(slow: list[int])
 
 
 def test_a_rank_that_waits_for_its_data_is_named_with_that_cause() -> None:
-    (found,) = judge(StragglerDetector(RATIO), 4, synchronous([1.0, 1.0, 1.0], [0.01, 2.0, 0.02]))
+    (found,) = judge(StragglerDetector(*LIMITS), 4, synchronous([1.0, 1.0, 1.0], [0.01, 2.0, 0.02]))
     assert (found.rank, found.cause) == (1, "data")
 
 
 def test_what_no_other_rank_waits_for_is_not_named() -> None:
     hidden = [RankTimes(1.0, 0.002, 0.0), RankTimes(1.0, 0.002, 0.9), RankTimes(1.0, 0.002, 0.0)]
-    assert judge(StragglerDetector(RATIO), 10, hidden) == []
+    assert judge(StragglerDetector(*LIMITS), 10, hidden) == []
 
 
 def test_all_ranks_of_a_slow_host_are_named() -> None:
-    found = judge(StragglerDetector(RATIO), 5, synchronous([1.0] * 5 + [2.0] * 3))
+    found = judge(StragglerDetector(*LIMITS), 5, synchronous([1.0] * 5 + [2.0] * 3))
     assert [finding.rank for finding in found] == [5, 6, 7]
 
 
 def test_a_slow_link_is_named_among_three_ranks_and_more() -> None:
     times = synchronous([1.0] * 3, link=[0.002, 0.001, 0.021])
-    detector = StragglerDetector(RATIO)
+    detector = StragglerDetector(*LIMITS)
     (found,) = judge(detector, 5, times)
     assert (found.rank, found.cause) == (2, "link") and detector.slow_ranks == {2: "link"}
-    assert judge(StragglerDetector(RATIO), 5, synchronous([1.0] * 3, link=[2e-5, 1e-5, 9e-4])) == []
+    assert judge(StragglerDetector(*LIMITS), 5, synchronous([1.0] * 3, link=[2e-5, 1e-5, 9e-4])) == []
 
 
 def test_the_link_between_two_ranks_is_compared_with_its_own_past() -> None:
-    detector = StragglerDetector(RATIO)
+    detector = StragglerDetector(*LIMITS)
     assert judge(detector, 6, synchronous([1.0, 1.0], link=[0.001, 0.001])) == []
     assert judge(detector, 20, synchronous([1.0, 1.0])) == []  # rows without a probe decide nothing
     found = judge(detector, 3, synchronous([1.0, 1.0], link=[0.02, 0.02]))

@@ -20,8 +20,6 @@ RELEASE_FRACTION = 0.5
 """Of the excess that names a rank: less than this clears it."""
 LINK_RATIO = 3.0
 """A broadcast from one rank takes so many times as long as from the others."""
-MIN_LINK_EXCESS_S = 1e-3
-"""And at least so much longer: below are the hiccups of a host."""
 MIN_MAD_RANKS = 8
 """Ranks from which their spread says what is usual."""
 _MAX_MAD_DEVIATIONS = 6.0
@@ -90,9 +88,11 @@ class StragglerDetector:
 
     Args:
         min_ratio: a rank is slow from so many times the median; more than 1.
+        min_link_excess_s: a link is slow from so many seconds more than usual; less are hiccups of the host.
     """
 
     min_ratio: float
+    min_link_excess_s: float
     _ranks: dict[int, _Streak] = field(default_factory=dict)
     _links: dict[int, _Streak] = field(default_factory=dict)
     _first_links: list[list[float]] = field(default_factory=list)
@@ -147,8 +147,8 @@ class StragglerDetector:
         found = []
         for rank, (seconds, normal) in enumerate(zip(links, usual, strict=True)):
             state = self._links.setdefault(rank, _Streak())
-            is_slow = seconds >= LINK_RATIO * normal and seconds - normal >= MIN_LINK_EXCESS_S
-            released = seconds < 0.5 * (1 + LINK_RATIO) * normal or seconds - normal < 0.5 * MIN_LINK_EXCESS_S
+            is_slow = seconds >= LINK_RATIO * normal and seconds - normal >= self.min_link_excess_s
+            released = seconds < 0.5 * (1 + LINK_RATIO) * normal or seconds - normal < 0.5 * self.min_link_excess_s
             if state.update(is_slow, released):
                 is_over = state.cause is not None
                 state.cause = None if is_over else "link"

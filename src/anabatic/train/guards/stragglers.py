@@ -17,9 +17,11 @@ from anabatic.train.context import LoopContext
 from anabatic.train.guards.straggler_rules import RankTimes, StragglerDetector, StragglerFinding
 from anabatic.train.metrics.rank_times import StepTimes, time_broadcasts, time_products
 
-MIN_RATIO = {"cpu": 1.75}
-"""A rank is slow from so many times the median: processes on one processor disturb each other."""
-_MIN_DEVICE_RATIO = 1.25
+_CPU_LIMITS = (1.75, 0.05)
+"""A rank is slow from so many times the median, a link from so many seconds more than usual: processes on one processor
+disturb each other."""
+_DEVICE_LIMITS = (1.25, 3e-4)
+"""The same where each process has its own device."""
 MAX_PROBE_FRACTION = 1e-3
 """Of the training time at most for timing broadcasts and products, unless the last ones were slow."""
 MAX_LISTED_RANKS = 64
@@ -50,7 +52,7 @@ class StragglerMonitor:
 
     def __init__(self, loop: LoopContext) -> None:
         self.loop, self.world, self.device = loop, loop.world, loop.device
-        self.detector = StragglerDetector(MIN_RATIO.get(loop.device.type, _MIN_DEVICE_RATIO))
+        self.detector = StragglerDetector(*(_CPU_LIMITS if loop.device.type == "cpu" else _DEVICE_LIMITS))
         self.is_lockstep = loop.train_step.optimizer.is_sharded or loop.world.tensor_group.size > 1
         place = f"{os.uname().nodename}, {loop.device.type}:{loop.device.index}"
         self.places = all_gather_text(place, loop.world)
