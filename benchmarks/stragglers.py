@@ -34,7 +34,8 @@ def draw_fault(draw: random.Random, number: int) -> tuple[str, int, str]:
         return kind, device, f"slow@{device}={draw.uniform(8, 16):.1f}"
     if kind == "slow-link":
         return kind, device, f"slow-link@{device}={draw.uniform(30, 80):.0f}"
-    return kind, device, f"flip@{device}#{draw.randrange(20, 150)}"
+    # Earlier ones fall into the start, whose weights are then made equal.
+    return kind, device, f"flip@{device}#{draw.randrange(110, 200)}"
 
 
 def read_findings(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
@@ -91,6 +92,7 @@ def _train(folder: Path, out: Path) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _set_fault(text: str) -> None:
+    """Replace the fault of the simulated machine; empty: none."""
     from anabatic.sim import fault_injection, shared_memory
     from anabatic.sim.machine_spec import SEGMENT_VARIABLE
 
@@ -98,6 +100,14 @@ def _set_fault(text: str) -> None:
         machine.fault[0] = shared_memory.SimFault(
             *(fault_injection.parse_fault(text, RANKS).to_struct_values() if text else ())
         )
+
+
+def _count_strikes() -> int:
+    from anabatic.sim import shared_memory
+    from anabatic.sim.machine_spec import SEGMENT_VARIABLE
+
+    with shared_memory.attach_segment(os.environ[SEGMENT_VARIABLE]) as machine:
+        return int(machine.fault[0].struck)
 
 
 def run_inside(folder: Path, cases: int, quiet: int) -> int:
@@ -113,6 +123,8 @@ def run_inside(folder: Path, cases: int, quiet: int) -> int:
         _set_fault(fault)
         started = time.perf_counter()
         found = set(_train(folder, folder / str(number)))
+        if kind == "flip" and not _count_strikes():
+            raise SystemExit(f"{fault} did not strike: the training has fewer operators")
         expected = {(NAMES[kind], (device,))} if kind else set()
         named += bool(kind) and expected <= found
         wrong += len(found - expected)

@@ -96,10 +96,10 @@ def _train_with_faults(folder: Path) -> None:
         if step == 5 and world.rank == 1:
             model.model.norm.weight.data.view(torch.int32)[3] ^= 1
 
-    with fitting(folder / "slow", data, world, steps=6) as (loop, progress):
+    with fitting(folder / "slow", data, world, steps=5) as (loop, progress):
         loop.job.parallel.check_replicas = 2
         if world.rank == 1:
-            loop.train_step.root.register_forward_pre_hook(lambda module, arguments: time.sleep(0.2))
+            loop.train_step.root.register_forward_pre_hook(lambda module, arguments: time.sleep(0.6))
         fit(loop, progress)
     with fitting(folder / "flip", data, world, steps=8, evaluate=flip_bit) as (loop, progress):
         loop.job.parallel.check_replicas = 2
@@ -124,7 +124,7 @@ def test_a_slow_rank_and_a_flipped_bit_are_named(tmp_path: Path) -> None:
     assert event["host"] and event["device"].startswith("cpu")
     rows = [json.loads(line) for line in (tmp_path / "slow" / "metrics.jsonl").read_text().splitlines()]
     row = [row for row in rows if row["kind"] == "train"][-1]
-    assert row["slowest_rank"] == 1 and row["rank_compute_s"][1] > 0.2 and row["rank_wait_s"][0] > 0.1
+    assert row["slowest_rank"] == 1 and row["rank_compute_s"][1] > 0.6 and row["rank_wait_s"][0] > 0.1
     assert (1, "device") in [(each["rank"], each["reason"]) for each in row["stragglers"]]
 
     (event,) = [event for event in _events(tmp_path / "flip") if event["event"] == "corrupt_copy"]

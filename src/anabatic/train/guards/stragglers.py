@@ -39,7 +39,7 @@ _HINTS = {
     "device": "look at its temperature, clock and other processes with anabatic monitor on that host, and leave the"
     " device out if it stays slow",
     "data": "look at the disk or file system of that host; more data.workers help with tokenisation",
-    "link": "check its link with anabatic launch check, and leave the device out if it stays slow",
+    "link": "check its link with anabatic launch --check, and leave the device out if it stays slow",
 }
 
 
