@@ -151,7 +151,10 @@ def _start_exporter(
     def render_metrics() -> str:
         frame = sampler.get_frame()
         assert frame is not None
-        return output_formats.format_prometheus(frame, reader.read().get_figures() if reader else {})
+        if reader is None:
+            return output_formats.format_prometheus(frame, {})
+        run = reader.read()
+        return output_formats.format_prometheus(frame, run.get_figures(), run.get_rank_figures())
 
     port = stack.enter_context(exporter.serve_metrics(where, render_metrics))
     sys.stderr.write(f"serving http://{where[0]}:{port}/metrics\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +148,15 @@ def _make_npu_labels(device: DeviceReading) -> dict[str, object]:
     }
 
 
-def format_prometheus(frame: Frame, run: dict[str, float]) -> str:
+def format_prometheus(
+    frame: Frame, run: dict[str, float], ranks: Sequence[tuple[str, dict[str, object], float]] = ()
+) -> str:
     """Return the text format 0.0.4. A value that is not known is absent; readings carry their own time.
 
     Args:
         frame: what is known.
         run: figures of a training run by name; empty without one.
+        ranks: (name, labels, value) of its single ranks.
     """
     snapshot = frame.snapshot
     stamp = f" {int(snapshot.taken_at * 1000)}"
@@ -203,6 +206,9 @@ def format_prometheus(frame: Frame, run: dict[str, float]) -> str:
     add_series("anabatic_monitor_age_seconds", "seconds since the last good reading", [("", frame.get_age())], "")
     for name, figure in run.items():
         add_series(f"anabatic_run_{name}", f"{name} of the run's last row", [("", figure)], "")
+    for name in dict.fromkeys(name for name, _, _ in ranks):
+        found = [(_format_labels(**labels), value) for one, labels, value in ranks if one == name]
+        add_series(f"anabatic_run_{name}", f"{name} of the run's last row", found, "")
     return "\n".join(lines) + "\n"
 
 

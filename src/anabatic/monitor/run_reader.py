@@ -19,8 +19,16 @@ from anabatic.monitor.screen import Style, StyledLine
 
 _ROW_BYTES = 437
 """About what a row takes: how much is read of the end of a long file."""
+_MAX_SHOWN_STRAGGLERS = 3
 _MAX_SILENT_INTERVALS = 10
 """A run that is alive and has written nothing for so many times its usual distance of rows is marked."""
+STRAGGLER_KEYS = ("rank", "place", "reason")
+_RANK_FIGURES = (
+    ("rank_compute_s", "rank_compute_seconds"),
+    ("rank_wait_s", "rank_wait_seconds"),
+    ("rank_data_s", "rank_data_wait_seconds"),
+)
+"""Lists of a row, a value for each rank -> their names for programs."""
 _STATE_STYLES: dict[str, Style] = {
     "running": "good",
     "running elsewhere": "good",
@@ -58,6 +66,27 @@ class RunStatus:
         """Return the finite numbers of the last row, by name."""
         names = ("step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "memory_bytes", "eta_s")
         return {name: known for name in names if (known := to_finite_number(self.last.get(name))) is not None}
+
+    def get_rank_figures(self) -> list[tuple[str, dict[str, object], float]]:
+        """Return (name, labels, value) of what the last row says of single ranks; stragglers have the value 1."""
+        found: list[tuple[str, dict[str, object], float]] = []
+        for key, name in _RANK_FIGURES:
+            values = self.last.get(key)
+            for rank, value in enumerate(values if isinstance(values, list) else []):
+                if (known := to_finite_number(value)) is not None:
+                    found.append((name, {"rank": rank}, known))
+        return found + [("straggler", dict(zip(STRAGGLER_KEYS, each, strict=True)), 1.0) for each in self.stragglers]
+
+    @property
+    def stragglers(self) -> list[tuple[int, str, str]]:
+        """Return (rank, host and device, reason) of the ranks that the last row calls slow."""
+        rows = self.last.get("stragglers")
+        found = []
+        for row in rows if isinstance(rows, list) else []:
+            rank = to_finite_number(row.get("rank")) if isinstance(row, dict) else None
+            if rank is not None:
+                found.append((int(rank), str(row.get("place", "")), str(row.get("reason", ""))))
+        return found
 
 
 class RunReader:
@@ -245,7 +274,11 @@ def format_run_lines(run: RunStatus, width: int) -> list[StyledLine]:
     values = [
         write(known) for name, write in _SHOWN_FIGURES if (known := to_finite_number(run.last.get(name))) is not None
     ]
-    return [*found, *_wrap_words(values, width)]
+    slow: list[StyledLine] = [
+        [("warn", value_format.clip_text(f"slow: rank {rank} ({place}), {reason}", max(width, 8)))]
+        for rank, place, reason in run.stragglers[:_MAX_SHOWN_STRAGGLERS]
+    ]
+    return [*found, *slow, *_wrap_words(values, width)]
 
 
 def _wrap_words(words: list[str], width: int) -> list[StyledLine]:

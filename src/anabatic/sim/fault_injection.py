@@ -10,6 +10,8 @@
 | lost | operators | - | every call from then on answers 507899; npu-smi no longer lists the device |
 | slow | - | factor, 3 | operators take that many times as long |
 | health | - | warning, alarm, critical | npu-smi shows it |
+| slow-link | - | milliseconds, 20 | collectives of the device take so much longer |
+| flip | operators that read a trained weight | - | nothing: one bit of the weight is another |
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ MAX_FAULTS = 32
 """Rows of the segment."""
 FAULT_KINDS = {
     "oom": 1, "aicore": 2, "ecc": 3, "hccl-timeout": 4, "link-down": 5, "lost": 6, "slow": 7, "health": 8,
+    "slow-link": 9, "flip": 10,
 }  # fmt: skip
 """Kind -> `enum SimFaultKind` (csrc/segment.h)."""
 HEALTH_STATES = ("ok", "warning", "alarm", "critical")
 """In the order of `enum SimHealth`."""
 FAULT_SYNTAX = "KIND[@DEVICE][#N][=VALUE]"
 _FAULT_PATTERN = re.compile(r"([a-z-]+)(?:@(\d+))?(?:#(\d+))?(?:=([a-z0-9.]+))?")
-_UNCOUNTED_KINDS = ("slow", "health")
+_UNCOUNTED_KINDS = ("slow", "health", "slow-link")
+_SLOW_RANGES = {"slow": (1, 1000, 3, "factor"), "slow-link": (0.1, 10_000, 20, "number of milliseconds")}
+"""Kind -> least, most and default value, and what it is."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,14 @@ class InjectedFault:
     value: str = ""
 
     @property
-    def slowdown_factor(self) -> float:
-        """How many times as long a slow device takes."""
-        return float(self.value or 3) if self.kind == "slow" else 0.0
+    def slowdown(self) -> float:
+        """How many times as long a slow device takes, or the milliseconds that a slow link adds."""
+        return float(self.value or _SLOW_RANGES[self.kind][2]) if self.kind in _SLOW_RANGES else 0.0
 
     def to_struct_values(self) -> tuple[int, int, int, int, float]:
         """Return kind, device, after, value and factor as the segment holds them."""
         value = HEALTH_STATES.index(self.value) if self.kind == "health" else 0
-        return FAULT_KINDS[self.kind], self.device, self.strike_at, value, self.slowdown_factor
+        return FAULT_KINDS[self.kind], self.device, self.strike_at, value, self.slowdown
 
     def __str__(self) -> str:
         device = f"@{self.device}" if self.device >= 0 else ""
@@ -78,7 +83,8 @@ def parse_fault(text: str, npus: int) -> InjectedFault:
         raise ConfigError(f"--fault {text} names device {device}, there are {npus}", "devices count from 0")
     if after is not None and (kind in _UNCOUNTED_KINDS or not 1 <= int(after) < 2**62):
         raise ConfigError(
-            f"--fault {text}: #{after} means nothing here", "counted kinds count from 1, slow and health have no #N"
+            f"--fault {text}: #{after} means nothing here",
+            "counted kinds count from 1, slow, slow-link and health have no #N",
         )
     return InjectedFault(
         kind, -1 if device is None else int(device), int(after or 1), _check_fault_value(text, kind, value)
@@ -92,9 +98,13 @@ def _check_fault_value(text: str, kind: str, value: str | None) -> str:
                 f"--fault {text} names no health", f"for example health@0=warning; values: {', '.join(HEALTH_STATES)}"
             )
         return value
-    if kind == "slow":
-        if value is not None and (not re.fullmatch(r"\d+(\.\d+)?", value) or not 1 <= float(value) <= 1000):
-            raise ConfigError(f"--fault {text}: the factor is {value}, expected 1 to 1000", "for example slow@2=3")
+    if kind in _SLOW_RANGES:
+        least, most, default, what = _SLOW_RANGES[kind]
+        if value is not None and (not re.fullmatch(r"\d+(\.\d+)?", value) or not least <= float(value) <= most):
+            raise ConfigError(
+                f"--fault {text}: the {what} is {value}, expected {least:g} to {most:g}",
+                f"for example {kind}@2={default}",
+            )
         return value or ""
     if value is not None:
         raise ConfigError(f"--fault {text}: {kind} takes no value", f"for example {kind}#5")

@@ -210,7 +210,7 @@ def describe_fault(row: SimFault) -> str:
     """Return a fault of a living machine and how far it is."""
     kind = next(name for name, number in FAULT_KINDS.items() if number == row.kind)
     where = kind + (f"@{row.device}" if row.device >= 0 else "")
-    if kind == "slow":
+    if kind in ("slow", "slow-link"):
         return f"{where}={row.factor:g}"
     if kind == "health":
         return f"{where}={HEALTH_STATES[row.value]}"

@@ -20,6 +20,8 @@ from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic.train.context import LoopContext
 from anabatic.train.guards import bad_steps
+from anabatic.train.guards.replica_check import ReplicaCheck
+from anabatic.train.guards.stragglers import StragglerMonitor
 from anabatic.train.metrics.device_stats import local_token_fraction
 from anabatic.train.optim.optimizer import compute_lr_scale
 from anabatic.train.step import StepStats, TrainStep
@@ -38,7 +40,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     Raises:
         Failure: no finite loss for a long time, or nothing can be saved.
     """
-    clock = _MetricsClock(loop, progress)
+    clock, replicas = _MetricsClock(loop, progress), ReplicaCheck(loop)
     HEARTBEAT.record_beat(progress.step)
     barrier(
         loop.world
@@ -77,6 +79,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
                 continue
             if logs:
                 stop = (clock.log_row(scale) and not last) or stop
+            replicas.check_when_due(progress, saves or stop or copied or _should_evaluate(loop, progress.step))
             if copied or saves or stop:
                 progress.seconds = clock.total_seconds()
                 _save_state(loop, progress, copies if copied else None, saver if saves or stop else None)
@@ -209,6 +212,7 @@ class _MetricsClock:
         self.reported_compiling = COMPILE_CLOCK.read_compiling()
         minutes = loop.job.schedule.minutes
         self.time_budget = None if minutes is None else TimeBudget(minutes)
+        self.stragglers = StragglerMonitor(loop) if loop.world.size > 1 else None
 
     def is_logged(self, step: int) -> bool:
         """Return whether a row ends with a step."""
@@ -283,6 +287,8 @@ class _MetricsClock:
         }
         if loop.device_window is not None:
             row.update(loop.device_window.take_figures(span, drained.tokens * local_token_fraction(loop.world)))
+        if self.stragglers is not None:
+            row.update(self.stragglers.judge_row(progress.step, span, steps, drained.data_wait_s))
         if progress.skipped:
             row["skipped"] = progress.skipped
         loop.metrics.log_train_step(progress.step, row)

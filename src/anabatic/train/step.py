@@ -23,6 +23,7 @@ from anabatic.device.device import Device, send_to_device
 from anabatic.models.forward import pack_batch
 from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_tensor_gradients
 from anabatic.train.guards.spike_detector import SpikeDetector
+from anabatic.train.metrics.rank_times import StepTimer
 from anabatic.train.optim.optimizer import Optimizer
 
 _REPORT_AFTER_SECONDS = 10.0
@@ -107,6 +108,7 @@ class TrainStep:
         """What a refused update still adds to the totals."""
         self.grad_norm = torch.zeros((), device=device.torch_device)
         self.spike_detector = SpikeDetector(optimizer.config.spike, device.torch_device)
+        self.timer = StepTimer(device) if world.size > 1 else None
         self.last_rows: list[SegmentOrigin] = []
         """What the last step has read."""
         self.data_wait = 0.0
@@ -162,18 +164,26 @@ class TrainStep:
             tokens += batch.num_tokens
             rows += batch.segment_origins
         reduce_tensor_gradients(self.optimizer.params, self.partial_params, not self.optimizer.is_sharded, self.world)
+        if self.timer is not None:
+            self.timer.finish_step()
         self.last_rows = rows
         self.spike_detector.record_step(self.optimizer.step_number + 1, rows, batch.loader_state)
         self._update_weights(loss, targets, tokens, lr_scale)
         return batch
 
     def _run_micro_batch(self, batch: Batch, last: bool) -> Tensor:
+        timer = self.timer if last else None
+        if timer is not None:
+            timer.start_micro_batch()
         packed = self.pack_batch(batch, self.device.torch_device)
         later = isinstance(self.root, DistributedDataParallel) and not last
         with self.root.no_sync() if later else nullcontext():  # type: ignore[operator]
             with self.device.autocast():
                 loss: Tensor = self.root(self.loss_fn, packed)
-            (loss * (self.loss_scale.value / self.expected_tokens)).backward()
+            scaled = loss * (self.loss_scale.value / self.expected_tokens)
+            if timer is not None:
+                timer.watch_backward(scaled)
+            scaled.backward()
         return loss.detach()
 
     @torch.no_grad()

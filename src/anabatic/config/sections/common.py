@@ -335,11 +335,19 @@ class Parallel:
     """cpu: with zero2 and zero3, weights, gradients and optimizer stay in host memory."""
     tensor: int = 1
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
+    check_replicas: int = 0
+    """Steps between two comparisons of the weights' bits on all ranks, which find silent data corruption; they are also
+    compared before checkpoints and evaluations. 0: never."""
     deepspeed: str | None = None
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
         require_setting(self.tensor >= 1, f"parallel.tensor is {self.tensor}", "use 1 or more")
+        require_setting(
+            self.check_replicas >= 0,
+            f"parallel.check_replicas is {self.check_replicas}",
+            "use a number of steps such as 1000, or 0 for never",
+        )
         sharded = self.strategy in ("zero2", "zero3")
         require_setting(
             self.offload == "none" or sharded or self.deepspeed is not None,

@@ -280,7 +280,17 @@ def format_hint(report: LogReport, language: Language) -> str:
     return f"hint: {first.code or first.entry.id}: {explanation.meaning}{between}{explanation.fix}"
 
 
-SYMPTOMS = ("slow", "slow-start", "hang", "memory-grows", "wrong-numbers", "killed")
+SYMPTOMS = (
+    "slow",
+    "slow-start",
+    "hang",
+    "memory-grows",
+    "wrong-numbers",
+    "killed",
+    "straggler",
+    "slow-link",
+    "silent-corruption",
+)
 """Troubles without an error message: words that `anabatic explain` takes like a code."""
 _COLLECT_STEPS: dict[str, tuple[str, str]] = {
     "plog": (

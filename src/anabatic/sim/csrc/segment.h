@@ -25,7 +25,9 @@ enum SimFaultKind {
   SIM_FAULT_LINK_DOWN = 5,  // collectives of the device fail, npu-smi and hccn_tool say DOWN
   SIM_FAULT_LOST = 6,       // every call on the device answers 507899 from the n-th operator on
   SIM_FAULT_SLOW = 7,       // operators take `factor` times as long, on paper and on the host's clock
-  SIM_FAULT_HEALTH = 8      // npu-smi shows `value` (SimHealth)
+  SIM_FAULT_HEALTH = 8,     // npu-smi shows `value` (SimHealth)
+  SIM_FAULT_SLOW_LINK = 9,  // collectives of the device take `factor` milliseconds longer
+  SIM_FAULT_FLIP = 10       // the n-th operator that reads a trained weight leaves one bit of it flipped
 };
 
 struct SimFault {
@@ -33,7 +35,7 @@ struct SimFault {
   int32_t device;    // physical number, -1: every device
   int64_t after;     // events of the kind still to pass before it strikes; counted down atomically, strikes at zero
   int64_t value;     // SimHealth, or an error code that replaces the usual one
-  double factor;     // SIM_FAULT_SLOW
+  double factor;     // SIM_FAULT_SLOW, SIM_FAULT_SLOW_LINK
   int64_t struck;    // times it has struck
 };
 

@@ -29,6 +29,10 @@ void sim_post_error(int device, int code);
 void sim_count_operator_faults(int physical);
 // Makes an operator of a slow device last longer; 0 when no device is slow.
 int sim_slow(int physical, uint64_t host_ns);
+// Nanoseconds that a collective of the device takes longer than its data need.
+uint64_t sim_link_delay_ns(int physical);
+// 1 when a fault of this kind was asked for.
+int sim_fault_waits(enum SimFaultKind kind);
 
 // A synchronisation of the host with the current device; `what` names the call. Returns 0 or the posted error.
 int sim_count_sync(const char* what);

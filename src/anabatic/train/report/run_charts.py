@@ -47,6 +47,7 @@ def build_panels(run: RunData) -> list[Chart | FigureCard]:
         draw("lr", [Curve(get_text("curve.lr"), run.curves.get("lr", []))], zero=True),
         draw("grad_norm", _smoothed_curves(run, "grad_norm"), zero=True),
         draw("tokens_per_s", _smoothed_curves(run, "tokens_per_s"), format_short_count, zero=True),
+        draw("ranks", _rank_curves(run), lambda y: f"{1e3 * y:.4g} ms", zero=True),
         draw("utilization", _utilization_curves(run), lambda y: f"{y:.0f} %", zero=True),
         draw("power", _smoothed_curves(run, "device_power_w_mean"), lambda y: f"{y:,.0f} W", zero=True),
         draw_levels_chart(run.level_counts, common["steps"]),
@@ -118,6 +119,13 @@ def format_percent(share: float) -> str:
 def format_short_count(number: float) -> str:
     """Return a count for the ticks of an axis."""
     return format_count(number).replace(".0", "")
+
+
+def _rank_curves(run: RunData) -> list[Curve]:
+    kinds = (("compute_s_median", 1), ("compute_s_max", 2), ("wait_s_median", 3))
+    return [
+        Curve(get_text(f"curve.{kind}"), run.curves.get(f"rank_{kind}", []), colour=colour) for kind, colour in kinds
+    ]
 
 
 def _utilization_curves(run: RunData) -> list[Curve]:

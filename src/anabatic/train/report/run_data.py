@@ -35,6 +35,7 @@ CURVE_KEYS = {
         *("accuracy", "rewards/chosen", "rewards/rejected"),
         *("reward", "answer_tokens", "truncated", "logprob_diff", "entropy", "kl"),
         *("device_util_pct_mean", "device_util_pct_min", "device_util_pct_max", "device_power_w_mean"),
+        *("rank_compute_s_median", "rank_compute_s_max", "rank_wait_s_median"),
     ),
     "eval": ("valid_loss", "valid_bpb", "valid_perplexity", "valid_accuracy", "valid_reward", "valid_answer_tokens"),
 }
@@ -98,6 +99,7 @@ def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunDat
     run.events = list(json_reader.read_json_lines(paths.events))
     run.summary = _read_json_object(paths.summary, run.notes)
     run.evaluation = _read_json_object(folder / "eval.json", run.notes)
+    run.notes += list_fault_notes(run.events)
     run.chat = list(json_reader.read_json_lines(folder / "chat.jsonl"))
     # A link may lead to any file of whoever serves the runs, and text of any kind is shown.
     written = [path for path in (paths.config, folder / "stage.yaml") if path.is_file() and not path.is_symlink()]
@@ -106,6 +108,26 @@ def read_run(folder: Path, name: str, rows: MetricsRows | None = None) -> RunDat
     times = [time for event in run.events if (time := parse_time(event.get("time"))) is not None]
     run.end_time = max(times, default=None)
     return run
+
+
+def list_fault_notes(events: list[dict[str, Any]]) -> list[LocalizedText]:
+    """Return what a page says first: ranks that were still slow at the end, and damaged copies of the weights."""
+    slow: dict[str, LocalizedText] = {}
+    notes = []
+    for event in events:
+        rank, place = str(event.get("rank", "")), f"{event.get('host', '')}, {event.get('device', '')}"
+        if event.get("event") == "straggler":
+            reason = str(event.get("reason"))
+            key = f"note.slow_{reason if reason in ('device', 'data', 'link') else 'device'}"
+            slow[rank] = get_text(key, rank=rank, place=place, step=str(event.get("step", "")))
+        elif event.get("event") == "straggler_over":
+            slow.pop(rank, None)
+        elif event.get("event") == "corrupt_copy":
+            ranks = event.get("ranks") if isinstance(event.get("ranks"), list) else []
+            names = ", ".join(map(str, ranks))
+            tensor = str(event.get("tensor", ""))
+            notes.append(get_text("note.corrupt_copy", ranks=names, tensor=tensor, step=str(event.get("step", ""))))
+    return [*notes, *slow.values()]
 
 
 def read_pipeline(out: Path, job: PipelineJob) -> list[RunData]:

@@ -1,6 +1,7 @@
 // From the call to the stream: order within a communicator, faults, counters.
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <unordered_map>
 
@@ -87,6 +88,17 @@ void strike_faults(const Comm& comm, const Operation& operation) {
                                  "1.Host process is stuck, 2.Device task is stuck (on purpose: --fault)")};
 }
 
+// Data leave a slow link late, so that all wait for them, or arrive late, which only this rank notices.
+void delay(const Comm& comm, bool is_now) {
+  const uint64_t late = comm.ranks > 1 ? sim_link_delay_ns(comm.physical) : 0;
+  if (late > 0 && is_now) usleep(static_cast<useconds_t>(late / 1000));
+}
+
+bool only_receives(const Comm& comm, const Operation& operation) {
+  return operation.kind == Kind::Receive ||
+         ((operation.kind == Kind::Broadcast || operation.kind == Kind::Scatter) && comm.rank != operation.root);
+}
+
 int execute(void* argument, char* text, size_t room) {
   const std::unique_ptr<Job> job(static_cast<Job*>(argument));
   Comm& comm = *job->comm;
@@ -102,7 +114,11 @@ int execute(void* argument, char* text, size_t room) {
     if (comm.aborted) throw destroyed(comm);
     strike_faults(comm, job->operation);
     comm.ready_ns = comm.latest_ns = sim_paper_ready(job->paper);
+    const bool receives = only_receives(comm, job->operation);
+    delay(comm, !receives);
+    if (comm.ranks > 1 && !receives) comm.ready_ns = comm.latest_ns = comm.ready_ns + sim_link_delay_ns(comm.physical);
     run(comm, job->operation);
+    delay(comm, receives);
     sim_paper_collective(job->paper, on_paper(job->operation.kind), volume(comm, job->operation), comm.ranks, comm.latest_ns,
                          sim_clock_ns() - started);
   } catch (const Failure& failure) {

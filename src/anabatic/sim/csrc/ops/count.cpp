@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -50,6 +51,19 @@ bool take_backward() { return backward.exchange(false); }
 
 namespace {
 
+// A fault that nothing reports: the next reader of the weight computes with another number.
+void flip_weight_bit(const OpCall& call, int physical) {
+  if (sim_fault_waits(SIM_FAULT_FLIP) == 0) return;
+  for (const auto& tensor : call.inputs) {
+    if (!tensor.defined() || !tensor.is_leaf() || !tensor.requires_grad() || tensor.numel() == 0) continue;
+    if (sim_fault(SIM_FAULT_FLIP, physical) == 0) return;
+    const auto size = static_cast<int64_t>(tensor.element_size());
+    auto* bytes = static_cast<uint8_t*>(tensor.data_ptr());
+    bytes[(tensor.numel() / 2) * size + std::max<int64_t>(size - 2, 0)] ^= 0x20;  // a high bit of the mantissa
+    return;
+  }
+}
+
 void count_launch(const OpCall& call) {
   const int physical = sim_physical(call.device);
   if (physical < 0) return;
@@ -65,6 +79,7 @@ void count_launch(const OpCall& call) {
   sim_paper_op(&op);
   if (sim_reporting() != 0 && torch::autograd::get_current_node() != nullptr) backward.store(true, std::memory_order_relaxed);
   sim_count_operator_faults(physical);
+  flip_weight_bit(call, physical);
 }
 
 // op-plugin's fused AdamW is a loop: for each parameter it launches `step - 1` and ApplyAdamWV2

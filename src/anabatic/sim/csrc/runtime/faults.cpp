@@ -104,6 +104,16 @@ extern "C" int sim_slow(int physical, uint64_t host_ns) {
   return 1;
 }
 
+extern "C" uint64_t sim_link_delay_ns(int physical) {
+  if (!any(SIM_FAULT_SLOW_LINK)) return 0;
+  double milliseconds = 0;
+  for (const auto& fault : sim_segment()->fault)
+    if (fault.kind == SIM_FAULT_SLOW_LINK && (fault.device < 0 || fault.device == physical)) milliseconds += fault.factor;
+  return static_cast<uint64_t>(milliseconds * 1e6);
+}
+
+extern "C" int sim_fault_waits(enum SimFaultKind kind) { return any(kind) ? 1 : 0; }
+
 namespace sim {
 
 bool refuse_allocation(int physical, uint64_t bytes) {
