@@ -1,7 +1,7 @@
 """A Ray cluster of two machines on this one, made by `ray start --block` as on real ones, and damaged on purpose.
 
-The machines are two raylets with addresses of their own on the loopback device; each offers NPUs that it does not have. The cluster
-asks for a token and has no dashboard.
+The machines are two raylets with addresses of their own on the loopback device; each offers NPUs that it does not have.
+The cluster asks for a token and has no dashboard.
 """
 
 from __future__ import annotations

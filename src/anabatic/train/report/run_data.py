@@ -123,8 +123,8 @@ def list_fault_notes(events: list[dict[str, Any]]) -> list[LocalizedText]:
         elif event.get("event") == "straggler_over":
             slow.pop(rank, None)
         elif event.get("event") == "corrupt_copy":
-            ranks = event.get("ranks") if isinstance(event.get("ranks"), list) else []
-            names = ", ".join(map(str, ranks))
+            ranks = event.get("ranks")
+            names = ", ".join(map(str, ranks)) if isinstance(ranks, list) else ""
             tensor = str(event.get("tensor", ""))
             notes.append(get_text("note.corrupt_copy", ranks=names, tensor=tensor, step=str(event.get("step", ""))))
     return [*notes, *slow.values()]
