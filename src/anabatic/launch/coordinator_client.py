@@ -176,7 +176,7 @@ class CoordinatorClient:
         """Take what machine 0 sends, and give it a sign of life."""
         try:
             while True:
-                message = self._reader.read_line(_BEAT_SECONDS, self._beat)
+                message = self._reader.read_line(_BEAT_SECONDS, self._send_heartbeat)
                 with self._changed:
                     if message["kind"] == "over":
                         self._is_over |= message["round"] == self._round
@@ -194,7 +194,7 @@ class CoordinatorClient:
                 self._lost = str(error)
                 self._changed.notify_all()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         self._send({"kind": "beat"})
 
 

@@ -25,7 +25,7 @@ from anabatic.launch.rendezvous import describe_differences
 from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
 
 PROTOCOL = 1
-"""Of the lines; machines that speak another one are told so."""
+"""Of the lines; a machine that speaks another one gets an error."""
 MAX_LINE_BYTES = 16 << 20
 """Most bytes of a line: facts about a machine hold its recipe."""
 MAX_MACHINES = 1 << 20
@@ -36,7 +36,7 @@ _TICK_SECONDS = 0.1
 _GREETING_SECONDS = 30.0
 _STOP_SECONDS = 5.0
 _MAX_REFUSALS = 20
-"""Most differences that are told."""
+"""Most differences that are reported."""
 _BACKLOG = 4096
 """Connections that wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
 
@@ -157,7 +157,7 @@ class CoordinatorServer:
         if ticking.done():
             sys.stderr.write(f"error: the rendezvous on machine 0 failed: {ticking.exception()!r}\n")
         else:
-            self._tell(self._coordinator.tick())
+            self._report(self._coordinator.tick())
             ticking.cancel()
         server.close()
         self._loop.run_until_complete(self._close_connections())
@@ -248,7 +248,7 @@ class CoordinatorServer:
 
     async def _tick_forever(self) -> None:
         while True:
-            self._tell(self._coordinator.tick())
+            self._report(self._coordinator.tick())
             missing = self._coordinator.describe_missing(self._endpoint)
             if not missing or not self._coordinator.waiting:
                 self._reminded_at = time.monotonic()
@@ -257,7 +257,7 @@ class CoordinatorServer:
                 sys.stderr.write(f"{missing}\n")
             await asyncio.sleep(_TICK_SECONDS)
 
-    def _tell(self, decisions: Decisions) -> None:
+    def _report(self, decisions: Decisions) -> None:
         for machine in decisions.lost:
             sys.stderr.write(
                 f"warning: {_name(machine)} ({machine.address}) is lost: no sign of life for {LOST_SECONDS:g} s, or its"
@@ -275,9 +275,9 @@ class CoordinatorServer:
         if decisions.lost:
             self._tell_all_done()
         if decisions.meeting is not None:
-            self._begin(decisions.meeting)
+            self._start_workers(decisions.meeting)
 
-    def _begin(self, meeting: Meeting) -> None:
+    def _start_workers(self, meeting: Meeting) -> None:
         if not self._reference:
             self._reference = meeting.machines[0].digest
         if differences := self._find_differences(meeting.machines, "recipe"):

@@ -46,7 +46,7 @@ _HINTS = {
 class StragglerMonitor:
     """One small gather of figures for each logged row, and now and then a probe of links.
 
-    Where the ranks cannot be told apart by their steps, because they compute in lockstep (FSDP2, tensor parallelism),
+    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2, tensor parallelism),
     the probe also times a product of matrices on each rank.
     """
 
