@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class CompileClock:
-    """Seconds, as `time.perf_counter` counts them, without those that torch.compile has taken in this process."""
+    """Seconds of a clock without those that torch.compile has taken in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._compiling = 0.0
         self._started_at: float | None = None
         self._is_watching = False
@@ -25,21 +27,23 @@ class CompileClock:
 
     def start(self, *facts: object) -> None:
         """Stop counting. `facts`: what torch tells of the compilation, nothing before torch 2.8."""
-        self._started_at = time.perf_counter()
+        self._started_at = self._clock()
 
     def stop(self, *facts: object) -> None:
         """Count again."""
         if self._started_at is not None:
-            self._compiling += time.perf_counter() - self._started_at
+            self._compiling += self._clock() - self._started_at
             self._started_at = None
 
     def read_compiling(self) -> float:
         """Return the seconds of compiling so far."""
-        return self._compiling + (0.0 if self._started_at is None else time.perf_counter() - self._started_at)
+        return self._compiling + (0.0 if self._started_at is None else self._clock() - self._started_at)
 
     def read(self) -> float:
         """Return a time in seconds whose differences leave compiling out."""
-        return time.perf_counter() - self.read_compiling()
+        now = self._clock()
+        started_at = self._started_at
+        return (now if started_at is None else started_at) - self._compiling
 
 
 COMPILE_CLOCK = CompileClock()

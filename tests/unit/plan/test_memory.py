@@ -57,7 +57,9 @@ def test_parts_are_not_negative_and_saving_saves(setup: TrainingSetup) -> None:
         assert estimate_peak_memory(replace(setup, ranks=2 * setup.ranks)).total <= found.total
         assert estimate_peak_memory(replace(setup, offload=True)).total < found.total
     if setup.recompute == "full":
-        assert found.total <= estimate_peak_memory(replace(setup, recompute="none")).total * 1.02
+        alike = replace(setup, casts_blocks=False)  # recomputed blocks keep copies of their weights that others do not
+        kept = estimate_peak_memory(replace(alike, recompute="none"))
+        assert estimate_peak_memory(alike).total <= kept.total * 1.02
     rates = cost_model.get_chip_rates(CHIP)
     time = step_time.estimate_step_time(setup, rates)
     assert time.total_seconds > 0 and 0 <= time.exposed_collectives <= time.collectives and time.update < time.compute

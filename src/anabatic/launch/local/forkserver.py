@@ -194,15 +194,21 @@ def _serve_forks(modules: str, connection: socket.socket) -> None:
             if "reap" in message:
                 os.waitpid(message["reap"], 0)
                 continue
+            group_read, group_write = os.pipe()
             with relaunch.block_group_signals():
                 pid = os.fork()
                 if pid == 0:
+                    os.setsid()  # the agent signals its group
+                    os.close(group_write)
                     signal.set_wakeup_fd(-1)
                     for signum in (signal.SIGCHLD, *STOP_SIGNALS):
                         signal.signal(signum, signal.SIG_DFL)
-                    for descriptor in (connection.detach(), wakeup_read, wakeup_write):
+                    for descriptor in (connection.detach(), wakeup_read, wakeup_write, group_read):
                         os.close(descriptor)
                     _run_worker_command(message["words"], message["environment"])
+            os.close(group_write)
+            os.read(group_read, 1)  # returns once the group exists: a signal to it may follow the answer at once
+            os.close(group_read)
             running.add(pid)
             _send_message(connection, {"pid": pid})
 
@@ -231,7 +237,6 @@ def _send_message(connection: socket.socket, message: dict[str, Any]) -> None:
 
 def _run_worker_command(arguments: list[str], environment: dict[str, str]) -> None:
     """Run the command in the forked worker as `python -m anabatic` does, and exit."""
-    os.setsid()  # the agent signals its group
     relaunch.tie_to_parent()
     os.environ.clear()
     os.environ.update(environment)
