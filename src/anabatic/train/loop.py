@@ -284,17 +284,17 @@ class _MetricsClock:
 
     def _fit_steps(self, budget: TimeBudget, steps: int, span: float) -> None:
         """Count the steps that fit into the given time; every rank calls it."""
-        loop, before = self.loop, self.loop.sizes.steps
-        elapsed = self.prior_seconds + self.training_seconds
-        total = agree_on_steps(budget.count_steps(before, self.progress.step, elapsed, steps, span), loop.world)
-        total = min(total, loop.job.schedule.max_steps or total)
+        loop, before, step = self.loop, self.loop.sizes.steps, self.progress.step
+        elapsed, max_steps = self.prior_seconds + self.training_seconds, loop.job.schedule.max_steps
+        fitting = agree_on_steps(budget.count_steps(before, step, elapsed, steps, span), loop.world)
+        total = min(fitting, max_steps or fitting)
         if total == before:
             return
         loop.sizes = replace(loop.sizes, steps=total)
         loop.metrics.set_max_steps(total)
-        if self.progress.step == 16 or abs(total - before) > 0.2 * before:
-            log.info(budget.describe(total))
-            loop.metrics.log_event("horizon", step=self.progress.step, steps=total)
+        if step == 16 or abs(total - before) > 0.2 * before:
+            log.info(budget.describe(fitting, step, elapsed, max_steps))
+            loop.metrics.log_event("horizon", step=step, steps=total)
 
     def _count_steps(self, drained: StepStats, steps: int) -> None:
         progress = self.progress

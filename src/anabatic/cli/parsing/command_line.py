@@ -107,10 +107,12 @@ class ParsedLine:
     Attributes:
         values: key of an option -> text; list of texts; True or False for a switch.
         words: arguments without a name.
+        typed_names: key of an option -> its name as it was typed, without those that turn a switch off.
     """
 
     values: dict[str, Any]
     words: tuple[str, ...]
+    typed_names: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,8 @@ class _Parser:
             raise UnknownOptionError(self.unknown[0])
         words = [*self.words, *self.behind_separator]
         self._check_arguments(words)
-        return ParsedLine(self.values, tuple(words))
+        names = {key: name for key, name in self.names.items() if name not in self.options[name].off_names}
+        return ParsedLine(self.values, tuple(words), names)
 
     def _find_option(self, token: str) -> tuple[str, Option, str | None] | None:
         """Return the name, the option and the value behind `=` of a token; `_` in a name is the same as `-`."""
