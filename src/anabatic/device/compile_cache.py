@@ -67,17 +67,22 @@ def use_cached_code() -> CompiledCode | None:
     machines. What torch says of damaged files is one line from then on.
     """
     global _CODE
-    given = os.environ.get(_FOLDER_VARIABLE)
+    given = get_torch_folder()
     if given and not (_is_torch_default(Path(given)) or (_CODE is not None and given == str(_CODE.work))):
         _report_damage_once(given)
         return None
     store = _choose_store()
     if _CODE is None or _CODE.store != store:
         _CODE = CompiledCode(store, _CODE.work if _CODE is not None else None)
-    _CODE.fetch()
+    _CODE.load_files()
     os.environ[_FOLDER_VARIABLE] = str(_CODE.work)
     _report_damage_once(str(_CODE.work))
     return _CODE
+
+
+def get_torch_folder() -> str:
+    """Return the folder in which torch keeps compiled code, as the variable names it; empty: it has not been set."""
+    return os.environ.get(_FOLDER_VARIABLE, "")
 
 
 _CODE: CompiledCode | None = None

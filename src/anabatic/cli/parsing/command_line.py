@@ -175,11 +175,6 @@ class RepeatedOptionError(UsageError):
         super().__init__(f"given twice: {option}")
         self.option, self.earlier = option, earlier
 
-    def __str__(self) -> str:
-        if self.earlier == self.option:
-            return f"{self.option} is given twice"
-        return f"{self.earlier} and {self.option} are one setting, which is given twice"
-
 
 class SwitchValueError(UsageError):
     """`option` is a switch and has another value than true or false."""
