@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -48,6 +49,8 @@ class _DamageFilter(logging.Filter):
 
 def find_missing_compiler(device_type: str) -> str | None:
     """Return what is missing to compile for a device, None if nothing is or it is not known what is needed."""
+    if device_type == "npu" and importlib.util.find_spec("triton") is None:  # the module that triton-ascend installs
+        return "triton-ascend is not installed"
     if device_type not in _COMPILERS:
         return None
     variable, names = _COMPILERS[device_type]
