@@ -48,11 +48,17 @@ class JobOptions:
         files: recipes.
         tree: nested settings as `validation.UntypedText`.
         is_dry_run: only the plan is asked for.
+        typed_names: dotted key -> its option as it was typed.
     """
 
     files: list[str]
     tree: dict[str, Any]
     is_dry_run: bool = False
+    typed_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def load_job(self, command: str) -> Any:
+        """Return the settings; messages about values name the options as they were typed."""
+        return settings_module.load_job(command, self.files, self.tree, validation.OptionNamer(self.typed_names))
 
 
 def make_job_command(name: str, show_all: bool = False) -> Command:
@@ -66,7 +72,7 @@ def make_job_command(name: str, show_all: bool = False) -> Command:
 
     def run(line: ParsedLine) -> int:
         options = read_job_options(name, line)
-        job = settings_module.load_job(name, options.files, options.tree)
+        job = options.load_job(name)
         return _print_plan(name, job) if options.is_dry_run else job_runner.run_job(row, job)
 
     return Command(make_job_interface(name, show_all), run)
@@ -107,7 +113,7 @@ def read_job_options(name: str, line: ParsedLine) -> JobOptions:
         values[row.positional_setting] = _words_to_value(
             cls, row.positional_setting, words, values.get(row.positional_setting)
         )
-    return JobOptions(files, settings_module.nest_settings(values), is_dry_run)
+    return JobOptions(files, settings_module.nest_settings(values), is_dry_run, line.typed_names)
 
 
 def make_settings_command(

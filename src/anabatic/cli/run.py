@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Annotated
 
 from anabatic.cli.launch.option_parsing import parse_float
 from anabatic.cli.parsing.function_command import OptionNames
-from anabatic.config.loading import settings, validation
-from anabatic.config.pipeline import scale_minutes
+from anabatic.config.loading import command_table, settings, shipped_recipes, validation
+from anabatic.config.pipeline import PipelineStage, scale_minutes
 from anabatic.config.sections.common import MAX_MINUTES
 from anabatic.core.errors import ConfigError
 
@@ -53,11 +54,36 @@ def run(
     if budget is not None:
         if not 0 < budget <= MAX_MINUTES:
             raise ConfigError(f"--minutes is {minutes}", f"use more than 0 and at most {MAX_MINUTES:,}")
-        scale_minutes(job.stages, budget)
+        others = [*(["--out", out] if out is not None else []), *(word for pair in set_ for word in ("--set", pair))]
+        scale_minutes(job.stages, budget, _explain_missing_minutes(files, job.stages, f"{budget:g}", others))
 
     from anabatic.recipes.pipeline import runner
 
     return runner.run(job, start=start, only=list(only), dry_run=dry_run, vars=pairs)
+
+
+def _explain_missing_minutes(
+    files: Sequence[str], stages: dict[str, PipelineStage], minutes: str, options: Sequence[str]
+) -> str:
+    """Return how a recipe without `schedule.minutes` is given some; a recipe of the package is copied first.
+
+    Args:
+        options: what else was typed.
+    """
+    commands = command_table.COMMANDS
+    trained = [
+        name for name, stage in stages.items() if stage.command in commands and commands[stage.command].is_training
+    ]
+    if not trained:
+        return "no stage trains: leave --minutes out"
+    line = f"write `schedule: {{minutes: {minutes}}}` in the job of {' or '.join(trained)}"
+    shipped = next((file for file in files if file in shipped_recipes.RECIPES), None)
+    if shipped is None:
+        return f"{line}, in place of its max_steps or epochs"
+    file = f"my-{shipped_recipes.RECIPES[shipped].path.name}"
+    overlays = [word for each in files if each != shipped for word in ("-c", each)]
+    command = shlex.join(["anabatic", "run", file, *overlays, *options, "--minutes", minutes])
+    return f"`anabatic recipes copy {shipped} {file}`; {line} there, in place of its max_steps or epochs; `{command}`"
 
 
 def _parse_pairs(options: Sequence[str]) -> dict[str, str]:

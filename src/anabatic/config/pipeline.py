@@ -24,8 +24,11 @@ class PipelineStage:
         require_setting(bool(self.command), "no command", hint)
 
 
-def scale_minutes(stages: dict[str, PipelineStage], minutes: float) -> None:
+def scale_minutes(stages: dict[str, PipelineStage], minutes: float, hint: str) -> None:
     """Give all stages with `schedule.minutes` together so many minutes, in the shares that the recipe gives them.
+
+    Args:
+        hint: what to do where no stage has such minutes.
 
     Raises:
         ConfigError: no stage has such minutes.
@@ -38,12 +41,7 @@ def scale_minutes(stages: dict[str, PipelineStage], minutes: float) -> None:
         and not isinstance(value, bool)
         and value > 0
     }
-    require_setting(
-        bool(timed),
-        "--minutes: no stage of this recipe has schedule.minutes",
-        "copy it (`anabatic recipes copy NAME FILE`), give the stages that train one, and run the file; "
-        "`anabatic run demo` has them",
-    )
+    require_setting(bool(timed), "--minutes: no stage of this recipe has schedule.minutes", hint)
     total = sum(schedule["minutes"] for schedule in timed.values())
     for name, schedule in timed.items():
         scaled = round(schedule["minutes"] * minutes / total, 4)

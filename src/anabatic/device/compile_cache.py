@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -48,6 +49,8 @@ class _DamageFilter(logging.Filter):
 
 def find_missing_compiler(device_type: str) -> str | None:
     """Return what is missing to compile for a device, None if nothing is or it is not known what is needed."""
+    if device_type == "npu" and importlib.util.find_spec("triton") is None:  # the module that triton-ascend installs
+        return "triton-ascend is not installed"
     if device_type not in _COMPILERS:
         return None
     variable, names = _COMPILERS[device_type]
@@ -67,17 +70,22 @@ def use_cached_code() -> CompiledCode | None:
     machines. What torch says of damaged files is one line from then on.
     """
     global _CODE
-    given = os.environ.get(_FOLDER_VARIABLE)
+    given = get_torch_folder()
     if given and not (_is_torch_default(Path(given)) or (_CODE is not None and given == str(_CODE.work))):
         _report_damage_once(given)
         return None
     store = _choose_store()
     if _CODE is None or _CODE.store != store:
         _CODE = CompiledCode(store, _CODE.work if _CODE is not None else None)
-    _CODE.fetch()
+    _CODE.load_files()
     os.environ[_FOLDER_VARIABLE] = str(_CODE.work)
     _report_damage_once(str(_CODE.work))
     return _CODE
+
+
+def get_torch_folder() -> str:
+    """Return the folder in which torch keeps compiled code, as the variable names it; empty: it has not been set."""
+    return os.environ.get(_FOLDER_VARIABLE, "")
 
 
 _CODE: CompiledCode | None = None

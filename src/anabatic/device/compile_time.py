@@ -13,6 +13,7 @@ class CompileClock:
         self._clock = clock
         self._compiling = 0.0
         self._started_at: float | None = None
+        self._depth = 0
         self._is_watching = False
 
     def watch_compiling(self) -> None:
@@ -26,12 +27,15 @@ class CompileClock:
         self._is_watching = True
 
     def start(self, *facts: object) -> None:
-        """Stop counting. `facts`: what torch tells of the compilation, nothing before torch 2.8."""
-        self._started_at = self._clock()
+        """Stop counting. `facts`: what torch passes about the compilation, nothing before torch 2.8."""
+        self._depth += 1
+        if self._depth == 1:  # before torch 2.8, compilations inside another one call too
+            self._started_at = self._clock()
 
     def stop(self, *facts: object) -> None:
-        """Count again."""
-        if self._started_at is not None:
+        """Count again, once every compilation that has started is over."""
+        self._depth = max(self._depth - 1, 0)
+        if self._depth == 0 and self._started_at is not None:
             self._compiling += self._clock() - self._started_at
             self._started_at = None
 

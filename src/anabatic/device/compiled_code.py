@@ -36,8 +36,8 @@ class CompiledCode:
 
     Args:
         store: folder of sealed files, shared by all processes.
-        work: folder in which torch reads and writes; None: one that the processes of a launcher share, or one for this
-            process alone, removed at its end.
+        work: folder in which torch reads and writes; None: a new one, removed at the end of this process. Processes
+            must not share one: a library that another is still writing would be sealed.
     """
 
     def __init__(self, store: Path, work: Path | None = None) -> None:
@@ -46,12 +46,18 @@ class CompiledCode:
         self._known: set[Path] = set()
         self._is_refusal_reported = False
 
-    def fetch(self) -> int:
+    def load_files(self) -> int:
         """Copy the intact files of the store into the work folder; return how many. Damaged ones are removed."""
         damaged = []
         for sealed in self._iter_sealed():
             name = sealed.relative_to(self.store).with_name(sealed.name.removesuffix(_SUFFIX))
-            content = _read_sealed(sealed)
+            try:
+                content = _unseal(sealed.read_bytes())
+            except FileNotFoundError:  # another process has removed it
+                continue
+            except OSError as error:
+                log.warn(f"{sealed} cannot be read: {error.strerror}")
+                continue
             if content is None:
                 damaged.append(sealed)
                 continue
@@ -67,7 +73,7 @@ class CompiledCode:
                 self._try_to_remove(sealed)
         return len(self._known)
 
-    def keep(self) -> None:
+    def save_new_files(self) -> None:
         """Seal the files that are new in the work folder into the store."""
         new = [path for path in self.work.rglob("*") if path.is_file() and path.suffix != _LOCK_SUFFIX]
         new = [path for path in new if path.relative_to(self.work) not in self._known and not path.name.startswith(".")]
@@ -106,23 +112,14 @@ class CompiledCode:
 
 
 def _make_work_folder() -> Path:
-    reports = relaunch.get_reports_folder()
-    if reports is not None:
-        return reports.parent / "compiled"  # the launcher removes it with its reports
-    work = Path(tempfile.mkdtemp(prefix="anabatic-compiled-"))
+    reports = relaunch.get_reports_folder()  # a launcher removes what it holds, also after SIGKILL
+    work = Path(tempfile.mkdtemp(prefix="anabatic-compiled-", dir=reports))
     Finalize(None, shutil.rmtree, args=(work,), kwargs={"ignore_errors": True}, exitpriority=0)  # in forked stages too
     return work
 
 
-def _read_sealed(path: Path) -> bytes | None:
+def _unseal(content: bytes) -> bytes | None:
     """Return what was sealed; None: it is damaged."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:  # another process has removed it
-        return None
-    except OSError as error:
-        log.warn(f"{path} cannot be read: {error.strerror}")
-        return None
     if len(content) < _HEADER.size:
         return None
     size, checksum = _HEADER.unpack_from(content)

@@ -27,8 +27,8 @@ from anabatic.train.optim.optimizer import compute_lr_scale
 from anabatic.train.step import StepStats, TrainStep
 from anabatic.train.time_budget import TimeBudget, agree_on_steps
 
-_SHORT_COMPILING = 0.1
-"""Seconds of compiling that are not told."""
+_MIN_LOGGED_COMPILING = 0.1
+"""Seconds; shorter compilations are not logged."""
 _MAX_SKIPPED_STEPS = 50
 """Skipped updates in a row of logged windows after which the job gives up."""
 
@@ -200,7 +200,7 @@ def _evaluate_model(loop: LoopContext, progress: TrainProgress, clock: _MetricsC
 
 
 class _MetricsClock:
-    """Turns what the step counted into a row of metrics. Evaluating and compiling do not count as time of training."""
+    """Turns what the step counted into a row of metrics. Evaluation and compilation do not count as training time."""
 
     def __init__(self, loop: LoopContext, progress: TrainProgress) -> None:
         self.loop, self.progress = loop, progress
@@ -296,25 +296,25 @@ class _MetricsClock:
 
     def _report_compiling(self) -> None:
         compiling = COMPILE_CLOCK.read_compiling()
-        if compiling - self.reported_compiling > _SHORT_COMPILING:
-            log.info(f"compiling took {compiling - self.reported_compiling:.1f} s, which do not count as training")
+        if compiling - self.reported_compiling > _MIN_LOGGED_COMPILING:
+            log.info(f"compiling took {compiling - self.reported_compiling:.1f} s and does not count as training time")
             self.reported_compiling = compiling
             if self.loop.compiled_code is not None:
-                self.loop.compiled_code.keep()
+                self.loop.compiled_code.save_new_files()
 
     def _fit_steps(self, budget: TimeBudget, steps: int, span: float) -> None:
         """Count the steps that fit into the given time; every rank calls it."""
-        loop, before = self.loop, self.loop.sizes.steps
-        elapsed = self.prior_seconds + self.training_seconds
-        total = agree_on_steps(budget.count_steps(before, self.progress.step, elapsed, steps, span), loop.world)
-        total = min(total, loop.job.schedule.max_steps or total)
+        loop, before, step = self.loop, self.loop.sizes.steps, self.progress.step
+        elapsed, max_steps = self.prior_seconds + self.training_seconds, loop.job.schedule.max_steps
+        fitting = agree_on_steps(budget.count_steps(before, step, elapsed, steps, span), loop.world)
+        total = min(fitting, max_steps or fitting)
         if total == before:
             return
         loop.sizes = replace(loop.sizes, steps=total)
         loop.metrics.set_max_steps(total)
-        if self.progress.step == 16 or abs(total - before) > 0.2 * before:
-            log.info(budget.describe(total))
-            loop.metrics.log_event("horizon", step=self.progress.step, steps=total)
+        if step == 16 or abs(total - before) > 0.2 * before:
+            log.info(budget.describe(fitting, step, elapsed, max_steps))
+            loop.metrics.log_event("horizon", step=step, steps=total)
 
     def _count_steps(self, drained: StepStats, steps: int) -> None:
         progress = self.progress

@@ -30,6 +30,8 @@ MIN_USEFUL_STEPS = 10
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
+MIN_TIMED_STEPS = 3
+"""A run with `schedule.minutes` is expected to have: one step that allocates, one that is timed, one that ends it."""
 MIN_STEPS_OF_NEW_MODEL = 512
 """A new model gets at least this many updates: in a short run the power law leaves too few (docs/dev)."""
 
@@ -250,9 +252,11 @@ def resolve_total_steps(
 ) -> int:
     """Return the optimizer steps of the run."""
     if schedule.minutes is not None:
-        steps = max(1, round(tokens / global_batch))
+        steps = max(MIN_TIMED_STEPS, round(tokens / global_batch))
         if schedule.max_steps is not None and schedule.max_steps <= steps:
             steps, reason = schedule.max_steps, f"given; fewer if {schedule.minutes:g} minutes are over before"
+        elif schedule.max_steps is not None:
+            reason += f"; at most schedule.max_steps {schedule.max_steps:,}"
     elif schedule.max_steps is not None:
         steps, reason = schedule.max_steps, "given"
     elif schedule.epochs is not None:

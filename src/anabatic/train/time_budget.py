@@ -49,9 +49,21 @@ class TimeBudget:
         left = max(0.0, self.seconds - elapsed)
         return step + max(least, round(left / max(self._seconds_per_step, 1e-9)))
 
-    def describe(self, total: int) -> str:
-        """Return one line for the log."""
-        return f"{total:,} steps of {self._seconds_per_step:.3g} s fit into {format_duration(self.seconds)} of training"
+    def describe(self, total: int, step: int, elapsed: float, max_steps: int | None = None) -> str:
+        """Return one line for the log: what is done and what is left make up the time.
+
+        Args:
+            total: steps by the last count.
+            step: steps done, in `elapsed` seconds of training.
+            max_steps: `schedule.max_steps`.
+        """
+        is_longer = elapsed + (total - step) * self._seconds_per_step > self.seconds + self._seconds_per_step
+        verb = "take longer than" if is_longer else "fit into"
+        text = f"{total:,} steps {verb} {format_duration(self.seconds)} of training: {step:,} done in"
+        text += f" {format_duration(elapsed)}, {total - step:,} of {self._seconds_per_step:.3g} s left"
+        if max_steps is not None and max_steps < total:
+            text += f"; schedule.max_steps ends the run earlier, after {max_steps:,}"
+        return text
 
 
 def agree_on_steps(total: int, world: World) -> int:

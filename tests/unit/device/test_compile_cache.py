@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pickle
+import sys
 import tempfile
 from pathlib import Path
 
@@ -38,6 +40,16 @@ def test_a_machine_without_a_compiler_is_said_with_what_was_tried(programs: Path
     assert compile_cache.find_missing_compiler("cpu") is not None
     add_program(programs, "g++")
     assert compile_cache.find_missing_compiler("cpu") is None
+    assert compile_cache.find_missing_compiler("mps") is None
+
+
+def test_compiling_for_an_npu_needs_triton_ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert compile_cache.find_missing_compiler("npu") == "triton-ascend is not installed"
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").touch()
+    importlib.invalidate_caches()
     assert compile_cache.find_missing_compiler("npu") is None
 
 

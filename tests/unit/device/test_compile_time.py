@@ -15,6 +15,10 @@ def test_it_stands_between_start_and_stop() -> None:
     assert clock.read() == 10.0 and clock.read_compiling() == 0.0
     now[0] = 12.0
     clock.start("what torch tells")
+    now[0] = 13.0
+    clock.start()  # one inside it
+    now[0] = 14.0
+    clock.stop()
     now[0] = 15.0
     assert clock.read() == 12.0 and clock.read_compiling() == 3.0
     clock.stop()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabatic.core import relaunch
 from anabatic.device import compiled_code
 from anabatic.device.compiled_code import CompiledCode
 
@@ -25,13 +26,13 @@ def make_store(tmp_path: Path, content: bytes = b"\x7fELF code") -> Path:
     (code.work / LIBRARY).write_bytes(content)
     (code.work / "qs" / "cqs.lock").touch()
     (code.work / "qs" / ".cqs.tmp").write_bytes(b"half")
-    code.keep()
+    code.save_new_files()
     return code.store
 
 
 def fetch(store: Path, work: Path) -> bytes | None:
     """Return the library as the next start finds it; None: it does not."""
-    CompiledCode(store, work).fetch()
+    CompiledCode(store, work).load_files()
     return (work / LIBRARY).read_bytes() if (work / LIBRARY).exists() else None
 
 
@@ -39,9 +40,9 @@ def test_the_next_start_finds_what_was_kept(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     assert [path.name for path in store.rglob("*") if path.is_file()] == ["cqs.main.so.sealed"]
     code = CompiledCode(store, tmp_path / "second")
-    assert code.fetch() == 1 and (code.work / LIBRARY).read_bytes() == b"\x7fELF code"
+    assert code.load_files() == 1 and (code.work / LIBRARY).read_bytes() == b"\x7fELF code"
     before = os.stat(store / "qs" / "cqs.main.so.sealed").st_mtime_ns
-    code.keep()
+    code.save_new_files()
     assert os.stat(store / "qs" / "cqs.main.so.sealed").st_mtime_ns == before
 
 
@@ -90,32 +91,44 @@ def test_a_store_that_refuses_ends_nothing(tmp_path: Path, capsys: pytest.Captur
     else:
         (store / "qs" / "cqs.main.so.sealed").mkdir(parents=True)
     code = CompiledCode(store, tmp_path / "work")
-    assert code.fetch() == 0
+    assert code.load_files() == 0
     (code.work / LIBRARY).parent.mkdir(parents=True)
     (code.work / LIBRARY).write_bytes(b"new")
-    code.keep()
-    code.keep()
+    code.save_new_files()
+    code.save_new_files()
     said = capsys.readouterr().err
     assert said.count("compiled code cannot be stored") == 1 and "ANABATIC_CACHE" in said
     assert (code.work / LIBRARY).read_bytes() == b"new"
 
 
-def test_a_store_that_is_read_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["Read-only file system", "No space left on device"])
+def test_a_store_that_is_read_only_or_full(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     from anabatic.core import log
 
     log.setup_logging()
     store = make_store(tmp_path)
-    mount = ["mount", "--bind", "-o", "ro", str(store), str(store)]
+    options = (
+        ["--bind", "-o", "ro", str(store)] if kind.startswith("Read") else ["-t", "tmpfs", "-o", "size=64k", "none"]
+    )
+    mount = ["mount", *options, str(store)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a read-only mount needs root, and mount(8)")
+        pytest.skip("mounts need root, and mount(8)")
     try:
         code = CompiledCode(store, tmp_path / "second")
-        assert code.fetch() == 1
-        (code.work / "new.py").write_text("pass")
-        code.keep()
-        assert "Read-only file system" in capsys.readouterr().err
+        assert code.load_files() == (1 if kind.startswith("Read") else 0)
+        code.work.mkdir(exist_ok=True)
+        (code.work / "new.py").write_bytes(bytes(100_000))
+        code.save_new_files()
+        assert kind in capsys.readouterr().err and not list(store.rglob("*new.py*"))
     finally:
         subprocess.run(["umount", str(store)], check=True)
+
+
+def test_processes_of_a_launcher_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is still compiling has half-written libraries in its folder, which the other must not seal."""
+    monkeypatch.setenv(relaunch.REPORTS_VARIABLE, str(tmp_path))
+    ranks = [CompiledCode(tmp_path / "store") for _ in range(2)]
+    assert ranks[0].work != ranks[1].work and {code.work.parent for code in ranks} == {tmp_path}
 
 
 def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +137,10 @@ def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pyte
     for number, name in enumerate(("a", "b", "c")):
         (code.work).mkdir(exist_ok=True)
         (code.work / name).write_bytes(bytes(30))
-        code.keep()
+        code.save_new_files()
         os.utime(code.store / f"{name}.sealed", (number, number))
     (code.work / "d").write_bytes(b"")
-    code.keep()
+    code.save_new_files()
     assert sorted(path.name for path in code.store.iterdir()) == ["b.sealed", "c.sealed", "d.sealed"]
 
 
@@ -144,7 +157,7 @@ from torch._dynamo.utils import counters
 x = torch.arange(6.0, requires_grad=True)
 y = torch.compile(lambda x: torch.nn.functional.silu(x * 3).sum())(x)
 y.backward()
-code.keep()
+code.save_new_files()
 print(y.item(), x.grad.tolist(), counters["inductor"]["fxgraph_cache_hit"] > 0)
 """
 

@@ -48,6 +48,15 @@ def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_
     assert worker.wait(timeout=240) == -signal.SIGKILL == worker.poll()
 
 
+def test_a_worker_can_be_signalled_at_once(server: Forkserver) -> None:
+    """The agent signals the group, which exists when the worker's number is known."""
+    for _ in range(20):
+        worker = server.fork_worker(["--version"], variables())
+        assert worker is not None
+        os.killpg(worker.pid, signal.SIGKILL)
+        assert worker.wait(60) in (-signal.SIGKILL, 0)
+
+
 def test_a_worker_keeps_its_number_until_its_end_is_known(server: Forkserver) -> None:
     """The agent signals the groups of workers that it takes for running: their numbers must be theirs."""
     worker = server.fork_worker(["--version"], variables())

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from anabatic.config.pipeline import PipelineStage, scale_minutes
 from anabatic.config.sections.common import Schedule
 from anabatic.core.errors import ConfigError
+from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.train.sizing import MIN_TIMED_STEPS, resolve_total_steps
 from anabatic.train.time_budget import SETTLED_SHARE, TimeBudget
 
 
@@ -43,6 +45,39 @@ def test_a_first_step_that_is_longer_than_the_time_does_not_end_the_run() -> Non
     steps, _, totals = train(TimeBudget(1.0), [59.0, *[0.1] * 5000], 10, 50)
     assert totals[1] == 3 and steps == 11
     assert train(TimeBudget(1.0), [100.0], 10, 50)[0] == 3
+
+
+def test_the_line_of_the_log_adds_up() -> None:
+    budget = TimeBudget(0.3)
+    budget.count_steps(628, 1, 1.0, 1, 1.0)
+    total = budget.count_steps(18, 2, 1.2, 1, 0.2)
+    text = "86 steps fit into 18.0s of training: 2 done in 1.2s, 84 of 0.2 s left"  # 1.2 + 84 x 0.2 = 18
+    assert budget.describe(total, 2, 1.2) == budget.describe(total, 2, 1.2, 86) == text
+    ends = "schedule.max_steps ends the run earlier, after 12"
+    assert budget.describe(total, 2, 1.2, 12) == f"{text}; {ends}"
+
+
+def test_steps_that_are_longer_than_the_time_are_not_said_to_fit() -> None:
+    budget = TimeBudget(0.3)
+    assert budget.count_steps(628, 1, 25.0, 1, 25.0) == 3 == budget.count_steps(3, 2, 50.0, 1, 25.0)
+    assert budget.describe(3, 2, 50.0) == "3 steps take longer than 18.0s of training: 2 done in 50.0s, 1 of 25 s left"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_steps", "steps", "reason"),
+    [
+        (10.0, None, MIN_TIMED_STEPS, "about"),  # too few to be timed
+        (90 * 1024, None, 90, "about"),
+        (90 * 1024, 90, 90, "given; fewer if 0.3 minutes are over before"),
+        (90 * 1024, 1, 1, "given; fewer if 0.3 minutes are over before"),
+        (90 * 1024, 1500, 90, "about; at most schedule.max_steps 1,500"),
+    ],
+)
+def test_time_and_number_of_steps_together(tokens: float, max_steps: int | None, steps: int, reason: str) -> None:
+    plan = DerivedSizes()
+    schedule = Schedule(minutes=0.3, max_steps=max_steps)
+    assert resolve_total_steps(plan, schedule, 4096, tokens, "about", 1024) == steps
+    assert plan.reasons["steps"] == reason
 
 
 def test_a_machine_that_becomes_slower_ends_in_time() -> None:
@@ -99,7 +134,7 @@ def stages(**minutes: float | None) -> dict[str, PipelineStage]:
 
 def test_minutes_of_a_pipeline_are_shared_as_the_recipe_says() -> None:
     found = stages(tokenizer=None, base=1.0, mid=3.0)
-    scale_minutes(found, 2.0)
+    scale_minutes(found, 2.0, "")
     assert "schedule" not in found["tokenizer"].job
     assert found["base"].job["schedule"] == {"minutes": 0.5, "decay": 1}
     assert found["mid"].job["schedule"]["minutes"] == 1.5
@@ -109,4 +144,4 @@ def test_minutes_of_a_pipeline_are_shared_as_the_recipe_says() -> None:
 def test_minutes_of_a_pipeline_that_times_nothing(wrong: object) -> None:
     found = {"base": PipelineStage(command="pretrain", job={"schedule": {"minutes": wrong}})}
     with pytest.raises(ConfigError, match="no stage of this recipe has schedule.minutes"):
-        scale_minutes(found, 2.0)
+        scale_minutes(found, 2.0, "")

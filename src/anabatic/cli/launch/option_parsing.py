@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anabatic.cli import command_tree, job_command
-from anabatic.config.loading import command_table, settings, validation
+from anabatic.config.loading import command_table, validation
 from anabatic.core.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
     if options.is_dry_run:
         hint = "for several machines: `anabatic plan --chip 910B3 --npus 8 --nodes 2 -- COMMAND`"
         raise ConfigError("--dry-run is an option of the command alone, and plans for this machine", hint)
-    return row, settings.load_job(row.name, options.files, options.tree)
+    return row, options.load_job(row.name)
 
 
 def _suggest_command(args: list[str], training_commands: list[str]) -> str:

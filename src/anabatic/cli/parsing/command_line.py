@@ -107,10 +107,12 @@ class ParsedLine:
     Attributes:
         values: key of an option -> text; list of texts; True or False for a switch.
         words: arguments without a name.
+        typed_names: key of an option -> its name as it was typed, without those that turn a switch off.
     """
 
     values: dict[str, Any]
     words: tuple[str, ...]
+    typed_names: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,6 @@ class RepeatedOptionError(UsageError):
         super().__init__(f"given twice: {option}")
         self.option, self.earlier = option, earlier
 
-    def __str__(self) -> str:
-        if self.earlier == self.option:
-            return f"{self.option} is given twice"
-        return f"{self.earlier} and {self.option} are one setting, which is given twice"
-
 
 class SwitchValueError(UsageError):
     """`option` is a switch and has another value than true or false."""
@@ -239,7 +236,8 @@ class _Parser:
             raise UnknownOptionError(self.unknown[0])
         words = [*self.words, *self.behind_separator]
         self._check_arguments(words)
-        return ParsedLine(self.values, tuple(words))
+        names = {key: name for key, name in self.names.items() if name not in self.options[name].off_names}
+        return ParsedLine(self.values, tuple(words), names)
 
     def _find_option(self, token: str) -> tuple[str, Option, str | None] | None:
         """Return the name, the option and the value behind `=` of a token; `_` in a name is the same as `-`."""

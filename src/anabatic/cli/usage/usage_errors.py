@@ -66,6 +66,12 @@ def _describe_unused_words(error: UnusedWordsError) -> str:
     return f"{words} does not belong to an option.{guess}"
 
 
+def _describe_repeated_option(error: RepeatedOptionError) -> str:
+    if error.earlier == error.option:
+        return f"{error.option} is given twice"
+    return f"{error.earlier} and {error.option} are one setting, which is given twice"
+
+
 def _guess_option(token: str, error: UsageError) -> str:
     """Return the option that a positional argument may belong to; empty if none is likely."""
     name = error.command
@@ -86,7 +92,7 @@ _USAGE_DESCRIBERS: tuple[tuple[type, Callable[..., str]], ...] = (
     (UnknownCommandError, _describe_unknown_command),
     (UnusedWordsError, _describe_unused_words),
     (MissingValueError, lambda error: f"{error.name} needs a value"),
-    (RepeatedOptionError, str),
+    (RepeatedOptionError, _describe_repeated_option),
     (SwitchValueError, lambda error: f'{error.option} is "{error.value}", expected true or false'),
 )
 

@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from anabatic.config.loading.yaml_reader import KeyPath
@@ -54,13 +54,22 @@ class SettingNamer:
 
 
 class OptionNamer(SettingNamer):
-    """Names a value by its option: `--schedule.max-steps`."""
+    """Names a value by its option: `--schedule.max-steps`.
+
+    Args:
+        typed_names: dotted key -> the name that was typed, where an option has several: `--minutes`.
+    """
+
+    def __init__(self, typed_names: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.typed_names = typed_names or {}
 
     def format_path(self, path: KeyPath) -> str:
         return self.format_key(dotted_key(path))
 
     def format_key(self, key: str) -> str:
-        return "--" + key.replace("_", "-")
+        name, bracket, index = key.partition("[")
+        return self.typed_names.get(name, "--" + name.replace("_", "-")) + bracket + index
 
 
 def dotted_key(path: KeyPath) -> str:

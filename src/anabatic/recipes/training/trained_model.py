@@ -89,8 +89,8 @@ class TrainedModel:
         if compiled:
             code = compile_cache.use_cached_code()
             COMPILE_CLOCK.watch_compiling()
-            place = "where TORCHINDUCTOR_CACHE_DIR says" if code is None else f"at {code.store}"
-            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use, cached {place}")
+            place = compile_cache.get_torch_folder() if code is None else code.store
+            log.info(f"{fused_ops.compile_blocks(self.network)} modules are compiled at first use, cached at {place}")
             return code
         return None
 
