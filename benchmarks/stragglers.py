@@ -22,6 +22,8 @@ from typing import Any
 
 RANKS, STEPS, LOG_EVERY, CHECK_EVERY = 4, 12, 2, 4
 TOKENS = 64
+MAX_FLIP = 144
+"""Reads of weights in the steps of a training, twelve in each."""
 KINDS = ("slow", "slow-link", "flip")
 NAMES = {"slow": "device", "slow-link": "link", "flip": "corrupt_copy"}
 _INSIDE = "--inside"
@@ -34,8 +36,7 @@ def draw_fault(draw: random.Random, number: int) -> tuple[str, int, str]:
         return kind, device, f"slow@{device}={draw.uniform(8, 16):.1f}"
     if kind == "slow-link":
         return kind, device, f"slow-link@{device}={draw.uniform(30, 80):.0f}"
-    # Earlier ones fall into the start, whose weights are then made equal.
-    return kind, device, f"flip@{device}#{draw.randrange(110, 200)}"
+    return kind, device, f"flip@{device}#{draw.randrange(1, MAX_FLIP)}"
 
 
 def read_findings(folder: Path) -> list[tuple[str, tuple[int, ...]]]:

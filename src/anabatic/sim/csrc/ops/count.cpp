@@ -51,11 +51,12 @@ bool take_backward() { return backward.exchange(false); }
 
 namespace {
 
-// A fault that nothing reports: the next reader of the weight computes with another number.
+// A fault that nothing reports: the next reader of the weight computes with another number. Activations may be leaves too, where
+// a function computes gradients inside of its forward pass; only weights have been written in place, by loading and updates.
 void flip_weight_bit(const OpCall& call, int physical) {
   if (sim_fault_waits(SIM_FAULT_FLIP) == 0) return;
   for (const auto& tensor : call.inputs) {
-    if (!tensor.defined() || !tensor.is_leaf() || !tensor.requires_grad() || tensor.numel() == 0) continue;
+    if (!tensor.defined() || !tensor.is_leaf() || !tensor.requires_grad() || tensor.numel() == 0 || tensor._version() == 0) continue;
     if (sim_fault(SIM_FAULT_FLIP, physical) == 0) return;
     const auto size = static_cast<int64_t>(tensor.element_size());
     auto* bytes = static_cast<uint8_t*>(tensor.data_ptr());
