@@ -83,6 +83,12 @@ def test_what_no_other_rank_waits_for_is_not_named() -> None:
     assert judge(StragglerDetector(*LIMITS), 10, hidden) == []
 
 
+def test_a_slow_device_is_named_although_others_wait_for_data_behind_it() -> None:
+    times = [RankTimes(1.0, 4.3, 4.2), RankTimes(4.6, 0.2, 0.5), RankTimes(1.0, 4.3, 5.1), RankTimes(1.0, 4.3, 5.1)]
+    (found,) = judge(StragglerDetector(*LIMITS), 5, times)
+    assert (found.rank, found.cause) == (1, "device") and 4.5 < found.ratio < 4.7
+
+
 def test_all_ranks_of_a_slow_host_are_named() -> None:
     found = judge(StragglerDetector(*LIMITS), 5, synchronous([1.0] * 5 + [2.0] * 3))
     assert [finding.rank for finding in found] == [5, 6, 7]

@@ -45,11 +45,6 @@ class RankTimes:
     data_s: float
     link_s: float = 0.0
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds before it is ready for the others."""
-        return self.compute_s + self.data_s
-
 
 @dataclass(frozen=True)
 class StragglerFinding:
@@ -80,6 +75,21 @@ class _Streak:
         self.normal_rows = self.normal_rows + 1 if is_normal else 0
         known = self.cause is not None
         return self.normal_rows >= ROWS_TO_CONFIRM if known else self.slow_rows >= ROWS_TO_CONFIRM
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """Seconds of each rank, the usual ones, and those from which a rank is slow."""
+
+    values: list[float]
+    usual: float
+    most: float
+
+    def get_excess(self, rank: int) -> float:
+        return self.values[rank] - self.usual
+
+    def is_released(self, rank: int) -> bool:
+        return self.get_excess(rank) < RELEASE_FRACTION * (self.most - self.usual)
 
 
 @dataclass
@@ -115,25 +125,37 @@ class StragglerDetector:
         )
 
     def _judge_ranks(self, times: Sequence[RankTimes]) -> list[StragglerFinding]:
-        busy = [each.busy_s for each in times]
-        if not any(busy):  # not measured
+        compute = [each.compute_s for each in times]
+        if not any(compute):  # not measured
             return []
-        usual = max(statistics.median_low(busy), 1e-9)
-        limit = max(usual * self.min_ratio, usual + _MAX_MAD_DEVIATIONS * _compute_spread(busy))
+        base = statistics.median_low(compute)
+        causes: dict[Cause, _Limit] = {
+            "device": self._find_limit(compute),
+            "data": self._find_limit([base + each.data_s for each in times]),
+        }
         others_wait = statistics.median_high(each.wait_s for each in times)
         found = []
         for rank, each in enumerate(times):
             state = self._ranks.setdefault(rank, _Streak())
-            excess = each.busy_s - usual
             # What does not keep the others waiting is hidden behind something else, and costs nothing.
-            is_felt = others_wait - each.wait_s >= 0.5 * excess or others_wait == 0.0
-            released = excess < RELEASE_FRACTION * (limit - usual)
-            if state.update(each.busy_s >= limit and is_felt, released):
+            felt = float("inf") if others_wait == 0.0 else 2 * (others_wait - each.wait_s)
+            slow: list[tuple[float, Cause]] = [
+                (excess, cause)
+                for cause, limit in causes.items()
+                if (excess := limit.get_excess(rank)) >= limit.most - limit.usual and excess <= felt
+            ]
+            released = state.cause is not None and causes[state.cause].is_released(rank)
+            if state.update(bool(slow), released):
                 is_over = state.cause is not None
-                cause = state.cause or _find_cause(each, times)
+                cause = state.cause or max(slow)[1]
                 state.cause = None if is_over else cause
-                found.append(StragglerFinding(rank, cause, each.busy_s / usual, is_over))
+                ratio = causes[cause].values[rank] / causes[cause].usual
+                found.append(StragglerFinding(rank, cause, ratio, is_over))
         return found
+
+    def _find_limit(self, values: list[float]) -> _Limit:
+        usual = max(statistics.median_low(values), 1e-9)
+        return _Limit(values, usual, max(usual * self.min_ratio, usual + _MAX_MAD_DEVIATIONS * _compute_spread(values)))
 
     def _judge_links(self, links: Sequence[float]) -> list[StragglerFinding]:
         if not all(seconds > 0 for seconds in links):
@@ -162,12 +184,6 @@ def _compute_spread(values: Sequence[float]) -> float:
         return 0.0
     middle = statistics.median(values)
     return _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
-
-
-def _find_cause(slow: RankTimes, times: Sequence[RankTimes]) -> Cause:
-    data = slow.data_s - statistics.median_low(each.data_s for each in times)
-    compute = slow.compute_s - statistics.median_low(each.compute_s for each in times)
-    return "data" if data > compute else "device"
 
 
 @dataclass(frozen=True)
