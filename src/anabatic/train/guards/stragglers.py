@@ -54,6 +54,8 @@ class StragglerMonitor:
         self.loop, self.world, self.device = loop, loop.world, loop.device
         self.detector = StragglerDetector(*(_CPU_LIMITS if loop.device.type == "cpu" else _DEVICE_LIMITS))
         self.is_lockstep = loop.train_step.optimizer.is_sharded or loop.world.tensor_group.size > 1
+        if self.is_lockstep:
+            loop.train_step.timer = None
         place = f"{os.uname().nodename}, {loop.device.type}:{loop.device.index}"
         self.places = all_gather_text(place, loop.world)
         self.probe_seconds = self.unprobed_seconds = 0.0
