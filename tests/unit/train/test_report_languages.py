@@ -20,7 +20,7 @@ from unit.train.report_pages import Page, write_full_run
 HAN = re.compile(r"[\u4e00-\u9fff]")
 LATIN = re.compile(r"[A-Za-z]{2,}")
 PROPER = {"anabatic", "English", "gzip", "json", "JSON", "jsonl", "metrics", "events", "eval", "config", "yaml", "MFU"}
-PROPER |= {"summary", "KiB", "MiB", "GiB", "Wh", "nat", "token"}
+PROPER |= {"summary", "KiB", "MiB", "GiB", "Wh", "ms", "nat", "token"}
 """Names of programs and files, and units, which Chinese engineers write like this."""
 
 
