@@ -194,6 +194,8 @@ ROWS = (
     Row("guides/plan.md", 2, written()),
     Row("guides/ray.md", 0, written("RayNode pid latest session worker tmp")),
     Row("guides/survival.md", 0, written("rank INFO")),
+    Row("guides/survival.md", 1, written("node npu")),
+    Row("guides/survival.md", 2, written("node npu layers mlp up_proj weight")),
     Row("guides/vessels.md", 0, files("runs/vessel/best_model", "forest.safetensors", "vessel_forest.safetensors")),
     *(Row("reference/cli.md", number, other("written by scripts/gen_reference.py, compared with it by tests/house"))
       for number in range(44)),
