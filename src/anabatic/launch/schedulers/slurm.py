@@ -88,7 +88,8 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
     if batch.nodes > 1:
         launch += [f"--nnodes={batch.nodes}"]
     rank = 'export NODE_RANK="$SLURM_NODEID"; ' if batch.nodes > 1 else ""
-    inner = f"{_TRAP_SIGNALS}; {rank}{shlex.join([*launch, '--'])} {_join_words(command, array)}; code=$?; {_SHIFT_EXIT_CODE}"
+    started = f"{shlex.join([*launch, '--'])} {_join_words(command, array)}"
+    inner = f"{_TRAP_SIGNALS}; {rank}{started}; code=$?; {_SHIFT_EXIT_CODE}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
