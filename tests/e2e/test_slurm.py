@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def undisturbed(cluster: slurm.Slurm, home: Home) -> Path:
     return out
 
 
-def submit(cluster: slurm.Slurm, home: Home, out: Path, *options: str, steps: int = STEPS, **more: object) -> int:
+def submit(cluster: slurm.Slurm, home: Home, out: Path, *options: object, steps: int = STEPS, **more: object) -> int:
     """Submit, unchanged, what `anabatic launch slurm` prints for a training on two machines."""
     words: list[object] = ["launch", "slurm", "--nnodes", 2, "--nproc", 1, "--option=--cpus-per-task=1"]
     words += [f"--option=--output={log(out)}", "--setup", f"export PATH={Path(sys.executable).parent}:$PATH"]
@@ -157,3 +158,49 @@ def test_a_limit_that_is_shorter_than_the_start(cluster: slurm.Slurm, home: Home
     told = cluster.wait(job, ended, log(out))
     assert told["JobState"] == "FAILED", log(out).read_text()
     assert f"error: Slurm has started job {job} 2 times in a row" in log(out).read_text()
+
+
+@pytest.mark.timeout(1500)
+def test_a_machine_that_is_lost(cluster: slurm.Slurm, home: Home, undisturbed: Path, tmp_path: Path) -> None:
+    """Slurm ends a job whose machine is down, and queues it again; what was saved before is not lost."""
+    out = tmp_path / "run"
+    job = submit(cluster, home, out)
+    cluster.wait(job, lambda _: reached(out, 70), log(out))
+    node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
+    name = cluster.run("scontrol", "show", "hostnames", node).split()[-1]
+    cluster.run("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
+    try:
+        cluster.wait(job, functools.partial(restarted, 1), log(out))
+    finally:
+        cluster.run("scontrol", "update", f"nodename={name}", "state=resume")
+    told = cluster.wait(job, ended, log(out))
+    assert told["JobState"] == "COMPLETED" and told["Restarts"] == "1", log(out).read_text()
+    same(out, undisturbed)
+
+
+@pytest.mark.timeout(1500)
+def test_machines_of_two_types(cluster: slurm.Slurm, home: Home, tmp_path: Path) -> None:
+    """A job gets machines that have its devices: two of one type, or the one that has four."""
+    for gres, nnodes, nproc, names in (("npu:910b", 2, 2, slurm.NODES[:2]), ("npu", 1, 3, slurm.NODES[2:])):
+        out = tmp_path / f"run-{nproc}"
+        more = {"device.nproc": nproc, "batch.global-batch-tokens": 1536}
+        job = submit(cluster, home, out, "--gres", gres, "--nnodes", nnodes, "--nproc", nproc, steps=6, **more)
+        told = cluster.wait(job, ended, log(out))
+        assert told["JobState"] == "COMPLETED", log(out).read_text()
+        assert tuple(cluster.run("scontrol", "show", "hostnames", told["NodeList"]).split()) == names
+        assert len(list(out.glob("rank-*.log"))) == nnodes * nproc
+
+
+@pytest.mark.timeout(1500)
+def test_an_array_of_runs(cluster: slurm.Slurm, home: Home, tmp_path: Path) -> None:
+    """Each task has a run folder and a seed of its own; one that is told to leave continues alone."""
+    out = tmp_path / "run-%a"
+    options = ("--nnodes", 1, "--option=--array=1-2", f"--option=--output={tmp_path}/log-%a.log")
+    submit(cluster, home, out, *options, steps=100, seed="%a")
+    runs = [tmp_path / f"run-{number}" for number in (1, 2)]
+    deadline = time.monotonic() + 600
+    while not all((run / "summary.json").exists() for run in runs):
+        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.glob("log-*.log")]
+        time.sleep(0.5)
+    first, second = map(command.losses, runs)
+    assert len(first) == len(second) == 100 and first != second

@@ -53,6 +53,21 @@ def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
     assert (code, said) == (0, [f"first:20007 {number} {words}" for number in (0, 1)])
 
 
+def test_tasks_of_an_array_have_their_number(tmp_path: Path) -> None:
+    batch = slurm.SlurmJob("job", 1, 1, options=("--array=3-4",))
+    text = slurm.render_script(batch, ["sft", "--out", "my runs/%a-$x/%a", "--seed", "%a", "", "100%"])
+    assert "#SBATCH --output=%x-%A_%a.log\n" in text
+    code, said = run(tmp_path, text, SLURM_ARRAY_TASK_ID="4")
+    assert code == 0 and said[0].endswith("<--><sft><--out><my runs/4-$x/4><--seed><4><><100%>")
+    assert "<%a>" in run(tmp_path, slurm.render_script(slurm.SlurmJob("job", 1, 1), ["sft", "%a"]))[1][-1]
+
+
+@pytest.mark.parametrize("option", ["--array=0-3", "--array 1", "-a 0-3", "-a0-3"])
+def test_an_array_of_equal_runs_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match="no word of the command tells them apart"):
+        slurm.render_script(slurm.SlurmJob("job", 1, 1, options=(option,)), ["sft", "--out", "runs/a"])
+
+
 def test_names_are_quoted_where_they_must() -> None:
     text = slurm.render_script(slurm.SlurmJob("my job", 1, 8, gres="gpu:a100", options=("-p train",)), ["sft"])
     assert "#SBATCH '--job-name=my job'\n" in text

@@ -165,9 +165,11 @@ def slurm(
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")
-    _, job = resolve_training_job(list(command))  # errors are reported now, not after a night in the queue
     from anabatic.launch.schedulers import slurm as slurm_scripts
 
+    first_task = [word.replace(slurm_scripts.ARRAY_TASK, "0") for word in command]
+    words = first_task if slurm_scripts.is_array(option) else list(command)
+    _, job = resolve_training_job(words)  # errors are reported now, not after a night in the queue
     default_nproc = settings_module.job_to_dict(job)["device"]["nproc"]
     launch = LaunchSettings(
         nproc=parse_int_or_default("nproc", nproc, default_nproc),

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from anabatic.core import relaunch
@@ -45,12 +46,29 @@ class SlurmJob:
     setup: tuple[str, ...] = ()
 
 
+ARRAY_TASK = "%a"
+"""Stands for the number of an array's task in the words of a command, as it does in sbatch's names of files."""
+
+
+def is_array(options: Iterable[str]) -> bool:
+    """Return whether options of sbatch ask for an array of jobs."""
+    return any(re.match(r"--array(=|\s|$)|-a", option) for option in options)
+
+
 def render_script(batch: SlurmJob, command: list[str]) -> str:
     """Return the batch script that runs a training command.
 
+    In an array of jobs, `%a` in a word of the command is the number of the task.
+
     Raises:
-        ConfigError: a value does not fit on one line of the script.
+        ConfigError: a value does not fit on one line of the script, or all tasks of an array would be the same run.
     """
+    array = is_array(batch.options)
+    if array and not any(ARRAY_TASK in word for word in command):
+        raise ConfigError(
+            "--array starts several runs, and no word of the command tells them apart",
+            f"write {ARRAY_TASK}, the number of the task, into it: --out runs/seed-{ARRAY_TASK} --seed {ARRAY_TASK}",
+        )
     for option, value in (("name", batch.name), *(("option", extra) for extra in batch.options), ("gres", batch.gres)):
         if not value.isprintable() or (not value.strip() and option != "gres"):
             raise ConfigError(f"--{option} is {value!r}", "write one line of text")
@@ -62,7 +80,7 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
         f"--signal=TERM@{batch.grace}",
         "--requeue",
         "--open-mode=append",
-        "--output=%x-%j.log",
+        "--output=%x-%A_%a.log" if array else "--output=%x-%j.log",
         *batch.options,
     ]
     launch = ["anabatic", "launch", f"--nproc={batch.nproc}", f"--max-restarts={batch.max_restarts}"]
@@ -70,7 +88,8 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
     if batch.nodes > 1:
         launch += [f"--nnodes={batch.nodes}"]
     rank = 'export NODE_RANK="$SLURM_NODEID"; ' if batch.nodes > 1 else ""
-    inner = f"{_TRAP_SIGNALS}; {rank}{shlex.join([*launch, '--', *command])}; code=$?; {_SHIFT_EXIT_CODE}"
+    started = f"{shlex.join([*launch, '--'])} {_join_words(command, array)}"
+    inner = f"{_TRAP_SIGNALS}; {rank}{started}; code=$?; {_SHIFT_EXIT_CODE}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
@@ -89,6 +108,16 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _join_words(words: Sequence[str], array: bool) -> str:
+    """Quote words for a shell, which puts the number of an array's task in their `%a`."""
+    if not array:
+        return shlex.join(words)
+    task = '"$SLURM_ARRAY_TASK_ID"'
+    return " ".join(
+        task.join(shlex.quote(part) if part else "" for part in word.split(ARRAY_TASK)) or "''" for word in words
+    )
 
 
 def _quote_option(text: str) -> str:
