@@ -144,7 +144,7 @@ def run_job(plan: faults.Plan, name: str, steps: int, work: Callable[[Site], Non
         job.command = [*ANABATIC, *words, *plan.job(folder / "run", steps, "--device.type", "cpu")]
         job.environment = {**os.environ, **cluster.variables, "ANABATIC_CACHE": str(plan.folder / "cache")}
         job.start()
-        site = Site([job], folder / "run", None, plan.patience)
+        site = Site([job], folder / "run", None, plan.hang, plan.patience)
         try:
             work(site)
             return faults.finish(site)
