@@ -36,9 +36,18 @@ def undisturbed(cluster: slurm.Slurm, home: Home) -> Path:
     return out
 
 
-def submit(cluster: slurm.Slurm, home: Home, out: Path, *options: object, steps: int = STEPS, **more: object) -> int:
-    """Submit, unchanged, what `anabatic launch slurm` prints for a training on two machines."""
-    words: list[object] = ["launch", "slurm", "--nnodes", 2, "--nproc", 1, "--option=--cpus-per-task=1"]
+def submit(
+    cluster: slurm.Slurm,
+    home: Home,
+    out: Path,
+    *options: object,
+    machines: tuple[int, int] = (2, 1),
+    steps: int = STEPS,
+    **more: object,
+) -> int:
+    """Submit, unchanged, what `anabatic launch slurm` prints for a training on machines with ranks each."""
+    nnodes, nproc = machines
+    words: list[object] = ["launch", "slurm", "--nnodes", nnodes, "--nproc", nproc, "--option=--cpus-per-task=1"]
     words += [f"--option=--output={log(out)}", "--setup", f"export PATH={Path(sys.executable).parent}:$PATH"]
     words += ["--setup", f"export ANABATIC_CACHE={home.cache}", *options]
     train = home.pretrain(out, more={"schedule.max-steps": steps, "save.every": 50, "eval.every": 100, **more})
@@ -48,7 +57,7 @@ def submit(cluster: slurm.Slurm, home: Home, out: Path, *options: object, steps:
 
 def log(out: Path) -> Path:
     """What the job says."""
-    return out.parent / f"{out.name}-log" / "job.log"
+    return out.parent / "logs" / f"{out.name}.log"
 
 
 def ended(job: dict[str, str]) -> bool:
@@ -183,8 +192,8 @@ def test_machines_of_two_types(cluster: slurm.Slurm, home: Home, tmp_path: Path)
     """A job gets machines that have its devices: two of one type, or the one that has four."""
     for gres, nnodes, nproc, names in (("npu:910b", 2, 2, slurm.NODES[:2]), ("npu", 1, 3, slurm.NODES[2:])):
         out = tmp_path / f"run-{nproc}"
-        more = {"device.nproc": nproc, "batch.global-batch-tokens": 1536}
-        job = submit(cluster, home, out, "--gres", gres, "--nnodes", nnodes, "--nproc", nproc, steps=6, **more)
+        more = {"device.nproc": nproc, "batch.global-batch-tokens": 3072}
+        job = submit(cluster, home, out, "--gres", gres, machines=(nnodes, nproc), steps=6, **more)
         told = cluster.wait(job, ended, log(out))
         assert told["JobState"] == "COMPLETED", log(out).read_text()
         assert tuple(cluster.run("scontrol", "show", "hostnames", told["NodeList"]).split()) == names
@@ -195,12 +204,11 @@ def test_machines_of_two_types(cluster: slurm.Slurm, home: Home, tmp_path: Path)
 def test_an_array_of_runs(cluster: slurm.Slurm, home: Home, tmp_path: Path) -> None:
     """Each task has a run folder and a seed of its own; one that is told to leave continues alone."""
     out = tmp_path / "run-%a"
-    options = ("--nnodes", 1, "--option=--array=1-2", f"--option=--output={tmp_path}/log-%a.log")
-    submit(cluster, home, out, *options, steps=100, seed="%a")
+    submit(cluster, home, out, "--option=--array=1-2", machines=(1, 1), steps=100, seed="%a")
     runs = [tmp_path / f"run-{number}" for number in (1, 2)]
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 300
     while not all((run / "summary.json").exists() for run in runs):
-        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.glob("log-*.log")]
+        assert time.monotonic() < deadline, [path.read_text() for path in log(out).parent.iterdir()]
         time.sleep(0.5)
     first, second = map(command.losses, runs)
     assert len(first) == len(second) == 100 and first != second
