@@ -139,9 +139,9 @@ def _requeue(site: Site, draw: random.Random) -> None:
 def _set_node_down(site: Site, draw: random.Random) -> None:
     run = _run(site)
     name = draw.choice(run.machines())
-    run.cluster.set_node(name, "down")
+    run.cluster.set_node_down(name)
     _wait_seconds(site, BACK_SECONDS)
-    run.cluster.set_node(name, "resume")
+    run.cluster.resume_node(name)
 
 
 def _kill_machine(site: Site, draw: random.Random) -> None:
@@ -152,10 +152,10 @@ def _kill_machine(site: Site, draw: random.Random) -> None:
     for one in run.on_machine(name):
         with contextlib.suppress(psutil.Error):
             one.kill()
-    run.cluster.set_node(name, "down")
+    run.cluster.set_node_down(name)
     _wait_seconds(site, BACK_SECONDS)
     run.cluster.start_daemon(name, "-D", "-c", "-N", name)
-    run.cluster.set_node(name, "resume")
+    run.cluster.resume_node(name)
 
 
 def _kill_slurmd(site: Site, draw: random.Random) -> None:

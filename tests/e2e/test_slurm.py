@@ -181,11 +181,11 @@ def test_a_machine_that_is_lost(cluster: SlurmCluster, home: Home, undisturbed: 
     cluster.wait(job, lambda _: reached(out, 70), log(out))
     node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
     name = cluster.run("scontrol", "show", "hostnames", node).split()[-1]
-    cluster.set_node(name, "down")
+    cluster.set_node_down(name)
     try:
         cluster.wait(job, functools.partial(restarted, 1), log(out))
     finally:
-        cluster.set_node(name, "resume")
+        cluster.resume_node(name)
     told = cluster.wait(job, ended, log(out))
     assert told["JobState"] == "COMPLETED" and told["Restarts"] == "1", log(out).read_text()
     same(out, undisturbed)

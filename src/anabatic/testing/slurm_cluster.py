@@ -124,9 +124,17 @@ class SlurmCluster:
             time.sleep(_POLL_SECONDS)
         return job
 
-    def set_node(self, name: str, state: str) -> None:
-        """Set a machine down, or resume it."""
-        self.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=test")
+    def set_node_down(self, name: str) -> None:
+        """Set a machine down, which ends its jobs."""
+        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
+
+    def resume_node(self, name: str) -> None:
+        """Take a machine into service again that is down, unless Slurm has done so (ReturnToService)."""
+        try:
+            self.run("scontrol", "update", f"nodename={name}", "state=resume")
+        except RuntimeError:
+            if "DOWN" in self.run("scontrol", "show", "node", name).partition("State=")[2].split()[0]:
+                raise
 
     def read_logs(self) -> str:
         """Return the end of what the daemons have written."""
