@@ -31,6 +31,8 @@ from fault_kinds import Kind, Site, Stuck
 from fault_machines import ANABATIC, Machine
 from option_types import names_among, positive_int, positive_number
 
+TAIL = 400
+"""Steps after the last fault: training goes on until Ray notices it."""
 BACK_SECONDS = 2.0
 """After which a machine of Ray that has ended is started again."""
 ACTOR = "ray::RayNode"
@@ -156,7 +158,7 @@ def run_job(plan: faults.Plan, name: str, steps: int, work: Callable[[Site], Non
 def strike_all(site: Site, kinds: list[str], steps: int, draw: random.Random) -> list[faults.Struck]:
     """Strike at random steps; return what became of each fault."""
     found = []
-    at = sorted(draw.sample(range(faults.INTERVAL + 1, steps - faults.TAIL), len(kinds)))
+    at = sorted(draw.sample(range(faults.INTERVAL + 1, steps - TAIL), len(kinds)))
     for name, step in zip(kinds, at, strict=True):
         with contextlib.suppress(Stuck):
             site.wait(lambda step=step: site.last()[0] >= step)
@@ -182,7 +184,7 @@ def main() -> None:
     faults.KINDS.update(KINDS)
     draw = random.Random(asked.seed)
     kinds = faults.drawn(asked.kinds, asked.faults, draw)
-    steps = faults.INTERVAL + faults.SPACING * len(kinds) + faults.TAIL
+    steps = faults.INTERVAL + faults.SPACING * len(kinds) + TAIL
     start, found = time.monotonic(), []
     try:
         plan = faults.Plan(folder.resolve(), asked.hang_seconds, asked.patience, *faults.prepare(folder.resolve()))
