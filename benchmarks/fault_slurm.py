@@ -1,4 +1,4 @@
-"""Random faults under Slurm: a job of `anabatic launch slurm` is struck again and again, and must continue by itself.
+"""Random faults under Slurm: they are injected into a job of `anabatic launch slurm`, which must recover by itself.
 
     python benchmarks/fault_slurm.py [--faults 20] [--seed 0] [--kinds rank,launcher,...] [--keep FOLDER]
 
@@ -10,15 +10,11 @@ The figures are those of `faults.py`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,10 +25,7 @@ import faults
 from anabatic.testing.slurm_cluster import SlurmCluster, find_obstacle, slurm_cluster
 from fault_kinds import Kind, Site, Stuck
 from fault_machines import ANABATIC, Machine
-from option_types import names_among, positive_int, positive_number
 
-TAIL = 400
-"""Steps after the last fault: training goes on until Slurm notices it."""
 BACK_SECONDS = 2.0
 """After which a daemon is started again, and a lost machine is resumed."""
 LOOK_SECONDS = 0.5
@@ -199,20 +192,20 @@ KINDS = {
 }
 
 
-def strike(site: Site, name: str, draw: random.Random) -> faults.Struck:
-    """Strike once and wait until the training has continued."""
+def inject(site: Site, name: str, draw: random.Random) -> faults.Outcome:
+    """Inject one fault and wait until the training has continued."""
     if name not in UNNOTICED:
-        return faults.strike(site, name, draw)
-    said, start = site.sizes(), time.time()
+        return faults.inject(site, name, draw)
+    sizes, start = site.sizes(), time.time()
     try:
-        KINDS[name].strike(site, draw)
+        KINDS[name].inject(site, draw)
         begun, step = site.begun(start), site.last()[0]
         site.wait(lambda: site.last()[0] > step + faults.INTERVAL)
         recovered = begun == site.begun(start) == []
     except (Stuck, IndexError):
         recovered = False
-    lines = [line for line in site.told(said).splitlines() if line.startswith("step ")]
-    return faults.Struck(name, recovered, 0, 0.0, lines[0] if lines else "")
+    lines = [line for line in site.read_logs(sizes).splitlines() if line.startswith("step ")]
+    return faults.Outcome(name, recovered, 0, 0.0, lines[0] if lines else "")
 
 
 def run_job(plan: faults.Plan, name: str, steps: int, work: Callable[[Site], None]) -> tuple[bytes, list[str]]:
@@ -241,50 +234,11 @@ def run_job(plan: faults.Plan, name: str, steps: int, work: Callable[[Site], Non
             run.kill()
 
 
-def strike_all(site: Site, kinds: list[str], steps: int, draw: random.Random) -> list[faults.Struck]:
-    """Strike at random steps; return what became of each fault."""
-    found = []
-    at = sorted(draw.sample(range(faults.INTERVAL + 1, steps - TAIL), len(kinds)))
-    for name, step in zip(kinds, at, strict=True):
-        with contextlib.suppress(Stuck):
-            site.wait(lambda step=step: site.last()[0] >= step)
-        found.append(strike(site, name, draw))
-        faults.show(found[-1], len(found), len(kinds), step)
-    return found
-
-
 def main() -> None:
-    """Strike and print the table; the exit code is 1 when a fault was not recovered or the end differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=positive_int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", type=names_among(KINDS), default=list(KINDS), help=f"some of {','.join(KINDS)}")
-    parser.add_argument("--hang-seconds", type=positive_number, default=60.0, help="of the launchers")
-    parser.add_argument("--patience", type=positive_number, default=300.0, help="seconds until a job counts as lost")
-    parser.add_argument("--keep", type=Path, help="folder for logs and runs, which stay")
-    asked = parser.parse_args()
+    """Inject the faults and print the table."""
     if obstacle := find_obstacle():
         sys.exit(f"error: no Slurm cluster here: {obstacle}")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken down
-    folder = Path(tempfile.mkdtemp(prefix="anabatic-faults-")) if asked.keep is None else asked.keep
-    folder.mkdir(exist_ok=True)
-    faults.KINDS.clear()
-    faults.KINDS.update(KINDS)
-    draw = random.Random(asked.seed)
-    kinds = faults.drawn(asked.kinds, asked.faults, draw)
-    steps = faults.INTERVAL + faults.SPACING * len(kinds) + TAIL
-    start, found = time.monotonic(), []
-    try:
-        plan = faults.Plan(folder.resolve(), asked.hang_seconds, asked.patience, *faults.prepare(folder.resolve()))
-        peace = run_job(plan, "peace", steps, lambda site: None)
-        end = run_job(plan, "faults", steps, lambda site: found.extend(strike_all(site, kinds, steps, draw)))
-    finally:
-        if asked.keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
-    equal = bool(end[0]) and peace == end
-    minutes = (time.monotonic() - start) / 60
-    print(f"{faults.table(found, {'machines': equal})}\n{len(found)} faults, {minutes:.1f} minutes")
-    sys.exit(not (all(one.recovered for one in found) and equal))
+    faults.under_scheduler(__doc__, KINDS, run_job, inject)
 
 
 if __name__ == "__main__":

@@ -106,17 +106,17 @@ def same(out: Path, base: Path) -> None:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("number", ["TERM", "USR1"])
-def test_a_signal_by_hand(cluster: SlurmCluster, home: Home, undisturbed: Path, tmp_path: Path, number: str) -> None:
+def test_signals_by_hand(cluster: SlurmCluster, home: Home, undisturbed: Path, tmp_path: Path) -> None:
     """scancel signals every process of the steps; here it does so twice."""
     out = tmp_path / "run"
     job = submit(cluster, home, out)
-    cluster.wait(job, lambda _: reached(out, 70), log(out))
-    for _ in range(2):
-        cluster.run("scancel", f"--signal={number}", job)
-    cluster.wait(job, functools.partial(restarted, 1), log(out))
+    for count, (number, step) in enumerate((("TERM", 70), ("USR1", 140))):
+        cluster.wait(job, lambda _, step=step: reached(out, step), log(out))
+        for _ in range(2):
+            cluster.run("scancel", f"--signal={number}", job)
+        cluster.wait(job, functools.partial(restarted, count + 1), log(out))
     told = cluster.wait(job, ended, log(out))
-    assert told["JobState"] == "COMPLETED" and len(stops(out)) == 1, log(out).read_text()
+    assert told["JobState"] == "COMPLETED" and len(stops(out)) == 2, log(out).read_text()
     same(out, undisturbed)
 
 

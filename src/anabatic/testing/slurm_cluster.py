@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -46,6 +47,7 @@ MpiDefault=none
 ReturnToService=2
 KillWait=90
 MinJobAge=3600
+FirstJobId={first_job}
 JobCompType=jobcomp/none
 AccountingStorageType=accounting_storage/none
 SchedulerParameters=sched_interval=1,bf_interval=1
@@ -194,7 +196,8 @@ class SlurmCluster:
         ports = _free_ports(1 + len(NODES))
         rows = list(zip(NODES, NPUS, ports[1:], strict=True))
         nodes = [_NODE.format(name=name, host=self._host, port=port, gres=gres) for name, gres, port in rows]
-        config = _CONFIG.format(host=self._host, ports=ports, root=self.root, nodes="\n".join(nodes))
+        first = secrets.randbelow(19_000) + 1  # a job's port follows from its number: two clusters share this host
+        config = _CONFIG.format(host=self._host, ports=ports, root=self.root, first_job=first, nodes="\n".join(nodes))
         (self.root / "slurm.conf").write_text(config)
         types = [(name, *gres.split(":")) for name, gres in zip(NODES, NPUS, strict=True)]
         gres_lines = [f"NodeName={name} Name=npu Type={type_} Count={count}\n" for name, type_, count in types]
