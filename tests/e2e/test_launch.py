@@ -137,6 +137,22 @@ def test_a_lost_machine_continues_from_its_neighbours_memory(home: Home, tmp_pat
     assert models[0] == models[1]
 
 
+def test_a_stop_after_the_launcher_of_machine_0_was_killed(home: Home, tmp_path: Path) -> None:
+    """Its ranks save, and the other machine, which has lost the rendezvous, exits as one that saved: to be queued again."""
+    out, port = tmp_path / "run", find_free_port()
+    at = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--nproc", 1, "--max-restarts", 3)
+    words = home.pretrain(out, more={"schedule.max-steps": 100_000})
+    zero, one = (home.start(*launch(*at, "--node-rank", number), *words) for number in (0, 1))
+    command.wait_for_step(zero, out, 7)
+    psutil.Process(zero.pid).kill()
+    rank = agent(one).children(recursive=True)[0]
+    command.wait_for(one, lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+    psutil.Process(one.pid).terminate()
+    end = command.end(one, 143)
+    zero.communicate()
+    assert "did not meet" not in end.err and command.checkpoints(out), end.err
+
+
 def test_of_two_machines_with_one_number_the_later_takes_part(home: Home, tmp_path: Path) -> None:
     at = ("--nnodes", 3, "--master-addr", "127.0.0.1", "--master-port", find_free_port(), "--max-restarts", 2)
     zero, *ones = [

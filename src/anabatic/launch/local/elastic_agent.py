@@ -89,6 +89,8 @@ def main() -> None:
         (root / worker_reports.LOST_FILE).write_text(reason, encoding="utf-8")
         sys.exit(relaunch.EXIT_RENDEZVOUS_LOST)
     finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):  # it ends already; torch's handler would raise in its clean-up
+            signal.signal(signum, signal.SIG_IGN)
         for handler in handlers:
             handler.leave()
 

@@ -294,7 +294,8 @@ class _Supervisor:
             return 0
         if self.stop_request.first_signal and not attempts:
             return self._log_stopped("before the processes had begun")
-        if code == relaunch.EXIT_RENDEZVOUS_LOST or not attempts:
+        # Asked to stop, too: machine 0 has obeyed first, or was killed, and what the workers did here counts.
+        if not attempts or (code == relaunch.EXIT_RENDEZVOUS_LOST and not self.stop_request.first_signal):
             raise Failure(*self._explain_missing_workers(code))
         report = worker_reports.read_worker_report(attempts[-1])
         if stop_code := report.stop_exit_code():
