@@ -242,7 +242,8 @@ class CoordinatorServer:
     def _tell_all_done(self) -> None:
         """Let go those who have finished, when nobody is left who has not."""
         running = self._coordinator.running
-        if self._done and self._done.issuperset(running):
+        # Numbers first: this is asked with each message, and most come while few have finished.
+        if self._done and len(self._done) >= len(running) and self._done.issuperset(running):
             self._send(self._done, {"kind": "all done"})
             self._done.clear()
 
