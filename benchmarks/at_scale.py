@@ -274,8 +274,9 @@ def show_failures(options: argparse.Namespace) -> None:
         # What a copy takes to be whole, and what a new start takes to read it.
         sides = {
             "disk": (disk + shards * options.plan_us / 1e6, disk + shards * options.read_us / 1e6),
-            "memory": (machine / options.network_gbs,) * 2,
         }
+        if devices > PER_MACHINE:  # one machine has no other to keep its copy
+            sides["memory"] = (machine / options.network_gbs,) * 2
         told = f"{devices:5,} devices, {billions}B: a failure every {between / 3600:7,.1f} h, {size:4,.0f} GB of state"
         print(told)
         for name, (written, read) in sides.items():

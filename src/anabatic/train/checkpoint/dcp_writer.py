@@ -78,7 +78,7 @@ class LinearSavePlanner(DefaultSavePlanner):
 
     torch's planner gathers a list of all tensors from every rank, also of those that every rank holds whole. And it
     compares each pair of a tensor's shards where these do not follow one another along the tensor's longest dimension
-    (torch 2.13, checkpoint/default_planner.py, `_validate_global_plan`): with 4,096 ranks 3.5 s of each such tensor.
+    (torch 2.13, checkpoint/default_planner.py, `_validate_global_plan`): with 4,096 ranks 2.8 s of CPU each time.
 
     Args:
         group: the ranks that save. Whole tensors have the same names, shapes and types on each.
