@@ -4,7 +4,7 @@
 
 Measured in CPU time, on one host: machine 0 while the launchers of all machines meet (64 to a process; one process
 each in rendezvous.py), judging the times of all ranks, planning and sealing a checkpoint, `anabatic explain` on the
-logs of all ranks, the files for schedulers. `failures` is computed on paper from published failure rates.
+logs of all ranks, the files for schedulers. `failures` is estimated from published failure rates.
 """
 
 from __future__ import annotations
