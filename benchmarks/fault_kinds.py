@@ -97,7 +97,7 @@ class Site:
         """How much each machine has written."""
         return [machine.log.stat().st_size for machine in self.machines]
 
-    def told(self, since: list[int]) -> str:
+    def read_logs(self, since: list[int]) -> str:
         """What the machines have written since they had written so much."""
         parts = (machine.log.read_bytes()[size:] for machine, size in zip(self.machines, since, strict=True))
         return b"".join(parts).decode("utf-8", "replace")
@@ -153,7 +153,7 @@ def _stop(site: Site, draw: random.Random) -> None:
 
 
 def _disk(site: Site, draw: random.Random) -> None:
-    """Room for a part of a checkpoint only; it is made free when the job has told of it."""
+    """Room for a part of a checkpoint only; it is made free when the job has reported it."""
     before = site.sizes()
     if site.disk is None or os.geteuid():
         worker = site.workers()[0][1]  # a limit on the size of a file, which the next process does not inherit
@@ -164,7 +164,7 @@ def _disk(site: Site, draw: random.Random) -> None:
     left = int(whole * draw.choice([draw.uniform(0.1, 0.9), draw.uniform(0.93, 0.99)]))
     try:
         with open(ballast, "wb") as file:
-            site.wait(lambda: _fill(site.disk, file, left) or _FULL.search(site.told(before)))
+            site.wait(lambda: _fill(site.disk, file, left) or _FULL.search(site.read_logs(before)))
     finally:
         ballast.unlink()
 
@@ -218,15 +218,15 @@ class Kind:
 
     Attributes:
         what: for the table.
-        strike: does it.
+        inject: does it.
         says: what the launchers must write of it.
-        where: the job that it strikes, `machines` or `npus`.
+        where: the job that it hits, `machines` or `npus`.
         intervals: of checkpoints whose steps may be done again.
         isolated: needs machines with their own cable.
     """
 
     what: str
-    strike: Callable[[Site, random.Random], None]
+    inject: Callable[[Site, random.Random], None]
     says: str
     where: str = "machines"
     intervals: int = 1

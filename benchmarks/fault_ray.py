@@ -1,22 +1,18 @@
-"""Faults without end under Ray: a job of `anabatic launch ray` is struck again and again, and must come back by itself.
+"""Random faults under Ray: they are injected into a job of `anabatic launch ray`, which must recover by itself.
 
     python benchmarks/fault_ray.py [--faults 20] [--seed 0] [--kinds rank,actor,...] [--keep FOLDER]
 
 The cluster is a real one of two raylets on this machine (`anabatic.testing.ray_cluster`); a supervisor starts `ray
 start --block` again when it ends, as systemd would. The figures are those of `faults.py`: how many faults the training
-outlived without a hand, the steps done again beyond the interval of the checkpoints, the seconds to the next finished
+recovered from by itself, the steps done again beyond the interval of the checkpoints, the seconds to the next finished
 step, and whether the weights and all losses are those of an undisturbed run, bit by bit.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
-import shutil
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,9 +23,8 @@ import psutil
 import faults
 from anabatic.core import heartbeat
 from anabatic.testing.ray_cluster import HEAD, RAYLET, RayCluster, RayMachine, ray_cluster
-from fault_kinds import Kind, Site, Stuck
+from fault_kinds import Kind, Site
 from fault_machines import ANABATIC, Machine
-from option_types import names_among, positive_int, positive_number
 
 BACK_SECONDS = 2.0
 """After which a machine of Ray that has ended is started again."""
@@ -144,7 +139,7 @@ def run_job(plan: faults.Plan, name: str, steps: int, work: Callable[[Site], Non
         job.command = [*ANABATIC, *words, *plan.job(folder / "run", steps, "--device.type", "cpu")]
         job.environment = {**os.environ, **cluster.variables, "ANABATIC_CACHE": str(plan.folder / "cache")}
         job.start()
-        site = Site([job], folder / "run", None, plan.patience)
+        site = Site([job], folder / "run", None, plan.hang, plan.patience)
         try:
             work(site)
             return faults.finish(site)
@@ -153,48 +148,9 @@ def run_job(plan: faults.Plan, name: str, steps: int, work: Callable[[Site], Non
             job.kill()
 
 
-def strike_all(site: Site, kinds: list[str], steps: int, draw: random.Random) -> list[faults.Struck]:
-    """Strike at random steps; return what became of each fault."""
-    found = []
-    at = sorted(draw.sample(range(faults.INTERVAL + 1, steps - faults.TAIL), len(kinds)))
-    for name, step in zip(kinds, at, strict=True):
-        with contextlib.suppress(Stuck):
-            site.wait(lambda step=step: site.last()[0] >= step)
-        found.append(faults.strike(site, name, draw))
-        faults.show(found[-1], len(found), len(kinds), step)
-    return found
-
-
 def main() -> None:
-    """Strike and print the table; the exit code is 1 when a fault was not recovered or the end differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=positive_int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", type=names_among(KINDS), default=list(KINDS), help=f"some of {','.join(KINDS)}")
-    parser.add_argument("--hang-seconds", type=positive_number, default=60.0, help="of the launchers")
-    parser.add_argument("--patience", type=positive_number, default=300.0, help="seconds until a job counts as lost")
-    parser.add_argument("--keep", type=Path, help="folder for logs and runs, which stay")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken down
-    folder = Path(tempfile.mkdtemp(prefix="anabatic-faults-")) if asked.keep is None else asked.keep
-    folder.mkdir(exist_ok=True)
-    faults.KINDS.clear()
-    faults.KINDS.update(KINDS)
-    draw = random.Random(asked.seed)
-    kinds = faults.drawn(asked.kinds, asked.faults, draw)
-    steps = faults.INTERVAL + faults.SPACING * len(kinds) + faults.TAIL
-    start, found = time.monotonic(), []
-    try:
-        plan = faults.Plan(folder.resolve(), asked.hang_seconds, asked.patience, *faults.prepare(folder.resolve()))
-        peace = run_job(plan, "peace", steps, lambda site: None)
-        end = run_job(plan, "faults", steps, lambda site: found.extend(strike_all(site, kinds, steps, draw)))
-    finally:
-        if asked.keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
-    equal = bool(end[0]) and peace == end
-    minutes = (time.monotonic() - start) / 60
-    print(f"{faults.table(found, {'machines': equal})}\n{len(found)} faults, {minutes:.1f} minutes")
-    sys.exit(not (all(one.recovered for one in found) and equal))
+    """Inject the faults and print the table."""
+    faults.under_scheduler(__doc__, KINDS, run_job)
 
 
 if __name__ == "__main__":

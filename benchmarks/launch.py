@@ -49,7 +49,7 @@ def restart(plan: Plan, folder: Path, rounds: int) -> list[float]:
         machine.command = [*ANABATIC, *words, *plan.job(folder / "run", 100_000, "--device.type", "cpu")]
         machine.environment = {**os.environ, "ANABATIC_CACHE": str(plan.folder / "cache")}
         machine.start()
-        job = Site([machine], folder / "run", None, plan.patience)
+        job = Site([machine], folder / "run", None, plan.hang, plan.patience)
         since = 0.0
         for _ in range(rounds):
             _wait_for_step(job, since)

@@ -35,6 +35,8 @@ EXIT_PREEMPTED = 143
 Kubernetes never restarts a pod that ends with 0; Kubeflow's `restartPolicy: ExitCode` retries 128 to 255
 (kubeflow.org, "PyTorchJob"), Slurm the codes that its `RequeueExit` lists (slurm.conf(5)).
 """
+EXIT_KILLED = 137
+"""Exit code that a shell gives for a program ended by SIGKILL: 128 + 9."""
 EXIT_USER_ERROR = 2
 """Exit code of an error that the user has to fix."""
 EXIT_RESTART = 4

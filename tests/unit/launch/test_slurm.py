@@ -74,15 +74,16 @@ def test_names_are_quoted_where_they_must() -> None:
     assert "#SBATCH --gres=gpu:a100:8\n#SBATCH" in text and "#SBATCH -p train\n" in text
 
 
-@pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False), (130, False), (137, False)])
-def test_a_job_that_has_saved_itself_is_queued_again(tmp_path: Path, code: int, again: bool) -> None:
+@pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False), (130, False), (137, True)])
+def test_a_job_that_has_saved_or_was_killed_is_queued_again(tmp_path: Path, code: int, again: bool) -> None:
     ended, said = run(tmp_path, slurm.render_script(slurm.SlurmJob("job", 1, 1, gres=""), ["sft"]), ENDS_0=str(code))
     assert ended == code
     assert ("requeue 40007" in said) is again
     assert "--gres" not in slurm.render_script(slurm.SlurmJob("job", 1, 1, gres=""), ["sft"])
 
 
-ENDS = [((143, 143), 143, True), ((143, 1), 1, False), ((2, 143), 2, False)]
+ENDS = [((143, 143), 143, True), ((143, 137), 143, True)]
+ENDS += [((137, 1), 1, False), ((143, 1), 1, False), ((2, 143), 2, False)]
 
 
 @pytest.mark.parametrize(("codes", "code", "again"), ENDS)

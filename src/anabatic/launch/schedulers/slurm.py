@@ -101,7 +101,8 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
         "code=$?",
         f'if [ "$code" -ge {_FAILURE_CODE_OFFSET} ] && [ "$code" -lt {_FAILURE_CODE_OFFSET + 64} ]; '
         f"then code=$((code - {_FAILURE_CODE_OFFSET})); fi",
-        f'if [ "$code" -eq {relaunch.EXIT_PREEMPTED} ]; then  # told to leave, and saved: once more',
+        "# Queued again: a job that was asked to stop and has saved, or whose launcher was killed (SIGKILL).",
+        f'if [ "$code" -eq {relaunch.EXIT_PREEMPTED} ] || [ "$code" -eq {relaunch.EXIT_KILLED} ]; then',
         '  scontrol requeue "$SLURM_JOB_ID"',
         "fi",
         'exit "$code"',
