@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_commit.py [--mib 1024] [--ranks 1 2] [--repeats 5] [--folder DIR]
 
-Every rank has its own tensors under its own names, as shards are, of MIB in all. Timed is `storage.save_checkpoint`:
+Every rank has shards of the same tensors, of MIB in all. Timed is `storage.save_checkpoint`:
 the tensors are written and synced, and the checkpoint is sealed.
 """
 
@@ -36,6 +36,15 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def divide(parts: dict[str, torch.Tensor], ranks: int) -> dict[str, torch.Tensor]:
+    """Return tensors of which each rank has a part of the same length."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    return {name: DTensor.from_local(part, mesh, [Shard(0)]) for name, part in parts.items()}
+
+
 def save_often(rank: int, ranks: int, port: int, mib: int, repeats: int, folder: str, found: Any) -> None:
     torch.set_num_threads(1)
     storage.ignore_dcp_warnings()
@@ -45,7 +54,9 @@ def save_often(rank: int, ranks: int, port: int, mib: int, repeats: int, folder:
         dist.init_process_group("gloo", address, timedelta(minutes=5), world_size=ranks, rank=rank)
         world = World(rank, ranks)
     elements = mib * 2**20 // 4 // TENSORS // ranks
-    tensors = {f"model.{rank}.{number}": torch.randn(elements) for number in range(TENSORS)}
+    tensors: dict[str, torch.Tensor] = {f"model.{number}": torch.randn(elements) for number in range(TENSORS)}
+    if ranks > 1:
+        tensors = divide(tensors, ranks)
     for number in range(repeats + 1):  # the first warms up
         content = storage.CheckpointContent(tensors, {"cpu": torch.get_rng_state()}, "{}")
         os.sync()

@@ -2,7 +2,8 @@
 
 Every machine is a process, forked from one that has imported torch, with its own connection to
 machine 0. It joins, stays for a while as the agent does, fails once, so that all meet again, and ends. What counts is
-the CPU time of all processes together, beside torch's own rendezvous (c10d) where that comes through.
+the CPU time of all processes together, beside torch's own rendezvous (c10d) where that comes through; and, of ours, the
+CPU time of machine 0 and the bytes of another machine's connection.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
@@ -54,8 +58,21 @@ def theirs(port: int, number: int, size: int, seconds: float) -> Any:
     return rendezvous_handler_registry.create_handler(parameters)
 
 
-def take_part(side: str, port: int, number: int, size: int, seconds: float) -> None:
+def cpu_seconds(who: int) -> float:
+    """In user and system mode."""
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def connection_bytes(connection: socket.socket) -> tuple[int, int]:
+    """Return the bytes sent and acknowledged, and received (`struct tcp_info` of linux/tcp.h)."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+    return struct.unpack_from("=QQ", info, 120)
+
+
+def take_part(side: str, port: int, number: int, size: int, seconds: float, folder: Path) -> None:
     """Meet twice, as an agent whose workers fail once."""
+    spent = cpu_seconds(resource.RUSAGE_SELF)
     handler = (ours if side == "anabatic" else theirs)(port, number, size, seconds)
     for round_number in range(2):
         info = handler.next_rendezvous()
@@ -68,7 +85,13 @@ def take_part(side: str, port: int, number: int, size: int, seconds: float) -> N
             time.sleep(0.1)
     if side == "anabatic":
         assert handler.wait_for_all(seconds)
+        if number == 1:
+            sent, received = connection_bytes(handler._client._socket)
+            (folder / "bytes").write_text(f"{sent:,} bytes sent and {received:,} received by machine 1")
         handler.leave()
+        if not number:
+            spent = cpu_seconds(resource.RUSAGE_SELF) - spent
+            (folder / "first").write_text(f"{spent:.2f} s of CPU of machine 0")
         return
     info.store.add("done", 1)
     while number == 0 and info.store.add("done", 0) < size:
@@ -77,12 +100,12 @@ def take_part(side: str, port: int, number: int, size: int, seconds: float) -> N
         time.sleep(1.0)
 
 
-def measure(side: str, size: int, seconds: float) -> tuple[float, float] | None:
+def measure(side: str, size: int, seconds: float, folder: Path) -> tuple[float, float] | None:
     """Return CPU and wall seconds of all machines; None: they did not come through in time."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    before, began = cpu_seconds(resource.RUSAGE_CHILDREN), time.monotonic()
     pids = []
     for number in range(size):
         pid = os.fork()
@@ -90,7 +113,7 @@ def measure(side: str, size: int, seconds: float) -> tuple[float, float] | None:
             code = 1
             try:
                 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-                take_part(side, port, number, size, seconds)
+                take_part(side, port, number, size, seconds, folder)
                 code = 0
             except Exception as error:
                 sys.stderr.write(f"machine {number}: {type(error).__name__}: {error}\n")
@@ -105,9 +128,7 @@ def measure(side: str, size: int, seconds: float) -> tuple[float, float] | None:
                 break
             time.sleep(0.05)
         failed += bool(done[1])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return None if failed else (cpu, time.monotonic() - began)
+    return None if failed else (cpu_seconds(resource.RUSAGE_CHILDREN) - before, time.monotonic() - began)
 
 
 def main() -> None:
@@ -119,11 +140,13 @@ def main() -> None:
     for size in map(int, options.machines.split(",")):
         spent: dict[str, float] = {}
         for side in options.sides:
-            found = measure(side, size, options.seconds)
+            with TemporaryDirectory() as folder:
+                found = measure(side, size, options.seconds, Path(folder))
+                more = [path.read_text() for path in sorted(Path(folder).iterdir())]
             if found is not None:
                 spent[side] = found[0]
             told = "not through" if found is None else f"{found[0]:7.1f} s of CPU, {found[1]:6.1f} s"
-            print(f"{size:6,} machines, {side:10} {told}", flush=True)
+            print(f"{size:6,} machines, {side:10} {'; '.join([told, *more])}", flush=True)
         if len(spent) == len(SIDES):
             print(
                 f"{size:6,} machines, c10d takes {spent['c10d'] / spent['anabatic']:.1f} times as much CPU", flush=True

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from anabatic.core.open_files import allow_open_files
 from anabatic.launch.coordinator import LOST_SECONDS, Coordinator, Decisions, Machine, Meeting
-from anabatic.launch.open_files import allow_open_files
 from anabatic.launch.rendezvous import describe_differences
 from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
 
@@ -242,7 +242,8 @@ class CoordinatorServer:
     def _tell_all_done(self) -> None:
         """Let go those who have finished, when nobody is left who has not."""
         running = self._coordinator.running
-        if self._done and self._done.issuperset(running):
+        # Numbers first: this is asked with each message, and most come while few have finished.
+        if self._done and len(self._done) >= len(running) and self._done.issuperset(running):
             self._send(self._done, {"kind": "all done"})
             self._done.clear()
 

@@ -21,13 +21,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
+from anabatic.core.open_files import allow_open_files
 from anabatic.device.device import Device
 
 if TYPE_CHECKING:  # half a second of imports, for several processes alone
     from torch.distributed.tensor import DTensor, Placement
 
+_SPARE_FILES = 1024
+"""Files that a rank opens besides the connections to the others: data, checkpoints, the device's driver."""
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Timeout of a collective: rank 0 may tokenize a large corpus while the others wait."""
 
@@ -102,6 +106,7 @@ def init_world(device: Device, tensor_size: int = 1) -> World:
     # The device of this process is already set, and checkpoints gather a few names: both warnings are harmless.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
+    _allow_connections(world_size)
     HEARTBEAT.record_beat(STEP_JOINING)
     dist.init_process_group(device.device_row.collective, timeout=COLLECTIVE_TIMEOUT)
     HEARTBEAT.record_beat(STEP_NOT_TRAINING)
@@ -112,6 +117,16 @@ def init_world(device: Device, tensor_size: int = 1) -> World:
     mesh = init_device_mesh(device.type, (world_size // tensor_size, tensor_size), mesh_dim_names=("data", "tensor"))
     tensor_group = RankGroup(mesh.get_local_rank("tensor"), tensor_size, mesh.get_group("tensor"))
     return World(dist.get_rank(), world_size, tensor_group=tensor_group, mesh=mesh)
+
+
+def _allow_connections(ranks: int) -> None:
+    """Let this process open a connection to each rank: the store of rank 0 and gloo do."""
+    limit = allow_open_files(ranks + _SPARE_FILES)
+    if limit < ranks:
+        log.warn(
+            f"{ranks} ranks are more than the {limit} files that this process may open: rank 0 and gloo need a"
+            " connection to each; raise the hard limit (ulimit -Hn)"
+        )
 
 
 def leave_world(world: World) -> None:

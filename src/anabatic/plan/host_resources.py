@@ -70,6 +70,8 @@ def estimate_host_resources(
         )
     if job.save.background != "off":
         host_bytes["a copy of the checkpoint"] = machine_fraction * checkpoint_bytes
+    if job.save.memory_every:
+        host_bytes["copies in memory, while one is made"] = _estimate_memory_copies(setup, npus, checkpoint_bytes)
     copies = job.save.keep_last + job.save.keep_best + 1  # a new one is complete before an old one is removed
     disk_bytes = {f"checkpoints, {copies} at most": copies * checkpoint_bytes, "best and final model": 2 * model_bytes}
     if tokens is not None:
@@ -79,3 +81,14 @@ def estimate_host_resources(
         )
     kwh = chip.watts * setup.world_size * seconds / 3.6e6 if chip.watts and seconds else None
     return HostResources(host_bytes, checkpoint_bytes, model_bytes, disk_bytes, kwh)
+
+
+def _estimate_memory_copies(setup: TrainingSetup, npus: int, checkpoint_bytes: float) -> float:
+    """Return the bytes of a machine's copies in memory while one is made (`train/checkpoint/memory_copies.py`).
+
+    Shards are kept for this machine and its neighbour; what every rank holds whole is kept once and not sent.
+    """
+    parts = setup.world_size if setup.is_sharded else setup.tensor
+    machines = 1 if parts == 1 or npus >= setup.world_size else 2
+    kept = checkpoint_bytes if parts == 1 else machines * npus * checkpoint_bytes / parts
+    return 2 * kept

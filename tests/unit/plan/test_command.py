@@ -137,6 +137,26 @@ def test_every_training_has_a_plan_for_this_machine(
     assert not out.exists(), "nothing is begun"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "options", "checkpoints"),
+    [
+        (16, "--parallel.strategy zero3", 4 / 16),  # this machine's part and its neighbour's, and both of the new step
+        (1, "--parallel.strategy zero3", 2),
+        (16, "--parallel.strategy ddp", 2),  # every machine holds everything
+        (16, "--parallel.strategy ddp --parallel.tensor 2", 16),  # eight halves of a machine, and its neighbour's
+    ],
+)
+def test_copies_in_memory_are_counted(
+    nodes: int, options: str, checkpoints: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--json", "--chip", "H100", "--npus", "8", "--nodes", str(nodes), "--", "sft"]
+    words += ["--model", "Qwen/Qwen2.5-1.5B", "--data", "x", "--save.memory-every", "50", *options.split()]
+    assert run(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    copies = found["host_bytes"]["copies in memory, while one is made"]
+    assert copies == pytest.approx(checkpoints * found["checkpoint_bytes"], rel=1e-6)
+
+
 def test_what_a_run_needs_beside_its_devices(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--json", "--chip", "H100", "--npus", "8", "--nodes", "2", "--tokens", "20000000"]
     words += ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--parallel.strategy", "zero3"]
@@ -150,5 +170,6 @@ def test_what_a_run_needs_beside_its_devices(capsys: pytest.CaptureFixture[str])
     assert found["host_bytes"]["offloaded weights and optimizer"] == pytest.approx(12 * params / 2, rel=1e-6)
     assert found["host_bytes"]["offloaded gradients"] == pytest.approx(4 * params / 2, rel=1e-6)
     assert found["run_kwh"] == pytest.approx(16 * 0.7 * found["run_seconds"] / 3600)
+    assert "copies in memory, while one is made" not in found["host_bytes"]
     assert run(["plan", "--json", *SFT]) == 0
     assert json.loads(capsys.readouterr().out)["run_kwh"] is None  # no power of a 910B3 is published

@@ -212,8 +212,7 @@ def test_a_file_of_a_rank_that_rank_0_does_not_see_is_no_checkpoint(tmp_path: Pa
 
 def save_shards(root: str) -> None:
     world = init_world(DEVICE)
-    rank = world.rank
-    tensors = {f"model.{rank}": torch.full((1000,), float(rank))}
+    tensors = {f"model.{number}": torch.full((1000,), float(number)) for number in range(2)}
     content = storage.CheckpointContent(tensors, DEVICE.get_rng_state(), "{}")
     storage.save_checkpoint(RunFolder(root), 3, content, world)
     leave_world(world)

@@ -17,7 +17,7 @@ from anabatic.parallel.process_groups import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.guards.replica_check import ReplicaCheck, describe_mismatch, list_copy_groups, sum_bits
 from anabatic.train.guards.straggler_rules import CopyMismatch
-from anabatic.train.guards.stragglers import describe_health
+from anabatic.train.guards.stragglers import MAX_WITNESSES, compute_link_seconds, describe_health, list_witnesses
 from anabatic.train.loop import fit
 from anabatic.train.metrics.rank_times import StepTimer, time_broadcasts, time_products
 from unit.train.fitting import DEVICE, conversations, fitting
@@ -65,6 +65,21 @@ def test_a_hot_and_a_throttled_device_is_called_so() -> None:
     assert describe_health(machine, frozenset({0})) == "60 °C"
     assert describe_health(machine, frozenset({7})) == ""
     assert describe_health(Snapshot("npu-smi", [device(0, None, None)]), frozenset({0})) == ""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 64, 65, 4096])
+def test_a_slow_link_is_seen_by_few_witnesses(ranks: int) -> None:
+    """A slow link delays the broadcasts of its own rank for all, and those of the others only for that rank."""
+    witnesses = list_witnesses(ranks)
+    assert len(set(witnesses)) == len(witnesses) == min(ranks, MAX_WITNESSES)
+    assert witnesses == sorted(witnesses) and set(witnesses) <= set(range(ranks))
+    for slow in {0, 1, ranks - 1, witnesses[-1]}:
+        views = [[5.0 if slow in (source, witness) else 1.0 for source in range(ranks)] for witness in witnesses]
+        for row, witness in zip(views, witnesses, strict=True):
+            row[witness] = 0.1  # its own data have left
+        found = compute_link_seconds(witnesses, views)
+        expected = [5.0 if source == slow else 1.0 for source in range(ranks)]
+        assert found == (expected if ranks > 2 else [5.0, 5.0])  # the two ends of one link
 
 
 def test_own_work_and_waiting_are_told_apart() -> None:

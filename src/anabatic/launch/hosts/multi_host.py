@@ -13,12 +13,12 @@ from typing import IO, Any
 
 from anabatic.core import log, relaunch
 from anabatic.core.errors import Failure
+from anabatic.core.open_files import allow_open_files
 from anabatic.core.paths import make_write_error
 from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
 from anabatic.launch.hosts import ssh_connection
 from anabatic.launch.hosts.hostfile import HostEntry
 from anabatic.launch.hosts.remote_machine import EventQueue, RemoteJob, RemoteMachine
-from anabatic.launch.open_files import allow_open_files
 
 _FILES_OF_HOST = 5
 """Open files for one host: three pipes, its log, and one more while its ssh starts."""

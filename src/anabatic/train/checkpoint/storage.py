@@ -83,7 +83,8 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         barrier(group)
         alone: dict[str, Any] = {"no_dist": True} if group.size == 1 else {"process_group": group.process_group}
         writer = dcp_writer.ChecksumStorageWriter(built)
-        dcp.save(dict(content.tensors), storage_writer=writer, **alone)
+        planner = dcp_writer.LinearSavePlanner(group)
+        dcp.save(dict(content.tensors), storage_writer=writer, planner=planner, **alone)
         rng = safetensors_torch.save(dict(content.rng_state))
         checksums.write_file(built / f"rng-{group.rank}.safetensors", rng, writer.written)
         # A rank that has died has sent no list: nothing is sealed, and there is no checkpoint.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from anabatic.core import log
 from anabatic.device.device import Device, get_device_ids
 from anabatic.monitor.snapshot import DeviceReading, Snapshot
 from anabatic.monitor.sources.selection import find_accelerator_source
-from anabatic.parallel.process_groups import all_gather_rows, all_gather_text
+from anabatic.parallel.process_groups import all_gather_rows, all_gather_text, all_reduce_sum
 from anabatic.train.context import LoopContext
 from anabatic.train.guards.straggler_rules import RankTimes, StragglerDetector, StragglerFinding
 from anabatic.train.metrics.rank_times import StepTimes, time_broadcasts, time_products
@@ -26,6 +27,8 @@ MAX_PROBE_FRACTION = 1e-3
 """Of the training time at most for timing broadcasts and products, unless the last ones were slow."""
 MAX_LISTED_RANKS = 64
 """Ranks of which each row keeps every figure."""
+MAX_WITNESSES = 64
+"""Ranks whose view of all broadcasts is compared: with the views of all ranks, a table would grow with their square."""
 _HOT_EXCESS_C = 10.0
 _THROTTLED_FRACTION = 0.9
 """Of the other devices' temperature and clock: what is worth a word."""
@@ -105,13 +108,16 @@ class StragglerMonitor:
         broadcasts, broadcast_s = time_broadcasts(self.world, self.device)
         product, product_s = time_products(self.device) if self.is_lockstep else (0.0, 0.0)
         self.probe_seconds = broadcast_s + product_s
-        table = self._gather([*broadcasts, product])
-        # What a sender itself sees ends when its data have left.
-        links = [
-            statistics.median_low(table[rank][source] for rank in range(ranks) if rank != source)
-            for source in range(ranks)
-        ]
-        return links, [row[-1] for row in table]
+        products = [row[0] for row in self._gather([product])] if self.is_lockstep else [0.0] * ranks
+        return self._judge_broadcasts(broadcasts), products
+
+    def _judge_broadcasts(self, own: list[float]) -> list[float]:
+        """Return the seconds of each rank's broadcast, from what this rank and the other witnesses saw of them."""
+        witnesses = list_witnesses(self.world.size)
+        views = torch.zeros(len(witnesses), self.world.size, device=self.device.torch_device)
+        if self.world.rank in witnesses:
+            views[witnesses.index(self.world.rank)] = torch.tensor(own)
+        return compute_link_seconds(witnesses, all_reduce_sum(views, self.world).tolist())
 
     def _report(self, step: int, finding: StragglerFinding) -> None:
         rank, place = finding.rank, self.places[finding.rank]
@@ -167,6 +173,26 @@ class StragglerMonitor:
                 {"rank": rank, "place": self.places[rank], "reason": cause} for rank, cause in slow.items()
             ]
         return found
+
+
+def list_witnesses(ranks: int) -> list[int]:
+    """Return the ranks that report what they saw of all broadcasts: spread evenly, all of a small job."""
+    count = min(ranks, MAX_WITNESSES)
+    return [number * ranks // count for number in range(count)]
+
+
+def compute_link_seconds(witnesses: Sequence[int], views: Sequence[Sequence[float]]) -> list[float]:
+    """Return how long the broadcast from each rank takes: the median of what the witnesses saw.
+
+    A sender is no witness of its own broadcast: what it sees ends when its data have left.
+
+    Args:
+        views: for each witness, the seconds of the broadcast from each rank.
+    """
+    return [
+        statistics.median_low(seconds for witness, seconds in zip(witnesses, column, strict=True) if witness != source)
+        for source, column in enumerate(zip(*views, strict=True))
+    ]
 
 
 def read_device_health(device: Device) -> str:

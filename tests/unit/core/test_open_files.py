@@ -7,11 +7,12 @@ import sys
 
 PROGRAM = """
 import resource, sys
-from anabatic.launch.open_files import allow_open_files
+from anabatic.core.open_files import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
 for count in (50, 200, 150, 1000):
-    allow_open_files(count)
-    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    limit = allow_open_files(count)
+    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    print(limit)
 """
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import resource
 
 
-def allow_open_files(count: int) -> None:
-    """Raise the limit to `count`, as far as the system lets this process; never lower it."""
+def allow_open_files(count: int) -> int:
+    """Raise the limit to `count`, as far as the system lets this process; never lower it. Return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return count
+    if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
