@@ -150,6 +150,12 @@ class SkippedRows:
         if len(self.examples) < 3:
             self.examples.append(problem.message)
 
+    def add(self, other: SkippedRows) -> None:
+        """Add what was skipped in the rows behind."""
+        self.count += other.count
+        self.hint = self.hint or other.hint
+        self.examples = (self.examples + other.examples)[:3]
+
 
 def hash_id(row_id: str) -> bytes:
     """Return the BLAKE2b hash (64 bits) of the id of a row or a document: what is held out depends on it alone."""
