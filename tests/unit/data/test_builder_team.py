@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,16 +22,18 @@ import pytest
 import torch.distributed as dist
 
 from anabatic.config.sections.common import Data
-from anabatic.core import log
+from anabatic.core import log, relaunch
 from anabatic.core.errors import AnabaticError
+from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.data.readers import source_parts
 from anabatic.data.shards import builder_team, dataset_cache
 from anabatic.data.shards.builder_team import join_builder_team
+from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.parallel.process_groups import World
 from anabatic.testing.multiprocess import run_mortal_ranks, spawn_ranks
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
-COLLECTIVE_LIMIT = timedelta(seconds=4)
+COLLECTIVE_LIMIT = timedelta(seconds=8)
 
 
 class Parts(logging.Handler):
@@ -38,8 +42,11 @@ class Parts(logging.Handler):
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.count, self.then = 0, then
+        self.progress: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        if "tokenising " in record.getMessage():
+            self.progress.append(record.getMessage())
         if "is finished" in record.getMessage():
             self.count += 1
             self.then()
@@ -68,8 +75,8 @@ def build(folder: Path, specs: list[str], machines: int, cache: str, part_second
     told = {
         "parts": parts.count,
         "seconds": seconds,
+        "progress": parts.progress,
         "tokens": [one.num_tokens for one in sets],
-        "paths": [str(one.path) for one in sets],
     }
     (folder / f"told-{world.rank}.json").write_text(json.dumps(told))
     dist.barrier()
@@ -131,11 +138,43 @@ def test_shards_are_those_of_one_process(corpora: Path, tmp_path: Path, ranks: i
 
 
 def test_a_rank_waits_longer_than_a_collective_may_last(corpora: Path, tmp_path: Path) -> None:
-    spawn_ranks(build, 2, corpora, [str(corpora / "rows.jsonl")], 1, str(tmp_path), 0.6)
+    """And the launcher, which counts what does not move for a while as hung, sees progress of both ranks."""
+    beats = tmp_path / "beats"
+    beats.mkdir()
+    watchdogs = [HangWatchdog(beats / str(rank), timeout=3.0) for rank in range(2)]
+    hung, ended = [], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            hung.extend(dog for dog in watchdogs if dog.is_hung())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        spawn_ranks(build_slowly, 2, corpora, tmp_path, beats)
+    finally:
+        ended.set()
+        watching.join()
     builder, waiting = (json.loads((corpora / f"told-{rank}.json").read_text()) for rank in range(2))
     assert builder["parts"] > 5 and waiting["parts"] == 0
     assert waiting["seconds"] > COLLECTIVE_LIMIT.total_seconds() + 1
     assert waiting["tokens"] == builder["tokens"]
+    assert not hung
+    assert not any(" of " in line for line in waiting["progress"])
+    line = next(line for line in builder["progress"] if "tokens/s" in line)
+    assert re.search(
+        r"rows.jsonl \(train\): part \d+ of \d+, \S+ documents, \S+ tokens, \S+ tokens/s, about .* left", line
+    )
+
+
+def build_slowly(corpora: Path, folder: Path, beats: Path) -> None:
+    """As `build`, with a heartbeat in a folder of this rank."""
+    reports = beats / os.environ["RANK"]
+    reports.mkdir()
+    os.environ[relaunch.REPORTS_VARIABLE] = str(reports)
+    builder_team.LOG_SECONDS = 1.0
+    HEARTBEAT.open()
+    build(corpora, [str(corpora / "rows.jsonl")], 1, str(folder), 0.6)
 
 
 def test_a_failure_is_reported_on_all_ranks_with_its_machine(corpora: Path, tmp_path: Path) -> None:

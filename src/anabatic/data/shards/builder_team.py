@@ -383,7 +383,8 @@ class _Pulse:
         )
         total = sum(map(plan.count_bytes, range(len(plan.parts))))
         seconds = now - self._source_started
-        line = f"tokenising {label} on {len(self._builders)} machines: part {finished} of {len(plan.parts)}"
+        machines = f" on {len(self._builders)} machines" if len(self._builders) > 1 else ""
+        line = f"tokenising {label}{machines}: part {finished} of {len(plan.parts)}"
         line += f", {format_count(documents)} documents, {format_count(tokens)} tokens"
         if new:
             share = new / max(1, done)  # of what is done now and not by an earlier start
