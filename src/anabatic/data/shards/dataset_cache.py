@@ -146,7 +146,7 @@ def get_cache_path(
     seq_len: int | None = None,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
 ) -> Path:
-    """Return the folder that `build_dataset` uses for these arguments; other ranks open it after a barrier."""
+    """Return the folder that `build_dataset` uses for these arguments; whether or not it is there."""
     return _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, NO_LEVEL).path
 
 
