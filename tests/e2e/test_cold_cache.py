@@ -65,8 +65,8 @@ def test_a_bad_row_is_reported_on_both_machines(home: Home, tmp_path: Path) -> N
 def test_a_killed_tokenisation_continues_with_the_parts_that_are_missing(home: Home, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", home.text.read_text(), number=12_000)
     own = dataclasses.replace(home, cache=tmp_path / "cache")
-    words = own.pretrain(tmp_path / "run", 1, FEW | {"data.train": rows, "data.valid-fraction": 0})
-    process = own.start("launch", "--nproc", 2, "--max-restarts", 1, "--", *words)
+    words = own.pretrain(tmp_path / "run", 2, FEW | {"data.train": rows, "data.valid-fraction": 0})
+    process = own.start("launch", "--max-restarts", 1, "--", *words)
     shards = tmp_path / "cache" / "shards"
     command.wait_for(process, lambda: any(shards.glob(".*.parts/0*")))
     workers = psutil.Process(process.pid).children(recursive=True)

@@ -44,7 +44,7 @@ _SEEN_SECONDS = 5.0
 _VISIBLE_SECONDS = 60.0
 """A network file system may show a file of another machine so much later (nfs(5), acdirmax)."""
 _PROBE_SECONDS = 2.0
-_STALE_PARTS_SECONDS = 7 * 24 * 3600
+_STALE_SECONDS = 7 * 24 * 3600
 _ERROR_KINDS = {kind.__name__: kind for kind in (ConfigError, DataError, Failure)}
 _SHARED = "shared"
 _teams = itertools.count()
@@ -110,26 +110,22 @@ def join_builder_team(world: World, cache: str | None) -> Iterator[BuilderTeam |
     if world.size == 1:
         yield None
         return
-    root = (Path(cache).expanduser() if cache else get_cache_root()) / "shards"
-    probe = root / f".shared-{uuid.uuid4().hex}"
-    try:
-        team = _meet(world, root, probe)
-        if not team.is_builder:
-            team.wait_for_builders()
-            yield None
-            return
-        with team.run():
-            yield team
-    finally:
-        if world.rank == 0:
-            probe.unlink(missing_ok=True)
+    team = _meet(world, (Path(cache).expanduser() if cache else get_cache_root()) / "shards")
+    if not team.is_builder:
+        team.wait_for_builders()
+        yield None
+        return
+    with team.run():
+        yield team
 
 
-def _meet(world: World, root: Path, probe: Path) -> BuilderTeam:
+def _meet(world: World, root: Path) -> BuilderTeam:
     """Exchange who builds on which machine, and find out whether this one shares the cache with rank 0."""
+    probe = root / f".shared-{uuid.uuid4().hex}"
     if world.rank == 0:
         with contextlib.suppress(OSError):  # a builder that cannot write says so
             root.mkdir(parents=True, exist_ok=True)
+            _remove_old(root, ".shared-*")
             probe.touch()
     is_builder = world.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0"
     about = json.dumps([is_builder, socket.gethostname(), probe.name])
@@ -140,7 +136,11 @@ def _meet(world: World, root: Path, probe: Path) -> BuilderTeam:
     if is_builder and world.rank and not _appears(root / told[0][2], _PROBE_SECONDS):
         log.info(f"{root} is not shared with machine 0: this machine tokenises for itself")
         group = f"rank-{world.rank}"
-    return BuilderTeam(world, builders, group)
+    groups = all_gather_text(group, world)
+    if world.rank == 0:  # all have looked
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return BuilderTeam(world, builders, group, sum(groups[rank] == group for rank in ranks))
 
 
 def _appears(path: Path, seconds: float) -> bool:
@@ -162,10 +162,11 @@ class BuilderTeam:
         world: all ranks.
         builders: in the order of ranks; the first is rank 0.
         group: builders of one group share the cache folder.
+        group_size: number of builders of this rank's group.
     """
 
-    def __init__(self, world: World, builders: list[Builder], group: str) -> None:
-        self._world, self._builders, self._group = world, builders, group
+    def __init__(self, world: World, builders: list[Builder], group: str, group_size: int) -> None:
+        self._world, self._builders, self._group, self._group_size = world, builders, group, group_size
         self._store = JobStore(f"builders-{next(_teams)}")
         self._own = next((builder for builder in builders if builder.rank == world.rank), None)
         self._pulse = _Pulse(self._store, builders)
@@ -238,7 +239,7 @@ class BuilderTeam:
     def _lead(self, job: TeamJob, claims: str, parts: Path) -> None:
         shutil.rmtree(job.path, ignore_errors=True)  # it is damaged
         try:
-            plan = _open_plan(job, parts, len(self._builders) if self._group == _SHARED else 1)
+            plan = _open_plan(job, parts, self._group_size)
         except OSError as error:
             raise make_write_error(parts, error, CACHE_HINT) from error
         self._store.put(f"{claims}/parts", str(len(plan.parts)))
@@ -246,7 +247,8 @@ class BuilderTeam:
             with atomic_folder(job.path) as folder:
                 job.write_dataset(folder, encode_here, self.advance)
         else:
-            self._pulse.watch_source(job.label, plan, claims)
+            machines = f" on {self._group_size} machines" if self._group_size > 1 else ""
+            self._pulse.watch_source(f"{job.label}{machines}", plan, claims)
             self._write_parts(job, plan, claims, parts)
             self._wait_until(lambda: self._store.add(f"{claims}/finished", 0) == len(plan.parts) or None)
             folders = [parts / f"{number:05d}" for number in range(len(plan.parts))]
@@ -383,8 +385,7 @@ class _Pulse:
         )
         total = sum(map(plan.count_bytes, range(len(plan.parts))))
         seconds = now - self._source_started
-        machines = f" on {len(self._builders)} machines" if len(self._builders) > 1 else ""
-        line = f"tokenising {label}{machines}: part {finished} of {len(plan.parts)}"
+        line = f"tokenising {label}: part {finished} of {len(plan.parts)}"
         line += f", {format_count(documents)} documents, {format_count(tokens)} tokens"
         if new:
             share = new / max(1, done)  # of what is done now and not by an earlier start
@@ -398,9 +399,7 @@ class _Pulse:
 def _open_plan(job: TeamJob, parts: Path, readers: int) -> PartPlan:
     """Return the plan of an earlier start that was not finished, or make one."""
     parts.parent.mkdir(parents=True, exist_ok=True)
-    for left in parts.parent.glob(".*.parts"):
-        if left != parts and time.time() - left.stat().st_mtime > _STALE_PARTS_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+    _remove_old(parts.parent, ".*.parts", parts)
     try:
         plan = PartPlan.load(parts / "plan.json")
         finished = sum((parts / f"{number:05d}").exists() for number in range(len(plan.parts)))
@@ -416,6 +415,14 @@ def _open_plan(job: TeamJob, parts: Path, readers: int) -> PartPlan:
         parts.mkdir()
         plan.save(parts / "plan.json")
     return plan
+
+
+def _remove_old(root: Path, pattern: str, wanted: Path | None = None) -> None:
+    """Remove what jobs that were killed have left behind, a week later."""
+    for left in root.glob(pattern):
+        with contextlib.suppress(OSError):  # another job was faster
+            if left != wanted and time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _lost_error(builder: Builder) -> Failure:
