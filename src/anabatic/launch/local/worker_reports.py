@@ -131,7 +131,7 @@ def is_stop_requested(codes: Iterable[int]) -> bool:
     killed, torch's agent ends the others by SIGTERM, and theirs is no sign of a request.
     """
     exit_codes = list(codes)
-    if -signal.SIGKILL in exit_codes:
+    if any(code < 0 and -code not in STOP_SIGNALS for code in exit_codes):
         return False
     return any(code in _STOP_CODES for code in exit_codes) or set(exit_codes) == {-signal.SIGTERM}
 
