@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from anabatic.data.readers.document import WHOLE_FILE, FilePiece
@@ -10,10 +11,10 @@ from anabatic.data.readers.parquet import DamagedParquetError, catch_arrow_error
 _BLOCK_BYTES = 2**22
 
 
-def cut_file(path: Path, piece_bytes: int) -> list[FilePiece]:
+def cut_file(path: Path, piece_bytes: int, advance: Callable[[], None]) -> list[FilePiece]:
     """Cut a file into pieces of about `piece_bytes`; their rows, one piece after the other, are those of the file.
 
-    A JSON-lines file is read once, for the numbers of its lines.
+    A JSON-lines file is read once, for the numbers of its lines; `advance` is called after each block.
 
     Raises:
         OSError: the file cannot be read.
@@ -21,10 +22,10 @@ def cut_file(path: Path, piece_bytes: int) -> list[FilePiece]:
     suffix = path.suffix.lower()
     if path.stat().st_size < 2 * piece_bytes or suffix not in (".jsonl", ".parquet"):
         return [WHOLE_FILE]
-    return _cut_lines(path, piece_bytes) if suffix == ".jsonl" else _cut_row_groups(path, piece_bytes)
+    return _cut_lines(path, piece_bytes, advance) if suffix == ".jsonl" else _cut_row_groups(path, piece_bytes)
 
 
-def _cut_lines(path: Path, piece_bytes: int) -> list[FilePiece]:
+def _cut_lines(path: Path, piece_bytes: int, advance: Callable[[], None]) -> list[FilePiece]:
     pieces: list[FilePiece] = []
     position = start = lines = first_row = 0
     with open(path, "rb") as file:
@@ -40,6 +41,7 @@ def _cut_lines(path: Path, piece_bytes: int) -> list[FilePiece]:
                 start, first_row = position + counted, lines
             lines += block.count(b"\n", counted)
             position += len(block)
+            advance()
     return [*pieces, FilePiece(start, position, first_row)] if position > start else pieces
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -95,8 +95,10 @@ class PartPlan:
             raise DataError(f"{path}: cannot be read ({error})", "delete the folder; it is made again") from error
 
 
-def cut_source(source: DataSource, readers: int) -> tuple[tuple[SourcePiece, ...], ...]:
+def cut_source(source: DataSource, readers: int, advance: Callable[[], None]) -> tuple[tuple[SourcePiece, ...], ...]:
     """Cut a source into parts for some readers; none where it is small, generated, or limited to its first rows.
+
+    `advance` is called often.
 
     Raises:
         DataError: a file cannot be read.
@@ -116,7 +118,7 @@ def cut_source(source: DataSource, readers: int) -> tuple[tuple[SourcePiece, ...
     parts: list[list[SourcePiece]] = []
     room = 0
     for file in files:
-        for piece in _cut_pieces(file, part_bytes):
+        for piece in _cut_pieces(file, part_bytes, advance):
             if room <= 0:
                 parts.append([])
                 room = part_bytes
@@ -125,11 +127,11 @@ def cut_source(source: DataSource, readers: int) -> tuple[tuple[SourcePiece, ...
     return tuple(map(tuple, parts)) if len(parts) > 1 else ()
 
 
-def _cut_pieces(file: SourcePiece, part_bytes: int) -> list[SourcePiece]:
+def _cut_pieces(file: SourcePiece, part_bytes: int, advance: Callable[[], None]) -> list[SourcePiece]:
     if not file.path or get_reader(Path(file.path)) not in PIECE_READERS.values():
         return [file]
     try:
-        pieces = cut_file(Path(file.path), part_bytes)
+        pieces = cut_file(Path(file.path), part_bytes, advance)
     except OSError as error:
         raise DataError(f"{file.path}: {error.strerror or error}", "look at its permissions and its disk") from error
     return [file._replace(piece=piece, num_bytes=file.num_bytes // len(pieces)) for piece in pieces]

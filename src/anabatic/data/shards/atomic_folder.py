@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,10 @@ _STALE_SECONDS = 24 * 3600
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, advance: Callable[[], None] | None = None) -> Iterator[Path]:
     """Yield a temporary folder that takes `path`'s place, unless another process was there first.
+
+    `advance` is called after each file that was synced.
 
     Raises:
         Failure: the cache cannot be written.
@@ -33,6 +35,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         for file in temporary.iterdir():
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
+            if advance is not None:
+                advance()
         _rename_unless_exists(temporary, path)
         fsync_folder(path.parent)
     except OSError as error:

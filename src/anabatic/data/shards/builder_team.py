@@ -9,6 +9,7 @@ parts stay on the disk until the shards are complete, so that a job that starts 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TextIO, TypeVar
 
 from anabatic.core import json_reader, log
 from anabatic.core.errors import TRACEBACK_HINT, AnabaticError, ConfigError, DataError, Failure
@@ -39,6 +40,7 @@ LOST_SECONDS = 60.0
 LOG_SECONDS = 10.0
 """Between two lines of progress."""
 _BEAT_SECONDS = 1.0
+_CHECK_SECONDS = 0.2
 _SEEN_SECONDS = 5.0
 """A builder that failed stays so long, so that all ranks read why."""
 _VISIBLE_SECONDS = 60.0
@@ -58,13 +60,15 @@ class TeamJob(Protocol):
         key: of the shards; builders work together on equal keys.
         path: the folder of the shards.
         label: names the source in lines of progress.
+        is_damaged: there is such a folder, and it cannot be used.
     """
 
     key: str
     path: Path
     label: str
+    is_damaged: bool
 
-    def plan_parts(self, readers: int) -> PartPlan:
+    def plan_parts(self, readers: int, advance: Callable[[], None]) -> PartPlan:
         """Cut the source into parts for some readers."""
 
     def write_part(self, plan: PartPlan, number: int, folder: Path, add_chars: Callable[[int], None]) -> None:
@@ -172,7 +176,7 @@ class BuilderTeam:
         self._pulse = _Pulse(self._store, builders)
         self._is_reported = False
         self._watched = ""
-        self._watched_since = time.monotonic()
+        self._watched_since = self._checked = time.monotonic()
 
     @property
     def is_builder(self) -> bool:
@@ -214,12 +218,13 @@ class BuilderTeam:
             AnabaticError: as `join_builder_team`.
         """
         claims = f"{self._group}/{job.key}"
-        parts = job.path.with_name(f".{job.path.name}.parts")
         if self._store.add(f"{claims}/leaders", 1) == 1:
-            self._lead(job, claims, parts)
+            with _open_parts_folder(job.path) as parts:
+                self._lead(job, claims, parts)
             return
-        number = int(self._wait_until(lambda: self._store.find(f"{claims}/parts")))
-        if number and not self._store.find(f"{claims}/built"):
+        name = self._wait_until(lambda: self._store.find(f"{claims}/parts"))
+        if name and not self._store.find(f"{claims}/built"):
+            parts = job.path.with_name(name)
             if not _appears(parts / "plan.json", _VISIBLE_SECONDS):
                 raise Failure(f"{parts / 'plan.json'} of another machine is not seen here", CACHE_HINT)
             self._write_parts(job, PartPlan.load(parts / "plan.json"), claims, parts)
@@ -234,17 +239,16 @@ class BuilderTeam:
         """
         self._pulse.work += 1
         HEARTBEAT.record_beat()
-        self._check()
+        if time.monotonic() - self._checked > _CHECK_SECONDS:
+            self._check()
 
     def _lead(self, job: TeamJob, claims: str, parts: Path) -> None:
-        shutil.rmtree(job.path, ignore_errors=True)  # it is damaged
-        try:
-            plan = _open_plan(job, parts, self._group_size)
-        except OSError as error:
-            raise make_write_error(parts, error, CACHE_HINT) from error
-        self._store.put(f"{claims}/parts", str(len(plan.parts)))
+        if job.is_damaged:
+            shutil.rmtree(job.path, ignore_errors=True)
+        plan = _open_plan(job, parts, self._group_size, self.advance)
+        self._store.put(f"{claims}/parts", parts.name if plan.parts else "")
         if not plan.parts:
-            with atomic_folder(job.path) as folder:
+            with atomic_folder(job.path, self.advance) as folder:
                 job.write_dataset(folder, encode_here, self.advance)
         else:
             machines = f" on {self._group_size} machines" if self._group_size > 1 else ""
@@ -254,9 +258,8 @@ class BuilderTeam:
             folders = [parts / f"{number:05d}" for number in range(len(plan.parts))]
             for folder in folders:
                 _appears(folder, _VISIBLE_SECONDS)
-            with atomic_folder(job.path) as folder:
+            with atomic_folder(job.path, self.advance) as folder:
                 job.merge_parts(plan, folders, folder, self.advance)
-            shutil.rmtree(parts, ignore_errors=True)
         self._store.put(f"{claims}/built", "1")
 
     def _write_parts(self, job: TeamJob, plan: PartPlan, claims: str, parts: Path) -> None:
@@ -286,6 +289,7 @@ class BuilderTeam:
 
     def _check(self) -> None:
         """Raise the failure of another builder; record a heartbeat if any builder has made progress."""
+        self._checked = time.monotonic()
         self._pulse.raise_error()
         if failure := self._store.find("failure"):
             self._is_reported = True
@@ -396,23 +400,61 @@ class _Pulse:
             self._source = None
 
 
-def _open_plan(job: TeamJob, parts: Path, readers: int) -> PartPlan:
-    """Return the plan of an earlier start that was not finished, or make one."""
-    parts.parent.mkdir(parents=True, exist_ok=True)
-    _remove_old(parts.parent, ".*.parts", parts)
+@contextmanager
+def _open_parts_folder(path: Path) -> Iterator[Path]:
+    """Yield the folder for the parts of the shards at `path`, with those of an earlier start; remove it at the end.
+
+    It stays when the block raises and has finished parts. While another job builds the same, it is a new folder.
+
+    Raises:
+        Failure: the cache cannot be written.
+    """
+    parts = path.with_name(f".{path.name}.parts")
     try:
-        plan = PartPlan.load(parts / "plan.json")
-        finished = sum((parts / f"{number:05d}").exists() for number in range(len(plan.parts)))
-        log.info(f"tokenising {job.label}: {finished} of {len(plan.parts)} parts are finished by an earlier start")
-        return plan
-    except FileNotFoundError:
-        pass
-    except DataError as error:
-        log.warn(f"{error}; tokenising all parts again")
-    shutil.rmtree(parts, ignore_errors=True)
-    plan = job.plan_parts(readers)
+        _remove_old(path.parent, ".*.parts", parts)
+        parts.mkdir(parents=True, exist_ok=True)
+        with open(parts / ".lock", "w", encoding="utf-8") as lock:
+            if not _try_lock(lock, parts):
+                parts = path.with_name(f".{path.name}.{uuid.uuid4().hex}.parts")
+                log.info(f"{path}: another job builds it, too")
+                parts.mkdir()
+            is_built = False
+            try:
+                yield parts
+                is_built = True
+            finally:
+                if is_built or not any(parts.glob("[0-9]*")):
+                    shutil.rmtree(parts, ignore_errors=True)
+    except OSError as error:
+        raise make_write_error(parts, error, CACHE_HINT) from error
+
+
+def _try_lock(lock: TextIO, parts: Path) -> bool:
+    """Lock the parts for this job as long as the file is open; False: another job has them, or has removed them."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.info(f"{parts}: no locks on this file system ({error.strerror}): only one job may tokenise a source")
+    return (parts / ".lock").exists()
+
+
+def _open_plan(job: TeamJob, parts: Path, readers: int, advance: Callable[[], None]) -> PartPlan:
+    """Return the plan of an earlier start that was not finished, or make one."""
+    if (parts / "plan.json").exists():
+        try:
+            plan = PartPlan.load(parts / "plan.json")
+        except DataError as error:
+            log.warn(f"{error}; tokenising all parts again")
+        else:
+            finished = sum((parts / f"{number:05d}").exists() for number in range(len(plan.parts)))
+            log.info(f"tokenising {job.label}: {finished} of {len(plan.parts)} parts are finished by an earlier start")
+            return plan
+    for left in parts.glob("[0-9]*"):
+        shutil.rmtree(left)
+    plan = job.plan_parts(readers, advance)
     if plan.parts:
-        parts.mkdir()
         plan.save(parts / "plan.json")
     return plan
 

@@ -113,28 +113,25 @@ def build_dataset(
     """
     job = _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, level)
     path = job.path
-    if (shards := _open_cached(path)) is not None:
-        log_dataset_summary(shards, cached=True)
-        return shards
+    if path.exists():
+        try:
+            shards = ShardSet.open(path)
+        except DataError as error:
+            log.warn(f"{error}; building it again")
+            job.is_damaged = True
+        else:
+            log_dataset_summary(shards, cached=True)
+            return shards
     if team is not None:
         team.build(job)
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        if job.is_damaged:
+            shutil.rmtree(path, ignore_errors=True)
         with atomic_folder(path) as folder:
             job.write_dataset(folder, encode)
     shards = ShardSet.open(path)
     log_dataset_summary(shards, cached=False)
     return shards
-
-
-def _open_cached(path: Path) -> ShardSet | None:
-    if not path.exists():
-        return None
-    try:
-        return ShardSet.open(path)
-    except DataError as error:
-        log.warn(f"{error}; building it again")
-        return None
 
 
 def get_cache_path(
@@ -187,6 +184,7 @@ class _TokenizationJob:
         root = Path(data.cache).expanduser() if data.cache else get_cache_root()
         self.path = root / "shards" / f"{slug}-{split}-{self.key[:20]}"
         self.label = f"{self.source} ({split})"
+        self.is_damaged = False
 
     def read_documents(self) -> Iterator[Document]:
         self.skipped_rows = SkippedRows()  # of the last reading alone: the first rows may be read twice
@@ -220,9 +218,9 @@ class _TokenizationJob:
         )
         self._write_documents(selected, self._make_writer(folder), counts, encode, add_chars)
 
-    def plan_parts(self, readers: int) -> PartPlan:
+    def plan_parts(self, readers: int, advance: Callable[[], None]) -> PartPlan:
         """Cut the source into parts that `readers` processes tokenise; a plan without parts: it is read as a whole."""
-        parts = cut_source(self.source, readers)
+        parts = cut_source(self.source, readers, advance)
         if not parts or not self.has_holdout:
             return PartPlan(parts)
         skips = SkippedRows(quiet=True)

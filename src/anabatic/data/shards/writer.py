@@ -301,7 +301,7 @@ def write_shards(
         writer: receives the entries.
         counts: written to `meta.json`.
         meta: further values for `meta.json`.
-        add_chars: is told of characters that were read; None: a line on the terminal or in the log shows them.
+        add_chars: receives the number of characters that were read; None: a line shows them.
     """
     try:
         with (
