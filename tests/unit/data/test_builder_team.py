@@ -68,6 +68,7 @@ def join(machines: int, then: Callable[[], None] = lambda: None) -> tuple[World,
 
 def build(folder: Path, specs: list[str], machines: int, cache: str, part_seconds: float = 0.05) -> None:
     world, parts = join(machines, lambda: time.sleep(part_seconds))
+    HEARTBEAT.open()  # of ranks that have met
     start = time.monotonic()
     cache = cache.replace("RANK", os.environ["RANK"])
     sets = build_both(folder, specs, world, cache)
@@ -141,7 +142,7 @@ def test_a_rank_waits_longer_than_a_collective_may_last(corpora: Path, tmp_path:
     """And the launcher, which counts what does not move for a while as hung, sees progress of both ranks."""
     beats = tmp_path / "beats"
     beats.mkdir()
-    watchdogs = [HangWatchdog(beats / str(rank), timeout=3.0) for rank in range(2)]
+    watchdogs = [HangWatchdog(beats / str(rank), timeout=8.0) for rank in range(2)]
     hung, ended = [], threading.Event()
 
     def watch() -> None:
@@ -173,7 +174,6 @@ def build_slowly(corpora: Path, folder: Path, beats: Path) -> None:
     reports.mkdir()
     os.environ[relaunch.REPORTS_VARIABLE] = str(reports)
     builder_team.LOG_SECONDS = 1.0
-    HEARTBEAT.open()
     build(corpora, [str(corpora / "rows.jsonl")], 1, str(folder), 0.6)
 
 
