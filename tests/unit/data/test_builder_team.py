@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from anabatic.config.sections.common import Data
 from anabatic.core import log, relaunch
-from anabatic.core.errors import AnabaticError
+from anabatic.core.errors import AnabaticError, DataError
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.data.readers import source_parts
 from anabatic.data.shards import builder_team, dataset_cache
@@ -275,3 +275,19 @@ def build_one(corpora: Path, folder: Path, source: str, world: World) -> None:
 def test_machines_without_a_common_cache_build_for_themselves(corpora: Path, tmp_path: Path) -> None:
     spawn_ranks(build, 2, corpora, [str(corpora / "rows.jsonl")], 2, str(tmp_path / "RANK"))
     assert files_of(tmp_path / "0") == files_of(tmp_path / "1") != {}
+
+
+def test_two_jobs_that_build_the_same_have_folders_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    with builder_team._open_parts_folder(path) as first:
+        (first / "00000").mkdir()
+        with pytest.raises(DataError), builder_team._open_parts_folder(path) as second:
+            assert second != first
+            raise DataError("a bad row")
+        assert not second.exists() and (first / "00000").exists()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError), builder_team._open_parts_folder(path) as again:
+        assert again == first
+        (again / "00000").mkdir()
+        raise DataError("a bad row")
+    assert (first / "00000").exists(), "finished parts are kept"
