@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # half a second of imports, for several processes alone
 _SPARE_FILES = 1024
 """Files that a rank opens besides the connections to the others: data, checkpoints, the device's driver."""
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""Timeout of a collective: rank 0 may tokenize a large corpus while the others wait."""
+"""Timeout of a collective: rank 0 may download a model or write a checkpoint while the others wait."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from anabatic.core.paths import RunFolder, get_cache_root, write_atomic
 from anabatic.data.batching.loader import ValidationBatches, build_validation_batches
 from anabatic.data.chat import custom_templates
 from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.builder_team import join_builder_team
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
 from anabatic.evals import result_tables
@@ -230,11 +231,9 @@ def _write_results(
 def build_heldout_batches(job: EvalJob, folder: Path, seq_len: int, world: World) -> ValidationBatches:
     """Tokenise the held-out text, or take it from the cache, and return this process's share of one pass over it."""
     specs = job.data.valid or job.data.train
-    if not world.is_main_process:
-        parallel.barrier(world)
-    built = [part for part, _ in dataset_cache.build_datasets(specs, folder, job.data, "valid", seq_len=seq_len)]
-    if world.is_main_process:
-        parallel.barrier(world)
+    with join_builder_team(world, job.data.cache) as team:
+        sets = dataset_cache.build_datasets(specs, folder, job.data, "valid", seq_len=seq_len, team=team)
+    built = [part for part, _ in sets]
     limit = job.tokens or sum(part.num_tokens for part in built)
     return build_validation_batches(built, seq_len, max(job.batch_tokens, seq_len), limit, world.rank, world.size)
 

@@ -34,8 +34,17 @@ def spawn_ranks(function: Callable[..., None], world_size: int, *args: Any) -> N
 
     `function` must be importable (defined at the top of a module). An exception in any process is raised here.
     """
-    port = find_free_port()
-    multiprocessing.spawn(_run_rank, (world_size, port, function, args), nprocs=world_size)
+    arguments = (world_size, find_free_port(), function, args)
+    multiprocessing.spawn(_run_rank, arguments, nprocs=world_size)
+
+
+def run_mortal_ranks(function: Callable[..., None], world_size: int, *args: Any) -> list[int]:
+    """Do as `spawn_ranks`, but let the other processes run when one dies; return the exit codes of all."""
+    arguments = (world_size, find_free_port(), function, args)
+    context = multiprocessing.spawn(_run_rank, arguments, nprocs=world_size, join=False)
+    for process in context.processes:
+        process.join()
+    return [process.exitcode for process in context.processes]
 
 
 def _run_rank(rank: int, world_size: int, port: int, function: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -29,7 +30,13 @@ from anabatic.data.shards.writer import (
     write_shards,
 )
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import EOT_ID, write_byte_tokenizer, write_chat_shards, write_text_shards
+from anabatic.testing.tiny_corpora import (
+    EOT_ID,
+    write_byte_tokenizer,
+    write_chat_shards,
+    write_shard_set,
+    write_text_shards,
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,37 @@ def test_round_trip_over_several_shards(tmp_path_factory, documents, shard_bytes
         assert made.count_entry_inputs(i) == len(ids) - 1
     with pytest.raises(IndexError):
         made.read_entry(made.num_docs)
+
+
+_ENTRIES = st.lists(st.tuples(st.lists(st.integers(1, 70_000), min_size=1, max_size=30), st.booleans()), max_size=12)
+
+
+@given(st.lists(_ENTRIES, max_size=6), st.integers(1, 200), st.sampled_from(["text", "chat"]))
+@settings(max_examples=60, deadline=None)
+def test_whole_shards_are_appended_as_their_entries_would_be(tmp_path_factory, parts, shard_bytes, kind):
+    folder = tmp_path_factory.mktemp("parts")
+    entries = [
+        [
+            EncodedEntry(ids, bytes(len(ids)) if kind == "chat" else None, len(ids), starts or number == 0)
+            for number, (ids, starts) in enumerate(part)
+        ]
+        for part in parts
+    ]
+    write_shard_set(folder / "one", kind, chain(*entries), dtype="uint32", shard_bytes=shard_bytes)
+    for number, part in enumerate(entries):
+        write_shard_set(folder / str(number), kind, part, dtype="uint32", shard_bytes=2**40, marks_starts=True)
+    (folder / "joined").mkdir()
+    writer = ShardWriter(folder / "joined", kind, "uint32", EOT_ID, shard_bytes)
+    for number, part in enumerate(entries):
+        if part:
+            writer.append_shard(folder / str(number))
+    meta = json.loads((folder / "one" / "meta.json").read_text())
+    counts = DocumentCounts(**meta["counts"])
+    writer.write_meta(
+        {name: meta[name] for name in ("key", "source", "split", "seq_len", "part_chars", "formats")}, counts
+    )
+    files = [{file.name: file.read_bytes() for file in (folder / name).iterdir()} for name in ("one", "joined")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("name", ["00000.bin", "00000.idx", "00000.len"])

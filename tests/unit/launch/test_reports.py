@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from anabatic.launch.local.worker_reports import WorkerReport
+from anabatic.launch.local.worker_reports import WorkerReport, is_stop_requested
 
 LOCKED = "error: another training run works in runs/a\nhint: wait for it, or choose --out DIR"
 CLOSED = f"error: unexpected RuntimeError: Connection closed by peer {'x' * 200}\nhint: add --debug for the traceback"
@@ -31,3 +31,5 @@ def test_a_rank_that_was_killed_is_no_stop_though_the_agent_has_told_the_others_
     assert WorkerReport([0, 1], codes={0: 143}, failed={1: -signal.SIGTERM}).stop_exit_code() == 143
     assert WorkerReport([0, 1], {CLOSED: [1]}, {0: 143, 1: 1}, {1: 1}).stop_exit_code() == 143
     assert WorkerReport([0, 1], {LOCKED: [1]}, {0: 143, 1: 2}, {1: 2}).stop_exit_code() == 0
+    assert not is_stop_requested([-signal.SIGKILL, 143])
+    assert is_stop_requested([1, 143]) and is_stop_requested([-signal.SIGTERM])

@@ -20,6 +20,23 @@ _JSONL_NAME = re.compile(r"\.jsonl(\.gz|\.zst)?$", re.IGNORECASE)
 SKIP_HINT = "or skip such rows with --data.on-bad-row skip"
 
 
+class FilePiece(NamedTuple):
+    """A range of a file.
+
+    Attributes:
+        start: first byte, or first row group of a Parquet file.
+        stop: the byte or row group behind the last one; None: the file is read to its end.
+        first_row: rows (lines) before the piece.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    first_row: int = 0
+
+
+WHOLE_FILE = FilePiece()
+
+
 class RowFormat(NamedTuple):
     """What a row was taken for: the name of its format and the columns that were read.
 
@@ -132,6 +149,12 @@ class SkippedRows:
         self.count += 1
         if len(self.examples) < 3:
             self.examples.append(problem.message)
+
+    def add(self, other: SkippedRows) -> None:
+        """Add what was skipped in the rows behind."""
+        self.count += other.count
+        self.hint = self.hint or other.hint
+        self.examples = (self.examples + other.examples)[:3]
 
 
 def hash_id(row_id: str) -> bytes:

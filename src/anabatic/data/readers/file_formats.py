@@ -18,7 +18,15 @@ from typing import IO, Any, TypeVar, cast
 from anabatic.core import json_reader, plugins
 from anabatic.core.errors import AnabaticError
 from anabatic.core.formatting import format_size
-from anabatic.data.readers.document import MAX_ROW_BYTES, SKIP_HINT, ColumnMapping, Document, RowIssue
+from anabatic.data.readers.document import (
+    MAX_ROW_BYTES,
+    SKIP_HINT,
+    WHOLE_FILE,
+    ColumnMapping,
+    Document,
+    FilePiece,
+    RowIssue,
+)
 from anabatic.data.readers.parquet import read_parquet
 from anabatic.data.readers.row_parsing import row_to_document
 
@@ -266,17 +274,23 @@ def _find_block_end(buffer: bytes) -> int:
     return end - 1 if starts_a_character and end > 1 else len(buffer)
 
 
-def read_jsonl(path: Path, name: str, columns: ColumnMapping) -> Iterator[Document | RowIssue]:
-    """Yield the documents of a JSON-lines file, plain or compressed."""
-    return iter_jsonl_rows(path, name, document_builder(columns))
+def read_jsonl(
+    path: Path, name: str, columns: ColumnMapping, piece: FilePiece = WHOLE_FILE
+) -> Iterator[Document | RowIssue]:
+    """Yield the documents of a JSON-lines file, plain or compressed, or of a piece of a plain one."""
+    return iter_jsonl_rows(path, name, document_builder(columns), piece)
 
 
-def iter_jsonl_rows(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | RowIssue]:
+def iter_jsonl_rows(
+    path: Path, name: str, make: RowBuilder[T], piece: FilePiece = WHOLE_FILE
+) -> Iterator[T | RowIssue]:
     """Yield what `make` makes of the rows of a JSON-lines file, plain or compressed. Blank lines hold no row."""
-    number = 0
+    number = piece.first_row
     try:
         with closing(open_lines(path)) as stream:
-            for number, offset, line in iter_numbered_lines(stream):
+            if piece.start:
+                stream.seek(piece.start)
+            for number, offset, line in iter_numbered_lines(stream, piece=piece):
                 item = _parse_jsonl_line(path, name, make, number, offset, line)
                 if item is not None:
                     yield item
@@ -299,13 +313,15 @@ def open_lines(path: Path) -> IO[bytes]:
     return open(path, "rb")
 
 
-def iter_numbered_lines(stream: IO[bytes], limit: int = MAX_ROW_BYTES) -> Iterator[tuple[int, int, bytes | int]]:
+def iter_numbered_lines(
+    stream: IO[bytes], limit: int = MAX_ROW_BYTES, piece: FilePiece = WHOLE_FILE
+) -> Iterator[tuple[int, int, bytes | int]]:
     """Yield `(line number from 1, byte offset, line)`; of a line over `limit` bytes, only its length.
 
-    No more than `limit` bytes of a line are ever held.
+    No more than `limit` bytes of a line are ever held. `stream` stands at the start of `piece`.
     """
-    number, offset = 0, 0
-    while line := stream.readline(limit + 1):
+    number, offset = piece.first_row, piece.start
+    while (piece.stop is None or offset < piece.stop) and (line := stream.readline(limit + 1)):
         number += 1
         length = len(line)
         if length <= limit:
@@ -382,6 +398,12 @@ READERS: dict[str, Reader] = {
     ".tsv": read_csv,
     ".parquet": read_parquet,
 }
+
+PIECE_READERS: dict[str, Callable[[Path, str, ColumnMapping, FilePiece], Iterator[Document | RowIssue]]] = {
+    ".jsonl": read_jsonl,
+    ".parquet": read_parquet,
+}
+"""Readers of pieces (`file_pieces.cut_file`)."""
 
 
 def get_reader(path: Path) -> Reader | None:

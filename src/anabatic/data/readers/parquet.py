@@ -9,7 +9,15 @@ from typing import Any
 
 from anabatic.core.errors import BROKEN_DATA_ERRORS, DataError
 from anabatic.core.formatting import format_count
-from anabatic.data.readers.document import MAX_ROW_BYTES, SKIP_HINT, ColumnMapping, Document, RowIssue
+from anabatic.data.readers.document import (
+    MAX_ROW_BYTES,
+    SKIP_HINT,
+    WHOLE_FILE,
+    ColumnMapping,
+    Document,
+    FilePiece,
+    RowIssue,
+)
 from anabatic.data.readers.row_parsing import (
     describe_missing_columns,
     detect_format_name,
@@ -20,8 +28,10 @@ from anabatic.data.readers.row_parsing import (
 )
 
 
-def read_parquet(path: Path, name: str, settings: ColumnMapping) -> Iterator[Document | RowIssue]:
-    """Yield the documents of a Parquet file, reading only the columns that are needed.
+def read_parquet(
+    path: Path, name: str, settings: ColumnMapping, piece: FilePiece = WHOLE_FILE
+) -> Iterator[Document | RowIssue]:
+    """Yield the documents of a Parquet file or of a piece of it, reading only the columns that are needed.
 
     Raises:
         DataError: no column holds text or conversations, or the text column has another type.
@@ -30,6 +40,7 @@ def read_parquet(path: Path, name: str, settings: ColumnMapping) -> Iterator[Doc
         path,
         lambda schema: _select_columns(path, schema, settings),
         lambda number, row: _parse_parquet_row(path, name, settings, number, row),
+        piece,
     )
 
 
@@ -37,15 +48,16 @@ def iter_parquet_rows(
     path: Path,
     columns: Callable[[Any], list[str] | None],
     make: Callable[[int, dict[str, Any] | UnicodeDecodeError], Any],
+    piece: FilePiece = WHOLE_FILE,
 ) -> Iterator[Any]:
     """Yield what `make` makes of the rows of a Parquet file, by their numbers from 1, a few hundred at a time.
 
     Args:
         columns: names the columns to read of a schema; None: all.
     """
-    number = 0
+    number = piece.first_row
     try:
-        with closing(_iter_raw_rows(path, columns)) as rows:
+        with closing(_iter_raw_rows(path, columns, piece)) as rows:
             for row in rows:
                 number += 1
                 item = make(number, row)
@@ -78,7 +90,7 @@ def catch_arrow_errors() -> Iterator[None]:
 
 
 def _iter_raw_rows(
-    path: Path, columns: Callable[[Any], list[str] | None]
+    path: Path, columns: Callable[[Any], list[str] | None], piece: FilePiece
 ) -> Generator[dict[str, Any] | UnicodeDecodeError, None, None]:
     import pyarrow.parquet
 
@@ -92,7 +104,8 @@ def _iter_raw_rows(
             raise DamagedParquetError(f'the column "{twice}" stands twice')
         selected_columns = columns(schema)
         with catch_arrow_errors():
-            batches = file.iter_batches(batch_size=256, columns=selected_columns, use_threads=False)
+            groups = None if piece.stop is None else list(range(piece.start, piece.stop))
+            batches = file.iter_batches(256, row_groups=groups, columns=selected_columns, use_threads=False)
         while True:
             with catch_arrow_errors():
                 batch = next(batches, None)

@@ -50,8 +50,13 @@ Split = Literal["train", "test"]
 _DocumentItems = Iterator["Document | RowIssue"]
 
 
+def map_columns(data: Data, level_field: str) -> ColumnMapping:
+    """Return which column of a file holds what."""
+    return ColumnMapping(data.text_column, tuple(sorted(data.columns.items())), level_field)
+
+
 def _read_files(source: DataSource, data: Data, split: Split, level_field: str) -> _DocumentItems:
-    columns = ColumnMapping(data.text_column, tuple(sorted(data.columns.items())), level_field)
+    columns = map_columns(data, level_field)
     for path, name in iter_named_files(source):
         reader = get_reader(path)
         assert reader is not None  # only files that have one are listed
@@ -117,27 +122,44 @@ def read_documents(
             document at all.
     """
     skips = SkippedRows() if skips is None else skips
-    skipped_before, found, form = skips.count, 0, RowFormat()
+    skipped_before, found = skips.count, 0
     kind = source_kind(source)
     is_partial = kind == "hub" and max_documents is not None and source.rows is None
     read_source = replace(source, rows=max_documents) if is_partial else source
-    for item in _SOURCE_READERS[kind](read_source, data, split, level_field):
+    items = _SOURCE_READERS[kind](read_source, data, split, level_field)
+    for found, document in enumerate(select_good_rows(items, data, skips), start=1):
+        yield document
+        if found == max_documents:
+            return
+        if found == source.rows:
+            break
+    report_skipped(source, found, skips, skips.count - skipped_before)
+
+
+def select_good_rows(items: _DocumentItems, data: Data, skips: SkippedRows) -> Iterator[Document]:
+    """Yield the documents; a bad row is an error or counted in `skips`, as `data.on_bad_row` says.
+
+    Raises:
+        DataError: a bad row under `on_bad_row: fail`.
+    """
+    form = RowFormat()
+    for item in items:
         if isinstance(item, RowIssue):
             item = item.explain_against_format(form)
             if data.on_bad_row == "fail":
                 item.raise_error()
             skips.record_issue(item)
             continue
-        found, form = found + 1, item.row_format
+        form = item.row_format
         yield item
-        if found == max_documents:
-            return
-        if found == source.rows:
-            break
-    _report_skipped(source, found, skips, skips.count - skipped_before)
 
 
-def _report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped: int) -> None:
+def report_skipped(source: DataSource, found: int, skips: SkippedRows, skipped: int) -> None:
+    """Warn of skipped rows and of missing ones, once the whole source was read.
+
+    Raises:
+        DataError: there is no document at all.
+    """
     first = f"; first: {skips.examples[0]}" if skipped else ""
     if not found:
         reason = f"all {skipped:,} rows are bad{first}" if skipped else "its files hold no rows"

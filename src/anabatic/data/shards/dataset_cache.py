@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anabatic.config.sections.common import Data
-from anabatic.core import cpu_info, log, plugins
+from anabatic.core import cpu_info, json_reader, log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size
-from anabatic.core.paths import fsync_folder, get_cache_root, make_write_error
+from anabatic.core.paths import get_cache_root, write_atomic
 from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy, TruncationStrategy
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document
 from anabatic.data.readers.file_formats import get_plugin_extension
-from anabatic.data.readers.holdout import Split, select_split
+from anabatic.data.readers.holdout import Split, decide_split, select_split
 from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.readers.source_parts import PartPlan, cut_source, read_part
 from anabatic.data.readers.sources import DataSource, SkippedRows
+from anabatic.data.shards.atomic_folder import atomic_folder
 from anabatic.data.shards.encoding import Encode, EncoderSettings, encode_here, load_text_tokenizer
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION, ShardSet
 from anabatic.data.shards.writer import (
@@ -42,13 +41,15 @@ from anabatic.data.shards.writer import (
 )
 from anabatic.data.tokenizer import hf_folder
 
+if TYPE_CHECKING:  # it imports torch
+    from anabatic.data.shards.builder_team import BuilderTeam
+
 __all__ = ["ShardSet", "build_dataset", "build_datasets", "get_cache_path"]
 
 _CHAT_FILES = ("tokenizer_config.json", "chat_template.jinja")
 DifficultyLevel = tuple[str, str]
 """(column, name of the level)."""
 NO_LEVEL: DifficultyLevel = ("", "")
-_STALE_SECONDS = 24 * 3600
 _BUILT_IN_KINDS = {"stdlib": "text", "docs": "text", "task": "chat", "chat": "chat"}
 
 
@@ -61,13 +62,14 @@ def build_datasets(
     seq_len: int | None = None,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     encode: Encode = encode_here,
+    team: BuilderTeam | None = None,
 ) -> list[tuple[ShardSet, float | None]]:
     """Build every source and pair it with its weight, as `Loader` takes them.
 
     Raises:
         AnabaticError: as `build_dataset` and `sources.parse_all`.
     """
-    build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode)
+    build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode, team=team)
     weights = [source.weight for source in sources.parse_sources(specs)]
     return [(build(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
 
@@ -82,14 +84,15 @@ def build_dataset(
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     level: DifficultyLevel = NO_LEVEL,
     encode: Encode = encode_here,
+    team: BuilderTeam | None = None,
 ) -> ShardSet:
     """Return the tokenised source, from the cache or made now.
 
     When `data.valid` is empty, the `valid` split of a training source is its held-out share and `train` is
     the rest; otherwise a source is taken whole. The cache key covers the files' names, sizes and times (or
     the generator), the tokenizer and every option. The folder appears under its final name when it is
-    complete; of two processes that build the same one, the first to finish wins. With several ranks, rank 0
-    builds while the others wait; then they call this too.
+    complete; of two processes that build the same one, the first to finish wins. With several ranks, one of each
+    machine builds (`builder_team`) while the others wait; then they call this too.
 
     Args:
         spec: `PATH[#ROWS][@WEIGHT]`.
@@ -101,6 +104,7 @@ def build_dataset(
         learning: what is learned of a conversation, and what is done with one that is too long.
         level: take the rows of this level of difficulty alone.
         encode: tokenises batches: in this process, or on a cluster, with equal shards.
+        team: the processes of other machines that build the same, with equal shards; None: this one builds alone.
 
     Raises:
         ConfigError: the spec cannot be read, or nothing is held out.
@@ -114,12 +118,17 @@ def build_dataset(
             shards = ShardSet.open(path)
         except DataError as error:
             log.warn(f"{error}; building it again")
-            shutil.rmtree(path, ignore_errors=True)
+            job.is_damaged = True
         else:
             log_dataset_summary(shards, cached=True)
             return shards
-    with _atomic_folder(path) as folder:
-        job.write_dataset(folder, encode)
+    if team is not None:
+        team.build(job)
+    else:
+        if job.is_damaged:
+            shutil.rmtree(path, ignore_errors=True)
+        with atomic_folder(path) as folder:
+            job.write_dataset(folder, encode)
     shards = ShardSet.open(path)
     log_dataset_summary(shards, cached=False)
     return shards
@@ -134,7 +143,7 @@ def get_cache_path(
     seq_len: int | None = None,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
 ) -> Path:
-    """Return the folder that `build_dataset` uses for these arguments; other ranks open it after a barrier."""
+    """Return the folder that `build_dataset` uses for these arguments; whether or not it is there."""
     return _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, NO_LEVEL).path
 
 
@@ -174,6 +183,8 @@ class _TokenizationJob:
         slug = re.sub(r"[^A-Za-z0-9.-]+", "_", self.source.path).strip("_.")[-40:] or "data"
         root = Path(data.cache).expanduser() if data.cache else get_cache_root()
         self.path = root / "shards" / f"{slug}-{split}-{self.key[:20]}"
+        self.label = f"{self.source} ({split})"
+        self.is_damaged = False
 
     def read_documents(self) -> Iterator[Document]:
         self.skipped_rows = SkippedRows()  # of the last reading alone: the first rows may be read twice
@@ -197,40 +208,109 @@ class _TokenizationJob:
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }
 
-    @cpu_info.use_all_cores()
-    def write_dataset(self, folder: Path, encode: Encode) -> None:
-        """Tokenise into an empty folder, on all cores of the job: the other processes wait."""
-        if self.data.workers:
-            # Read once per process, when the tokenizer first runs in parallel.
-            os.environ["RAYON_NUM_THREADS"] = str(self.data.workers)
-        backend = load_text_tokenizer(self.key, str(self.tokenizer_folder))
+    def write_dataset(self, folder: Path, encode: Encode, add_chars: Callable[[int], None] | None = None) -> None:
+        """Tokenise the whole source into an empty folder; arguments as of `write_shards`."""
         counts = DocumentCounts()
         selected = (
             select_split(self.read_documents, self.data.valid_fraction, self.split, counts)
             if self.has_holdout
             else self.read_documents()
         )
-        if self.level[0]:  # after the choice of what is held out, which must not depend on the level
-            selected = (document for document in selected if document.level == self.level[1])
-        format_counter = FormatCounter()
-        selected = format_counter.count_documents(selected, counts, lambda: self.skipped_rows.count)
-        dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
-        writer = ShardWriter(
-            folder, "chat" if self.is_chat else "text", dtype, get_eot_id(backend, self.tokenizer_folder)
+        self._write_documents(selected, self._make_writer(folder), counts, encode, add_chars)
+
+    def plan_parts(self, readers: int, advance: Callable[[], None]) -> PartPlan:
+        """Cut the source into parts that `readers` processes tokenise; a plan without parts: it is read as a whole."""
+        parts = cut_source(self.source, readers, advance)
+        if not parts or not self.has_holdout:
+            return PartPlan(parts)
+        skips = SkippedRows(quiet=True)
+        rule, _ = decide_split(
+            lambda: sources.read_documents(self.source, self.data, split=self.task_split, skips=skips),
+            self.data.valid_fraction,
         )
-        meta = {
+        return PartPlan(parts, rule)
+
+    def write_part(self, plan: PartPlan, number: int, folder: Path, add_chars: Callable[[int], None]) -> None:
+        """Tokenise a part of the source into an empty folder; `add_chars` as of `write_shards`."""
+        counts = DocumentCounts()
+        self.skipped_rows = SkippedRows()
+        found = 0
+
+        def count_found() -> Iterator[Document]:
+            nonlocal found
+            for document in read_part(self.source, plan.parts[number], self.data, self.level[0], self.skipped_rows):
+                found += 1
+                yield document
+
+        selected = count_found() if plan.rule is None else plan.rule.select(count_found(), self.split, counts)
+        writer = self._make_writer(folder, shard_bytes=sys.maxsize, marks_starts=True)
+        self._write_documents(selected, writer, counts, encode_here, add_chars)
+        skipped = asdict(self.skipped_rows)
+        write_atomic(folder / "rows.json", json.dumps({"found": found, "skipped": skipped}))
+
+    def merge_parts(self, plan: PartPlan, parts: list[Path], folder: Path, advance: Callable[[], None]) -> None:
+        """Write the shards that `write_dataset` writes from the folders of all parts; `advance` is called after each.
+
+        Raises:
+            OSError: a file of a part cannot be read.
+            DataError: no part has a document.
+        """
+        counts, formats, skips, found = DocumentCounts(), FormatCounter(), SkippedRows(), 0
+        writer = self._make_writer(folder)
+        try:
+            for part in parts:
+                meta = json_reader.read_json_file(part / "meta.json")
+                rows = json_reader.read_json_file(part / "rows.json")
+                counts.add(meta["counts"])
+                formats.add(meta["formats"])
+                found += rows["found"]
+                skips.add(SkippedRows(**rows["skipped"]))
+                if meta["shards"]:
+                    writer.append_shard(part)
+                advance()
+            sources.report_skipped(self.source, found, skips, skips.count)
+            writer.write_meta(self._describe(formats), counts)
+        finally:
+            writer.close()
+
+    def _make_writer(self, folder: Path, **options: Any) -> ShardWriter:
+        backend = load_text_tokenizer(self.key, str(self.tokenizer_folder))
+        dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
+        eot = get_eot_id(backend, self.tokenizer_folder)
+        return ShardWriter(folder, "chat" if self.is_chat else "text", dtype, eot, **options)
+
+    def _describe(self, formats: FormatCounter) -> dict[str, Any]:
+        return {
             "key": self.key,
             "source": f"{self.source} ({self.level[1]})" if self.level[0] else str(self.source),
             "split": self.split,
             "seq_len": self.seq_len if self.is_chat else None,
             "part_chars": self.part_chars,
-            "formats": format_counter.format_counts,
+            "formats": formats.format_counts,
         }
+
+    @cpu_info.use_all_cores()
+    def _write_documents(
+        self,
+        selected: Iterator[Document],
+        writer: ShardWriter,
+        counts: DocumentCounts,
+        encode: Encode,
+        add_chars: Callable[[int], None] | None,
+    ) -> None:
+        """Tokenise documents of the split, on all cores of the job: the other processes of the machine wait."""
+        if self.data.workers:
+            # Read once per process, when the tokenizer first runs in parallel.
+            os.environ["RAYON_NUM_THREADS"] = str(self.data.workers)
+        if self.level[0]:  # after the choice of what is held out, which must not depend on the level
+            selected = (document for document in selected if document.level == self.level[1])
+        format_counter = FormatCounter()
+        selected = format_counter.count_documents(selected, counts, lambda: self.skipped_rows.count)
         settings = EncoderSettings(
             self.key,
             str(self.tokenizer_folder),
             self.is_chat,
-            dtype,
+            writer.dtype,
             self.seq_len,
             self.loss_policy,
             self.data.on_bad_row == "skip",
@@ -239,11 +319,12 @@ class _TokenizationJob:
         def encode_batches(batches: Iterable[list[Any]]) -> Iterator[Iterable[EncodedEntry]]:
             return encode(settings, batches, counts)
 
+        meta = self._describe(format_counter)
         if self.is_chat:
-            write_shards(selected, _count_chars, encode_batches, writer, counts, meta)
+            write_shards(selected, _count_chars, encode_batches, writer, counts, meta, add_chars)
         else:
             texts = chunk_documents(selected, counts, self.part_chars)
-            write_shards(texts, lambda part: len(part.text), encode_batches, writer, counts, meta)
+            write_shards(texts, lambda part: len(part.text), encode_batches, writer, counts, meta, add_chars)
 
 
 def _count_chars(document: Document) -> int:
@@ -297,41 +378,6 @@ def get_eot_id(backend: Any, folder: Path) -> int:
     return int(eot)
 
 
-@contextmanager
-def _atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that takes `path`'s place, unless another process was there first."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-        _remove_stale_builds(path)
-        yield temporary
-        for file in temporary.iterdir():
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
-        _rename_unless_exists(temporary, path)
-        fsync_folder(path.parent)
-    except OSError as error:
-        raise make_write_error(path, error, "choose another folder with --data.cache DIR or ANABATIC_CACHE") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rename_unless_exists(temporary: Path, path: Path) -> None:
-    try:
-        os.rename(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        log.debug(f"{path}: built by another process meanwhile")
-
-
-def _remove_stale_builds(path: Path) -> None:
-    """Remove what builds of the same key left behind when they were killed more than a day ago."""
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
-
-
 class FormatCounter:
     """Counts the rows of each format while they are read.
 
@@ -348,13 +394,21 @@ class FormatCounter:
         """Yield `documents`; at the end `counts` receives the rows that were skipped while reading."""
         for document in documents:
             name, columns = document.row_format
-            found = self.format_counts.get(name)
-            if found is None:
-                found = self.format_counts[name] = {"rows": 0, "columns": []}
-            found["rows"] += 1
-            found["columns"] += [column for column in columns if column not in found["columns"]]
+            self._add_rows(name, 1, columns)
             yield document
         counts.unread = unread()
+
+    def add(self, counted: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what another counter has found in the rows behind."""
+        for name, found in counted.items():
+            self._add_rows(name, found["rows"], found["columns"])
+
+    def _add_rows(self, name: str, rows: int, columns: Iterable[str]) -> None:
+        found = self.format_counts.get(name)
+        if found is None:
+            found = self.format_counts[name] = {"rows": 0, "columns": []}
+        found["rows"] += rows
+        found["columns"] += [column for column in columns if column not in found["columns"]]
 
 
 _DROP_REASONS = {

@@ -7,9 +7,12 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.core.progress import ProgressMeter
@@ -18,6 +21,7 @@ from anabatic.data.readers.document import Document
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION
 
 SHARD_BYTES = 256 * 2**20
+_COPY_BYTES = 2**23
 CHUNK_CHARS = 2**15
 """Default length of the parts of a long document: about 8,000 tokens of English."""
 _BATCH_CHARS = max(2**20, 2**16 * (os.cpu_count() or 1))
@@ -109,7 +113,9 @@ def mixed_source_error(name: str, what: str) -> DataError:
     return DataError(f"{name}: {what}; a source is either", "put texts and conversations into two sources")
 
 
-def batch_by_size(items: Iterable[Any], size: Callable[[Any], int], meter: ProgressMeter) -> Iterator[list[Any]]:
+def batch_by_size(
+    items: Iterable[Any], size: Callable[[Any], int], add_chars: Callable[[int], None]
+) -> Iterator[list[Any]]:
     """Group items until a batch holds about a million characters (more on many cores) or 1,024 items."""
     batch: list[Any] = []
     room = _BATCH_CHARS
@@ -117,11 +123,11 @@ def batch_by_size(items: Iterable[Any], size: Callable[[Any], int], meter: Progr
         batch.append(item)
         room -= size(item)
         if room <= 0 or len(batch) >= _BATCH_DOCS:
-            meter.add_chars(_BATCH_CHARS - room)
+            add_chars(_BATCH_CHARS - room)
             yield batch
             batch, room = [], _BATCH_CHARS
     if batch:
-        meter.add_chars(_BATCH_CHARS - room)
+        add_chars(_BATCH_CHARS - room)
         yield batch
 
 
@@ -142,6 +148,7 @@ class ShardWriter:
         dtype: `uint16` or `uint32`.
         eot: id of `<|endoftext|>`.
         shard_bytes: a shard is closed at the first document that begins beyond this size.
+        marks_starts: one more file, `NNNNN.start`, has a byte for each entry: whether it begins a document.
     """
 
     folder: Path
@@ -149,6 +156,7 @@ class ShardWriter:
     dtype: str
     eot: int
     shard_bytes: int = SHARD_BYTES
+    marks_starts: bool = False
     shards: list[_ShardTotals] = field(default_factory=list)
     _files: list[BinaryIO] = field(default_factory=list)
 
@@ -169,9 +177,40 @@ class ShardWriter:
             self._offsets.append(shard.tokens - 1)
         self._files[0].write(ids.tobytes())
         self._lengths.append(entry.num_bytes)
+        self._starts.append(entry.is_document_start)
         shard.tokens += len(ids)
         shard.docs += 1
         shard.bytes += entry.num_bytes
+
+    def append_shard(self, folder: Path) -> None:
+        """Append the entries of a folder's only shard, written with `marks_starts`: as if each came to `append_entry`.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        offsets = np.fromfile(folder / "00000.idx", dtype="<i8")
+        lengths = np.fromfile(folder / "00000.len", dtype="<i4")
+        first_entries = np.flatnonzero(np.fromfile(folder / "00000.start", dtype=np.uint8))
+        positions = offsets[first_entries]
+        item_bytes = array(TYPECODES[self.dtype]).itemsize
+        done = 0
+        while done < len(first_entries):
+            if not self.shards or self._current_shard_bytes() >= self.shard_bytes:
+                self._open_shard()
+            shard = self.shards[-1]
+            room = -(-(self.shard_bytes - self._current_shard_bytes()) // item_bytes)
+            begin = int(first_entries[done])
+            done = int(np.searchsorted(positions, positions[done] + room))
+            end = int(first_entries[done]) if done < len(first_entries) else len(lengths)
+            start, stop = int(offsets[begin]), int(offsets[end])
+            _copy_bytes(folder / "00000.bin", self._files[0], start * item_bytes, stop * item_bytes)
+            if self.kind == "chat":
+                _copy_bytes(folder / "00000.mask", self._files[1], start, stop)
+            self._offsets.frombytes((offsets[begin:end] + (shard.tokens - start)).tobytes())
+            self._lengths.frombytes(lengths[begin:end].tobytes())
+            shard.tokens += stop - start
+            shard.docs += end - begin
+            shard.bytes += int(lengths[begin:end].sum(dtype=np.int64))
 
     def write_meta(self, meta: dict[str, Any], counts: DocumentCounts) -> None:
         """Close the last shard and write `meta.json`; without it the folder is no shard set."""
@@ -208,6 +247,7 @@ class ShardWriter:
         self.shards.append(_ShardTotals())
         self._offsets = array("q")
         self._lengths = array("i")
+        self._starts = bytearray()
 
     def _close_shard(self) -> None:
         if not self._files:
@@ -219,9 +259,28 @@ class ShardWriter:
         self.close()
         self._shard_file("idx", number).write_bytes(self._offsets.tobytes())
         self._shard_file("len", number).write_bytes(self._lengths.tobytes())
+        if self.marks_starts:
+            self._shard_file("start", number).write_bytes(self._starts)
 
     def _shard_file(self, suffix: str, number: int) -> Path:
         return self.folder / f"{number:05d}.{suffix}"
+
+
+def _copy_bytes(path: Path, target: BinaryIO, start: int, stop: int) -> None:
+    with open(path, "rb") as file:
+        file.seek(start)
+        while start < stop and (block := file.read(min(_COPY_BYTES, stop - start))):
+            target.write(block)
+            start += len(block)
+
+
+@contextmanager
+def _show_progress(source: str, add_chars: Callable[[int], None] | None) -> Iterator[Callable[[int], None]]:
+    if add_chars is not None:
+        yield add_chars
+        return
+    with ProgressMeter(f"tokenising {source}") as meter:
+        yield meter.add_chars
 
 
 def write_shards(
@@ -231,6 +290,7 @@ def write_shards(
     writer: ShardWriter,
     counts: DocumentCounts,
     meta: dict[str, Any],
+    add_chars: Callable[[int], None] | None = None,
 ) -> None:
     """Tokenise `items` and write them: one thread reads, one encodes, this one writes.
 
@@ -241,11 +301,12 @@ def write_shards(
         writer: receives the entries.
         counts: written to `meta.json`.
         meta: further values for `meta.json`.
+        add_chars: receives the number of characters that were read; None: a line shows them.
     """
     try:
         with (
-            ProgressMeter(f"tokenising {meta['source']}") as meter,
-            PrefetchIterator(batch_by_size(items, size, meter), 2, "read") as read,
+            _show_progress(meta["source"], add_chars) as count_chars,
+            PrefetchIterator(batch_by_size(items, size, count_chars), 2, "read") as read,
             PrefetchIterator(encode(read), 1, "encode") as encoded,
         ):
             for batch in encoded:

@@ -127,9 +127,12 @@ class WorkerReport:
 def is_stop_requested(codes: Iterable[int]) -> bool:
     """True when these exit codes show that the workers were asked to stop.
 
-    The first to exit may break a connection of another one. SIGTERM ends workers without a handler yet.
+    The first to exit may break a connection of another one. SIGTERM ends workers without a handler yet. When one was
+    killed, torch's agent ends the others by SIGTERM, and theirs is no sign of a request.
     """
     exit_codes = list(codes)
+    if any(code < 0 and -code not in STOP_SIGNALS for code in exit_codes):
+        return False
     return any(code in _STOP_CODES for code in exit_codes) or set(exit_codes) == {-signal.SIGTERM}
 
 

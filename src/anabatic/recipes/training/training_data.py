@@ -19,8 +19,9 @@ from anabatic.data.batching.mixture import MixtureStage
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
 from anabatic.data.sequence.dataset import SequenceDataset
 from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.builder_team import join_builder_team
 from anabatic.data.shards.reader import ShardSet, ShardSubset
-from anabatic.parallel.process_groups import World, barrier
+from anabatic.parallel.process_groups import World
 from anabatic.train.context import TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
@@ -68,30 +69,31 @@ def build_training_data(
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     lessons: Curriculum | None = None,
 ) -> TrainingData:
-    """Tokenise the sources, or take them from the cache. Rank 0 builds, the others wait and open.
+    """Tokenise the sources, or take them from the cache. One process of each machine builds, the others wait and open.
 
     Raises:
         ConfigError, DataError: a source, a row, or the tokenizer cannot be used.
+        Failure: a machine that tokenises is lost.
     """
-    if not world.is_main_process:
-        barrier(world)
-    options: dict[str, Any] = {"seq_len": seq_len, "learning": learning}
-    levels = None
-    if lessons is not None and lessons.use and lessons.by != "loss":  # that one needs the model: `tune`
-        levels = _split_by_level(lessons, data, tokenizer_folder, options)
-    if levels is None:
-        train: WeightedSources = dataset_cache.build_datasets(data.train, tokenizer_folder, data, "train", **options)
-    else:
-        train = [(part, None) for part, _ in levels.leveled_sets]
-    if learning.too_long == "delete":
-        sets = [part for part, _ in train if isinstance(part, ShardSet)]
-        dataset_cache.require_few_too_long(sets, seq_len, data.long_share, learning.too_long)
-    valid = None
-    if data.valid or data.valid_fraction > 0:
-        held_out = data.valid or data.train
-        valid = [part for part, _ in dataset_cache.build_datasets(held_out, tokenizer_folder, data, "valid", **options)]
-    if world.is_main_process:
-        barrier(world)
+    levels = valid = None
+    with join_builder_team(world, data.cache) as team:
+        options: dict[str, Any] = {"seq_len": seq_len, "learning": learning, "team": team}
+        if lessons is not None and lessons.use and lessons.by != "loss":  # that one needs the model: `tune`
+            levels = _split_by_level(lessons, data, tokenizer_folder, options)
+        if levels is None:
+            train: WeightedSources = dataset_cache.build_datasets(
+                data.train, tokenizer_folder, data, "train", **options
+            )
+        else:
+            train = [(part, None) for part, _ in levels.leveled_sets]
+        if learning.too_long == "delete":
+            sets = [part for part, _ in train if isinstance(part, ShardSet)]
+            dataset_cache.require_few_too_long(sets, seq_len, data.long_share, learning.too_long)
+        if data.valid or data.valid_fraction > 0:
+            held_out = dataset_cache.build_datasets(
+                data.valid or data.train, tokenizer_folder, data, "valid", **options
+            )
+            valid = [part for part, _ in held_out]
     if valid is not None and not any(part.num_tokens for part in valid) and not data.valid:
         rows = sum(part.counts["unlearned"] + part.counts["too_long"] for part in valid)
         reason = f"all {rows:,} rows held out are too long" if rows else "no row is held out"
