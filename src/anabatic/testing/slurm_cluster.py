@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine: slurmctld, three slurmd that have NPUs on paper, munged, all of their own.
+"""A Slurm cluster on this machine: slurmctld, munged and three slurmd, which offer NPUs that they do not have.
 
 Two machines have two NPUs of one type, the third has four of another.
 
@@ -68,7 +68,7 @@ _NODE = (
 
 
 class SlurmCluster:
-    """A cluster whose files lie in a folder.
+    """A cluster with its files in a folder.
 
     Args:
         root: empty folder.
@@ -233,7 +233,7 @@ def find_obstacle() -> str:
 
 @contextmanager
 def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
-    """Start a cluster whose files lie in an empty folder, and end it."""
+    """Start a cluster with its files in an empty folder, and end it."""
     cluster = SlurmCluster(root)
     try:
         cluster.start()

@@ -64,7 +64,7 @@ def test_tasks_of_an_array_have_their_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--array=0-3", "--array 1", "-a 0-3", "-a0-3"])
 def test_an_array_of_equal_runs_is_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match="no word of the command tells them apart"):
+    with pytest.raises(ConfigError, match="no word of the command distinguishes them"):
         slurm.render_script(slurm.SlurmJob("job", 1, 1, options=(option,)), ["sft", "--out", "runs/a"])
 
 

@@ -66,7 +66,7 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
     array = is_array(batch.options)
     if array and not any(ARRAY_TASK in word for word in command):
         raise ConfigError(
-            "--array starts several runs, and no word of the command tells them apart",
+            "--array starts several runs, and no word of the command distinguishes them",
             f"write {ARRAY_TASK}, the number of the task, into it: --out runs/seed-{ARRAY_TASK} --seed {ARRAY_TASK}",
         )
     for option, value in (("name", batch.name), *(("option", extra) for extra in batch.options), ("gres", batch.gres)):
