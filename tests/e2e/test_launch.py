@@ -138,7 +138,7 @@ def test_a_lost_machine_continues_from_its_neighbours_memory(home: Home, tmp_pat
 
 
 def test_a_stop_after_the_launcher_of_machine_0_was_killed(home: Home, tmp_path: Path) -> None:
-    """Its ranks save, and the other machine, which has lost the rendezvous, exits as one that saved: to be queued again."""
+    """All ranks save, and the other machine, which has lost the rendezvous, exits with the code to be queued again."""
     out, port = tmp_path / "run", find_free_port()
     at = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--nproc", 1, "--max-restarts", 3)
     words = home.pretrain(out, more={"schedule.max-steps": 100_000})
