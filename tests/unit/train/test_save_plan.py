@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +17,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from anabatic.core.errors import CheckpointError
+from anabatic.core.paths import RunFolder
 from anabatic.parallel.process_groups import RankGroup
-from anabatic.train.checkpoint import dcp_writer
+from anabatic.train.checkpoint import dcp_writer, storage
 from anabatic.train.checkpoint.dcp_writer import LinearSavePlanner, assign_tensors
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -106,3 +111,31 @@ def test_comparing_shards_is_linear(across: int, monkeypatch: pytest.MonkeyPatch
     entry = metadata.state_dict_metadata["w"]
     assert isinstance(entry, TensorStorageMetadata) and len(entry.chunks) == ranks + 1
     assert compared <= across * ranks
+
+
+def test_full_collections_pause_once_and_come_back() -> None:
+    before = gc.get_threshold()
+    pause = dcp_writer.FullCollectionPause()
+    pause.stop()
+    assert gc.get_threshold() == before
+    pause.start()
+    pause.start()
+    assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold()[2] > before[2] and gc.isenabled()
+    pause.stop()
+    assert gc.get_threshold() == before
+
+
+def test_full_collections_come_back_after_a_save_that_fails(tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    writer = dcp_writer.ChecksumStorageWriter(tmp_path)
+    writer.set_up_storage_writer(True)
+    planner = LinearSavePlanner(RankGroup(0, 1))
+    planner.set_up_planner({"w": torch.zeros(2)}, is_coordinator=True)
+    writer.prepare_local_plan(planner.create_local_plan())
+    assert gc.get_threshold() != before, "as plans are gathered"
+    writer.pause.stop()
+    content = storage.CheckpointContent({"w": torch.zeros(2, device="meta")}, {}, "{}")  # has no bytes to write
+    storage.ignore_dcp_warnings()
+    with pytest.raises(CheckpointError):
+        storage.save_checkpoint(RunFolder(tmp_path / "run"), 1, content, RankGroup(0, 1))
+    assert gc.get_threshold() == before

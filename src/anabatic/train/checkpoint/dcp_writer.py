@@ -5,6 +5,7 @@ Imported when the first checkpoint is written: it imports sharded tensors.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import heapq
 import math
@@ -20,10 +21,44 @@ from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from anabatic.parallel.process_groups import RankGroup, is_sharded
 from anabatic.train.checkpoint.checksums import ChecksumFile, FileEntry
+
+_NEVER = 2**30
+"""Collections of the middle generation before a full one."""
+
+
+class FullCollectionPause:
+    """Keeps Python's garbage collector from full collections while millions of shards are unpickled.
+
+    Each would look through all of them: four fifths of the time to read an index (`benchmarks/at_scale.py --only
+    plan`). Young objects are collected as ever, also those of a training in another thread.
+    """
+
+    def __init__(self) -> None:
+        self._thresholds: tuple[int, int, int] | None = None
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin the pause, unless it has begun."""
+        if self._thresholds is None:
+            self._thresholds = gc.get_threshold()
+            gc.set_threshold(*self._thresholds[:2], _NEVER)
+
+    def stop(self) -> None:
+        """End the pause, if it has begun."""
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+        self._thresholds = None
 
 
 class _ChecksumFileSystem(FileSystem):
@@ -50,14 +85,31 @@ class _ChecksumFileSystem(FileSystem):
 class ChecksumStorageWriter(FileSystemWriter):
     """Writes this rank's files of a checkpoint into `folder`.
 
+    Where rank 0 gathers what all ranks plan and what they have written, full garbage collections pause.
+
     Attributes:
         written: the files so far: name -> entry.
+        pause: of full garbage collections; whoever saves stops it at the end.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=False)  # the file syncs itself, with what was still buffered
         self.written: dict[str, FileEntry] = {}
         self.fs = _ChecksumFileSystem(self.written)
+        self.pause = FullCollectionPause()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan that torch gathers on rank 0."""
+        plan = super().prepare_local_plan(plan)
+        self.pause.start()
+        return plan
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's files; torch gathers what comes of it on rank 0."""
+        self.pause.stop()
+        results = super().write_data(plan, planner)
+        self.pause.start()
+        return results
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,10 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         alone: dict[str, Any] = {"no_dist": True} if group.size == 1 else {"process_group": group.process_group}
         writer = dcp_writer.ChecksumStorageWriter(built)
         planner = dcp_writer.LinearSavePlanner(group)
-        dcp.save(dict(content.tensors), storage_writer=writer, planner=planner, **alone)
+        try:
+            dcp.save(dict(content.tensors), storage_writer=writer, planner=planner, **alone)
+        finally:
+            writer.pause.stop()
         rng = safetensors_torch.save(dict(content.rng_state))
         checksums.write_file(built / f"rng-{group.rank}.safetensors", rng, writer.written)
         # A rank that has died has sent no list: nothing is sealed, and there is no checkpoint.
@@ -183,9 +186,12 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> Non
         CheckpointError: names or shapes differ from what was saved.
     """
     dcp = quick_imports.import_checkpoints()
+    from anabatic.train.checkpoint import dcp_writer  # imports sharded tensors
+
     ignore_dcp_warnings()
     try:
-        dcp.load(dict(tensors), checkpoint_id=str(path), no_dist=world.size == 1)
+        with dcp_writer.FullCollectionPause():
+            dcp.load(dict(tensors), checkpoint_id=str(path), no_dist=world.size == 1)
     except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{path} does not fit this model or optimizer: {str(error).splitlines()[0]}",
