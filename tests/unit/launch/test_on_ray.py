@@ -199,11 +199,18 @@ def test_without_the_token(cluster: RayCluster, tmp_path: Path, monkeypatch: pyt
     assert "a cluster that asks for a token needs RAY_AUTH_MODE=token" in done.err
 
 
-def test_where_no_cluster_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.4:9", "127.0.0.4:99999"])
+def test_where_no_cluster_is(tmp_path: Path, address: str) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
-    words = ["launch", "ray", "--address", "127.0.0.4:9", "--", *train(tmp_path / "run", 1)]
-    done = command.end(command.start(words, tmp_path / "cache"), 2)
-    assert "error: there is no Ray cluster at 127.0.0.4:9: nothing answers there\nhint: start one by" in done.err
+    write_byte_tokenizer(tmp_path / "t")
+    (tmp_path / "a.txt").write_text("a text")
+    tokenize = ["data", "tokenize", tmp_path / "a.txt", "--tokenizer", tmp_path / "t", "--engine", "ray"]
+    for words in (
+        ["launch", "ray", "--address", address, "--", *train(tmp_path / "run", 1)],
+        [*tokenize, "--address", address],
+    ):
+        done = command.end(command.start(words, tmp_path / "cache"), 2)
+        assert f"error: there is no Ray cluster at {address}: nothing answers there\nhint: start one by" in done.err
 
 
 @pytest.mark.parametrize("words", [["--env", "X"], [], ["--nproc", "x"], ["--runtime-env", "missing.yaml"]])

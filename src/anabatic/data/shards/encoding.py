@@ -16,8 +16,8 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from anabatic.core import extras, log
-from anabatic.core.errors import AnabaticError, ConfigError, Failure
+from anabatic.core import extras, log, ray_address
+from anabatic.core.errors import AnabaticError, Failure
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.data.chat.preference_pairs import PreferencePairEncoder
 from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
@@ -142,13 +142,11 @@ def connect_ray(address: str) -> Iterator[RayEncoding]:
     """
     os.environ.setdefault("RAY_COLOR_PREFIX", str(int(log.should_use_colour())))  # before ray prints lines of workers
     ray = extras.import_optional("ray", "engine ray", "on every machine")
+    ray_address.require_head(address)
     try:
         ray.init(address=address, logging_level="ERROR", namespace="anabatic")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"there is no Ray cluster at {address}: {' '.join(str(error).split())[:300]}",
-            "start one by `ray start --head` and `ray start --address HEAD:6379`, or give --address",
-        ) from error
+        raise ray_address.make_connect_error(address, " ".join(str(error).split())[:300]) from error
     try:
         with redirect_stdout(sys.stderr):  # ray prints there what it has to say of workers
             yield RayEncoding(ray)

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
 
-from anabatic.core import extras, log, relaunch
+from anabatic.core import extras, log, ray_address, relaunch
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.stop_signals import STOP_SIGNALS
 from anabatic.launch.schedulers.ray_node import END_SECONDS, LEASE_SECONDS
@@ -84,9 +83,8 @@ def run(job: RayJob, command: list[str], recipe: str) -> int:
         Failure: the cluster lacks the requested resources, or a machine or the head was lost too often.
     """
     extras.require_installed("ray", "anabatic launch ray")
-    address = _split_address(os.environ.get("RAY_ADDRESS", "") if job.address == "auto" else job.address)
-    if address is not None and not _answers(address):
-        raise _make_connect_error(job, "nothing answers there")
+    ray_address.require_head(job.address)
+    address = ray_address.split_address(job.address)
     received: list[int] = []
     material = json.dumps({"job": asdict(job), "command": command, "recipe": recipe})
     with _record_signals(received):
@@ -134,7 +132,7 @@ class _Attempt:
         deadline = time.monotonic() + self.job.timeout_seconds
         while "unreachable" in (event := self._run_driver()):
             if self._is_first or self._received or time.monotonic() > deadline:
-                raise _make_connect_error(self.job, event["unreachable"])
+                raise ray_address.make_connect_error(self.job.address, event["unreachable"])
             time.sleep(_LOOK_SECONDS)
         return self._conclude(event)
 
@@ -162,7 +160,7 @@ class _Attempt:
             Failure: it does not within the time of `job`.
         """
         deadline = time.monotonic() + self.job.timeout_seconds
-        while self.address is not None and not self._received and not _answers(self.address):
+        while self.address is not None and not self._received and not ray_address.answers(self.address):
             if time.monotonic() > deadline:
                 raise Failure(
                     f"{self.loss}; it did not come back within {self.job.timeout_seconds:g} s",
@@ -184,13 +182,13 @@ class _Attempt:
                 for event in map(json.loads, lines):
                     if "connected" not in event:
                         return dict(event)
-                    self.address, self._is_connected = _split_address(event["connected"]), True
+                    self.address, self._is_connected = ray_address.split_address(event["connected"]), True
             if self._received and not is_told:
                 is_told = True
                 driver.send_signal(signal.SIGTERM)
             if not self._is_connected and time.monotonic() > deadline:
                 return {"unreachable": f"no answer within {_CONNECT_SECONDS:g} s"}
-            unanswered = 0 if self.address is None or _answers(self.address) else unanswered + 1
+            unanswered = 0 if self.address is None or ray_address.answers(self.address) else unanswered + 1
             if unanswered == _HEAD_TRIES:
                 return self._end_without_head(driver, pipe)
 
@@ -233,23 +231,3 @@ def _record_signals(received: list[int]) -> Iterator[None]:
     finally:
         for signum, handler in previous_handlers.items():
             signal.signal(signum, handler)
-
-
-def _make_connect_error(job: RayJob, reason: str) -> ConfigError:
-    hint = "start one by `ray start --head` and `ray start --address HEAD:6379`, or give --address"
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        hint += "; a cluster that asks for a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here, too"
-    return ConfigError(f"there is no Ray cluster at {job.address}: {reason}", hint)
-
-
-def _split_address(text: str) -> tuple[str, int] | None:
-    host, _, port = text.rpartition(":")
-    return (host, int(port)) if host and "/" not in host and port.isdigit() else None
-
-
-def _answers(address: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(address, timeout=2.0).close()
-    except OSError:
-        return False
-    return True
