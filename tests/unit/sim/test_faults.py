@@ -10,7 +10,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.sim import fault_injection, machine_spec
 from anabatic.sim.fault_injection import InjectedFault
 
-COUNTED = sorted(set(fault_injection.FAULT_KINDS) - {"slow", "health"})
+COUNTED = sorted(set(fault_injection.FAULT_KINDS) - {"slow", "slow-link", "health"})
 
 
 @pytest.mark.parametrize(
