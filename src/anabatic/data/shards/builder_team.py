@@ -225,11 +225,11 @@ class BuilderTeam:
         name = self._wait_until(lambda: self._store.find(f"{claims}/parts"))
         if name and not self._store.find(f"{claims}/built"):
             parts = job.path.with_name(name)
-            if not _appears(parts / "plan.json", _VISIBLE_SECONDS):
+            if not self._await_path(parts / "plan.json"):
                 raise Failure(f"{parts / 'plan.json'} of another machine is not seen here", CACHE_HINT)
             self._write_parts(job, PartPlan.load(parts / "plan.json"), claims, parts)
         self._wait_until(lambda: self._store.find(f"{claims}/built"))
-        _appears(job.path / "meta.json", _VISIBLE_SECONDS)  # opening it says what is missing
+        self._await_path(job.path / "meta.json")  # opening it says what is missing
 
     def advance(self, chars: int = 0) -> None:
         """Record progress of this builder, and look whether the job still goes on.
@@ -257,7 +257,7 @@ class BuilderTeam:
             self._wait_until(lambda: self._store.add(f"{claims}/finished", 0) == len(plan.parts) or None)
             folders = [parts / f"{number:05d}" for number in range(len(plan.parts))]
             for folder in folders:
-                _appears(folder, _VISIBLE_SECONDS)
+                self._await_path(folder)
             with atomic_folder(job.path, self.advance) as folder:
                 job.merge_parts(plan, folders, folder, self.advance)
         self._store.put(f"{claims}/built", "1")
@@ -286,6 +286,15 @@ class BuilderTeam:
             time.sleep(pause)
             pause = min(longest, 1.5 * pause)
         return found
+
+    def _await_path(self, path: Path) -> bool:
+        """Wait until a path that another machine has written is seen here; False: it is not after a minute."""
+        end = time.monotonic() + _VISIBLE_SECONDS
+        while not _appears(path, _BEAT_SECONDS):
+            self._check()  # what has failed removes its files
+            if time.monotonic() > end:
+                return False
+        return True
 
     def _check(self) -> None:
         """Raise the failure of another builder; record a heartbeat if any builder has made progress."""
