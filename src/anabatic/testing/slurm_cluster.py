@@ -23,7 +23,7 @@ NPUS = ("910b:2", "910b:2", "a3:4")
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "unshare")
 _LONGEST_SECONDS = 600.0
 _POLL_SECONDS = 0.2
-_END_SECONDS = 20.0
+_END_SECONDS = 5.0
 """For a daemon to end after SIGTERM: slurmd waits for its jobs."""
 _CONFIG = """
 ClusterName=anabatic
