@@ -129,7 +129,7 @@ def test_a_lost_machine_continues_from_its_neighbours_memory(home: Home, tmp_pat
     ends = [command.end(process) for process in (zero, again)]
     continued = re.search(rf"continuing from {memory[0]}/\S+: step (\d+)", ends[0].err)
     assert continued and int(continued[1]) >= 6 and int(continued[1]) % 3 == 0, ends[0].err
-    fetched = rf"step {continued[1]}: [2-4] parts come from the memory of other machines"  # more if a copy was under way
+    fetched = rf"step {continued[1]}: [2-4] parts come from the memory of other machines"  # more beside a copy
     assert re.search(fetched, ends[0].err), "".join(re.findall(r".*memory.*\n", ends[0].err))
     assert command.checkpoints(out) == [STEPS] and not any(list(folder.iterdir()) for folder in memory)
     home.anabatic(*home.pretrain(alone, 2, more=more))
