@@ -218,11 +218,13 @@ class Visit:
         self.leave()
 
     def _has_options(self, text: str, row: How) -> None:
-        """A program of `benchmarks/`: its options are in its source."""
+        """A program of `benchmarks/`: its options are in its source, or in that of a module beside it."""
         _, file, *words = shlex.split(text)
-        source = (tree.ROOT / file).read_text(encoding="utf-8") + (tree.ROOT / "benchmarks/paired.py").read_text(
-            "utf-8"
-        )
+        source = (tree.ROOT / file).read_text(encoding="utf-8")
+        beside = {
+            tree.ROOT / "benchmarks" / f"{name}.py" for name in re.findall(r"^(?:import|from) (\w+)", source, re.M)
+        }
+        source += "".join(path.read_text(encoding="utf-8") for path in beside if path.is_file())
         missing = [word for word in words if word.startswith("--") and f'"{word}"' not in source]
         assert not missing, f"{file} has no {missing}"
 
