@@ -1,7 +1,8 @@
-"""Whether a process that was noted earlier still lives: its id alone may belong to another one by now."""
+"""Whether a process that was noted earlier still lives, and this process's limit of open files."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 
@@ -19,5 +20,19 @@ def read_start_time(pid: int) -> int:
 
 
 def is_alive(pid: int, start_time: int) -> bool:
-    """Return whether the process with this id is the one that started then."""
+    """Return whether the process with this id is the one that started then: its id may belong to another by now."""
     return pid > 0 and read_start_time(pid) == start_time != 0
+
+
+def allow_open_files(count: int) -> int:
+    """Raise this process's limit of open files to `count`, as far as the system allows; never lower it. Return it.
+
+    A connection to each of many machines needs more than the usual 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft == resource.RLIM_INFINITY:
+        return count
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from anabatic.core.open_files import allow_open_files
+from anabatic.core.process_info import allow_open_files
 from anabatic.launch.coordinator import LOST_SECONDS, Coordinator, Decisions, Machine, Meeting
 from anabatic.launch.rendezvous import describe_differences
 from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
-from anabatic.core.open_files import allow_open_files
+from anabatic.core.process_info import allow_open_files
 from anabatic.device.device import Device
 
 if TYPE_CHECKING:  # half a second of imports, for several processes alone

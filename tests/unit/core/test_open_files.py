@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import resource, sys
-from anabatic.core.open_files import allow_open_files
+from anabatic.core.process_info import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
 for count in (50, 200, 150, 1000):
     limit = allow_open_files(count)

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from anabatic.core import log, relaunch
 from anabatic.core.errors import Failure
-from anabatic.core.open_files import allow_open_files
 from anabatic.core.paths import make_write_error
+from anabatic.core.process_info import allow_open_files
 from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
 from anabatic.launch.hosts import ssh_connection
 from anabatic.launch.hosts.hostfile import HostEntry
