@@ -129,7 +129,8 @@ class _Supervisor:
         try:
             while True:
                 code = self._run_agent()
-                can_restart = (code < 0 or code == relaunch.EXIT_RENDEZVOUS_LOST) and not self._is_excluded()
+                is_lost = code == relaunch.EXIT_RENDEZVOUS_LOST and not self._has_user_error()
+                can_restart = (code < 0 or is_lost) and not self._is_excluded()
                 if can_restart and -code in STOP_SIGNALS:  # a signal to the whole process group
                     self.stop_request.classify_signal(-code)
                 if not can_restart or self.stop_request.first_signal or self._count_restarts_left() < 1:
@@ -146,6 +147,12 @@ class _Supervisor:
                 handler,
             ) in previous_handlers.items():  # stopping: a second signal must not change the exit code
                 signal.signal(signum, signal.SIG_IGN if self.stop_request.first_signal else handler)
+
+    def _has_user_error(self) -> bool:
+        """True when a worker has ended with a user error, which the other machines may have met first."""
+        attempts = worker_reports.list_attempt_folders(self.folder)
+        codes = worker_reports.read_worker_report(attempts[-1]).codes if attempts else {}
+        return relaunch.EXIT_USER_ERROR in codes.values()
 
     def _is_excluded(self) -> bool:
         """True when the job refused or replaced this machine, so that another attempt would not help."""
@@ -294,8 +301,9 @@ class _Supervisor:
             return 0
         if self.stop_request.first_signal and not attempts:
             return self._log_stopped("before the processes had begun")
-        # Asked to stop, too: machine 0 has obeyed first, or was killed, and what the workers did here counts.
-        if not attempts or (code == relaunch.EXIT_RENDEZVOUS_LOST and not self.stop_request.first_signal):
+        # Machine 0 was faster to stop, or to fail of the same error: what the workers did here counts.
+        is_followed = bool(self.stop_request.first_signal) or self._has_user_error()
+        if not attempts or (code == relaunch.EXIT_RENDEZVOUS_LOST and not is_followed):
             raise Failure(*self._explain_missing_workers(code))
         report = worker_reports.read_worker_report(attempts[-1])
         if stop_code := report.stop_exit_code():
