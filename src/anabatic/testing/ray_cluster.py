@@ -72,7 +72,7 @@ class RayMachine:
         with contextlib.suppress(psutil.NoSuchProcess):
             for one in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if not name or Path(one.cmdline()[0].split()[0]).name == name:
+                    if not name or Path(" ".join(one.cmdline()[:1]).partition(" ")[0]).name == name:
                         found.append(one)
         return found
 
