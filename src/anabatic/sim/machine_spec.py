@@ -22,6 +22,8 @@ TRACE_VARIABLE = "ANABATIC_SIM_TRACE"
 """Environment variable: present when each process shall also leave its trace there."""
 PACKAGE_VARIABLE = "ANABATIC_SIM_PACKAGE"
 """Environment variable: the folder that this package lies in, for the programs of the simulated machine."""
+INTERPRETER_VARIABLE = "ANABATIC_SIM_PYTHON"
+"""Environment variable: the Python that runs the programs of the simulated machine."""
 CANN_VARIABLE = "ANABATIC_SIM_CANN"
 """Environment variable: the CANN release that the runtime claims to be."""
 

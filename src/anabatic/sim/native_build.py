@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -25,8 +24,9 @@ from typing import Any
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import get_cache_root, make_write_error, open_atomic_folder
-from anabatic.sim.machine_spec import OTHER_CACHE_HINT, PACKAGE_VARIABLE
+from anabatic.sim.machine_spec import INTERPRETER_VARIABLE, OTHER_CACHE_HINT, PACKAGE_VARIABLE
 from anabatic.sim.torch_npu_wheel import (
+    PYTHON_TAG,
     TorchInstallation,
     TorchNpuWheel,
     fetch_wheel,
@@ -189,7 +189,9 @@ def _compiler_version(compiler: str) -> str:
 
 
 def _build_key(torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) -> str:
-    what = (torch.version, str(torch.folder), wheel.version, _compiler_version(compiler), sys.executable)
+    # No paths: every environment of this machine with the same torch and Python uses the same build.
+    size = (torch.folder / "lib/libtorch_cpu.so").stat().st_size  # differs between builds of one version
+    what = (torch.version, str(size), wheel.version, PYTHON_TAG, _compiler_version(compiler))
     digest = hashlib.sha256("\0".join(what).encode())
     for name in ("native_build.py",):
         digest.update((CSRC.parent / name).read_bytes())
@@ -268,14 +270,18 @@ def _uses_old_abi(torch: TorchInstallation) -> bool:
 
 def _make_compile_flags(build: SimulatorBuild, library: NativeLibrary) -> list[str]:
     words = ["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
+    words.append(f"-ffile-prefix-map={CSRC}=csrc")
     if library.uses_torch and _uses_old_abi(build.torch):
         words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
     return words + _include_flags(build, library)
 
 
 def _start_digest(build: SimulatorBuild, compiler: str, words: Sequence[str]) -> Any:
-    what = [_compiler_version(compiler), build.torch.version, build.wheel.version, *words]
-    return hashlib.sha256("\0".join(what).encode())
+    """Start the digest that names a compiled file: everything but where this environment and checkout are."""
+    text = "\0".join([_compiler_version(compiler), build.torch.version, build.wheel.version, *words])
+    for folder in (CSRC, build.torch.folder, build.wheel.folder, simulator_folder()):
+        text = text.replace(str(folder), "")
+    return hashlib.sha256(text.encode())
 
 
 def _plan_header(build: SimulatorBuild, compiler: str) -> _CompileUnit:
@@ -351,7 +357,7 @@ def _write_programs(folder: Path) -> None:
             f"main; sys.exit(main())"
         )
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\nexec "${INTERPRETER_VARIABLE}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
         script.chmod(0o755)
 
 

@@ -17,7 +17,14 @@ from anabatic.core.errors import Failure, UserError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic.sim import machine_spec, native_build, shared_memory, supervisor
-from anabatic.sim.machine_spec import CANN_VARIABLE, OTHER_FILE_HINT, PACKAGE_VARIABLE, SEGMENT_VARIABLE, SimMachine
+from anabatic.sim.machine_spec import (
+    CANN_VARIABLE,
+    INTERPRETER_VARIABLE,
+    OTHER_FILE_HINT,
+    PACKAGE_VARIABLE,
+    SEGMENT_VARIABLE,
+    SimMachine,
+)
 from anabatic.sim.native_build import SimulatorBuild
 
 PROCESS_BYTES = 256 << 20
@@ -185,6 +192,7 @@ def build_environment(outer: Mapping[str, str], build: SimulatorBuild, segment: 
     inner[SEGMENT_VARIABLE] = segment
     inner[CANN_VARIABLE] = build.wheel.cann_release
     inner[PACKAGE_VARIABLE] = str(Path(__file__).parents[2])
+    inner[INTERPRETER_VARIABLE] = sys.executable
     _prepend_path(inner, "PYTHONPATH", build.wheel.folder)
     _prepend_path(inner, "LD_LIBRARY_PATH", build.library_folder)
     # The interpreter that the simulator was built for is the one that `python` means.
