@@ -1,0 +1,202 @@
+"""Inside a simulation: run test files, each in a process forked from one that has imported torch and torch_npu.
+
+A job is a line of JSON on stdin, its answer a line on stdout. Results are lines of JSON in the job's file: one when a test
+starts, one when it has ended, so that a process that dies or hangs costs one test, not a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import zlib
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+PRELOAD = ("torch", "torch_npu", "torch.testing._internal.common_utils", "torch.distributed.fsdp", "scipy", "pytest")
+ERROR_CHARACTERS = 1500
+MOST_RESTARTS = 40
+GRACE_SECONDS = 30
+"""How much longer than the limit of a test a process may be silent: collecting a large file takes that."""
+COLLECT_SECONDS = 240
+
+
+class _TestTimeout(BaseException):
+    """Not an Exception: tests that expect any error must not swallow it."""
+
+
+def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
+    raise _TestTimeout("the test ran longer than its limit")
+
+
+class Recorder:
+    """A pytest plugin: drops tests that have a result, limits each test, and writes what becomes of it."""
+
+    def __init__(self, results: TextIO, done: set[str], seconds: float, most: int, only: str) -> None:
+        self._results, self._done, self._seconds, self._most, self._only = results, done, seconds, most, only
+        self._started = 0.0
+        self._outcome: dict[str, Any] = {}
+
+    def write(self, **values: Any) -> None:
+        """Write one line, at once."""
+        self._results.write(json.dumps(values) + "\n")
+        self._results.flush()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Choose the tests: a sample that does not depend on the order, without those that have a result."""
+        total = len(items)
+        chosen = items
+        if 0 < self._most < total:
+            ranked = sorted(items, key=lambda item: zlib.crc32(_short_name(item.nodeid).encode()))
+            kept = {item.nodeid for item in ranked[: self._most]}
+            chosen = [item for item in items if item.nodeid in kept]
+        self.write(collected=total, chosen=len(chosen))
+        items[:] = [
+            item for item in chosen if _short_name(item.nodeid) not in self._done and self._only in item.nodeid
+        ]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Say that a test starts; its time runs."""
+        self._started, self._outcome = time.monotonic(), {}
+        self.write(start=_short_name(nodeid))
+        signal.signal(signal.SIGALRM, _raise_timeout)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Keep the worst of set-up, call and clean-up."""
+        if report.failed or (report.skipped and self._outcome.get("outcome") != "failed"):
+            text = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else report.longreprtext
+            outcome = "skipped" if report.skipped else "failed"
+            if "_TestTimeout" in text:
+                outcome = "timeout"
+            self._outcome = {"outcome": outcome, "error": text[-ERROR_CHARACTERS:]}
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Write the result."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds = round(time.monotonic() - self._started, 2)
+        self.write(test=_short_name(nodeid), seconds=seconds, **(self._outcome or {"outcome": "passed"}))
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file that cannot be imported is one failure."""
+        if report.failed or (report.skipped and report.nodeid):
+            outcome = "failed" if report.failed else "skipped"
+            text = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.write(test="(collect)", outcome=outcome, seconds=0, error=text[-ERROR_CHARACTERS:])
+
+
+def _short_name(nodeid: str) -> str:
+    return nodeid.split("::", 1)[-1]
+
+
+def _read_results(path: Path) -> tuple[set[str], str]:
+    """Return the tests with a result, and the one that had started last without one."""
+    done, running = set(), ""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with contextlib.suppress(json.JSONDecodeError):  # torn by a killed process
+            row = json.loads(line)
+            running = row.get("start", running)
+            if "test" in row:
+                done.add(row["test"])
+    return done, running if running not in done else ""
+
+
+def _run_tests(job: dict[str, Any]) -> int:
+    """In the forked process: the tests of one file."""
+    import pytest
+
+    file, results = Path(job["file"]), Path(job["results"])
+    os.chdir(file.parent)
+    for folder in (file.parent, Path(job["root"])):
+        sys.path.insert(0, str(folder))
+    sys.argv = [str(file)]
+    log = open(results.with_suffix(".log"), "ab", buffering=0)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    done, _ = _read_results(results)
+    with open(results, "a", encoding="utf-8") as stream:
+        recorder = Recorder(stream, done, job["seconds"], job["most"], job["only"])
+        words = ["-q", "--no-header", "-c", os.devnull, "--rootdir", job["root"], "-W", "ignore", "--import-mode=importlib"]
+        for plugin in ("cacheprovider", "xdist", "timeout", "randomly"):
+            words += ["-p", f"no:{plugin}"]
+        code = int(pytest.main([*words, str(file)], plugins=[recorder]))
+        recorder.write(end=code)
+    return code
+
+
+def _watch(pid: int, results: Path, job: dict[str, Any], deadline: float) -> tuple[int | None, str]:
+    """Wait for the process; kill it when it is silent for too long. Return its status and why it was killed."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status, ""
+        now = time.time()
+        size = results.stat() if results.is_file() else None
+        silent = now - (size.st_mtime if size else now)
+        limit = COLLECT_SECONDS if not _read_results(results)[1] else job["seconds"] + GRACE_SECONDS
+        if now > deadline or silent > limit:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None, "the file's time is over" if now > deadline else "timeout"
+        time.sleep(0.05)
+
+
+def _run_file(job: dict[str, Any]) -> dict[str, Any]:
+    results = Path(job["results"])
+    results.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.time() + job["file_seconds"]
+    for _ in range(MOST_RESTARTS):
+        results.touch()
+        os.utime(results)
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                os.setsid()
+                code = _run_tests(job)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        status, why = _watch(pid, results, job, deadline)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # what the tests have started
+        _, running = _read_results(results)
+        ended = status is not None and os.WIFEXITED(status)
+        with open(results, "a", encoding="utf-8") as stream:
+            if why == "the file's time is over":
+                stream.write(json.dumps({"end": "time", "running": running}) + "\n")
+                return {"file": job["file"], "end": "time"}
+            if running and not (ended and os.WEXITSTATUS(status or 0) in (0, 1, 2, 5)):
+                signal_name = signal.Signals(os.WTERMSIG(status)).name if status and os.WIFSIGNALED(status) else "exit"
+                outcome = "timeout" if why == "timeout" else "crashed"
+                error = why or f"the process ended by {signal_name}"
+                stream.write(json.dumps({"test": running, "outcome": outcome, "seconds": 0, "error": error}) + "\n")
+                continue
+            if not ended:
+                row = {"test": "(collect)", "outcome": "crashed", "seconds": 0, "error": why or "the process died"}
+                stream.write(json.dumps(row) + "\n" + json.dumps({"end": "died"}) + "\n")
+        return {"file": job["file"], "end": "ran"}
+    return {"file": job["file"], "end": "restarts"}
+
+
+def main() -> int:
+    """Serve jobs until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints
+    for name in PRELOAD:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        answers.write(json.dumps(_run_file(json.loads(line))) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
