@@ -1,0 +1,60 @@
+"""Run one function on the CPU and on the NPU with the same values, and compare."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+from unittest import SkipTest
+
+import torch
+from torch.utils import _pytree as pytree
+
+SEED = 20
+
+
+def move(value: Any, device: str) -> Any:
+    """Return a copy on a device: tensors, devices and names of devices in any nesting."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.detach().clone().to(device).requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf == "cpu"):
+            return device
+        return copy.deepcopy(leaf) if isinstance(leaf, torch.nn.Module) else leaf
+
+    return pytree.tree_map(convert, value)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def compute(function: Callable[..., Any], args: Any, kwargs: Any, backward: bool) -> list[torch.Tensor]:
+    """Return the results, and with `backward` also the gradients of the inputs, of one call with a fixed seed."""
+    torch.manual_seed(SEED)
+    result = tensors_of(function(*args, **kwargs))
+    if not backward:
+        return result
+    leaves = [leaf for leaf in tensors_of((args, kwargs)) if leaf.requires_grad]
+    losses = [out.abs().sum() if out.is_complex() else out.sum() for out in result if out.requires_grad]
+    if leaves and losses:
+        gradients = torch.autograd.grad(sum(losses), leaves, allow_unused=True)
+        result += [gradient for gradient in gradients if gradient is not None]
+    return result
+
+
+def check_same(function: Callable[..., Any], args: Any, kwargs: Any, backward: bool = False) -> None:
+    """Fail when the NPU's results differ from the CPU's; skip what the CPU rejects as well."""
+    ours = move((args, kwargs), "cpu")
+    theirs = move((args, kwargs), "npu:0")
+    try:
+        expected = compute(function, *ours, backward)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        raise SkipTest(f"the CPU rejects it: {error}") from error
+    found = compute(function, *theirs, backward)
+    assert len(found) == len(expected), f"{len(found)} tensors, {len(expected)} on the CPU"
+    for one, other in zip(found, expected, strict=True):
+        assert one.device.type == "npu" or other.device.type != "cpu" or one.dim() == 0, f"a result is on {one.device}"
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), equal_nan=True)

@@ -1,0 +1,29 @@
+"""The tests of collectives and DDP that the torch wheel ships, on the backend hccl: `torch.cuda` and `nccl` in them are made
+`torch.npu` and `hccl` by torch_npu's transfer_to_npu.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+os.environ.update(BACKEND="nccl", WORLD_SIZE="2", TEMP_DIR=tempfile.mkdtemp())
+
+import torch
+import torch_npu
+from torch_npu.contrib import transfer_to_npu  # noqa: F401 - patches torch.cuda
+from torch.testing._internal import common_distributed
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+common_distributed.TEST_CUDA = True  # what skips tests without a GPU; when decorators run, it would ask for NCCL's version
+assert torch_npu.npu.is_available() and torch.distributed.is_available()
+
+
+class TestDistributed(TestDistBackend, DistributedTest._DistTestBase):
+    """All of them, over two processes."""
+
+    def setUp(self) -> None:
+        """Fork the ranks: this process has not used a device yet."""
+        super().setUp()
+        common_distributed.initialize_temp_directories()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)

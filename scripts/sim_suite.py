@@ -1,0 +1,258 @@
+"""Run a folder of other people's test files on simulated NPUs: used by torch_npu_tests.py and pytorch_tests.py.
+
+Files run side by side, each in a process of its own with a limit for every test. A run that was stopped goes on where it was.
+Tests that need what a simulator cannot have are listed, with the reason, in sim_suite_exceptions.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import fnmatch
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = Path(__file__).with_name("sim_suite_worker.py")
+EXCEPTIONS = Path(__file__).with_name("sim_suite_exceptions.yaml")
+OUTCOMES = ("passed", "failed", "timeout", "crashed", "skipped", "excepted")
+BAD = ("failed", "timeout", "crashed")
+
+CAUSES = (
+    (r"operator (\S+) is not simulated", "operator {}"),
+    (r"(aclnn\w+) or \1GetWorkspaceSize not in", "{}"),
+    (r"(acl\w+|Hccl\w+|rt[A-Z]\w+) is not simulated", "{}"),
+    (r"ModuleNotFoundError: No module named '([\w.]+)'", "module {}"),
+    (r"ImportError: (cannot import name '\w+')", "{}"),
+    (r"(Could not run '[\w:.]+') with arguments from the '(\w+)' backend", "{}"),
+    (r"FileNotFoundError: .*?'([^']*)'", "file {}"),
+    (r"Tensor-likes are not (close|equal)", "other numbers"),
+    (r"(AttributeError: [^\n]{1,100})", "{}"),
+    (r"(\w*Error: [^\n]{1,90})", "{}"),
+    (r"(process ended by \w+)", "{}"),
+    (r"(ran longer than its limit)", "longer than the limit"),
+)
+"""What the end of a failure's text says about its cause: the first that matches."""
+
+
+@dataclass
+class FileResult:
+    """One test file."""
+
+    name: str
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    collected: int = 0
+    chosen: int = 0
+    finished: bool = False
+
+    def count(self, *outcomes: str) -> int:
+        """Return how many tests ended so."""
+        return sum(row["outcome"] in outcomes for row in self.tests.values())
+
+
+def find_cause(text: str) -> str:
+    """Return a short name for what made a test fail."""
+    for pattern, name in CAUSES:
+        if found := list(re.finditer(pattern, text)):
+            return name.format(*found[-1].groups())
+    return text.strip().splitlines()[-1][:100] if text.strip() else "no text"
+
+
+def read_exceptions() -> list[dict[str, str]]:
+    """Return the rows of torch_npu_tests.yaml: `tests` (a pattern of FILE::TEST, or of the error), `needs`."""
+    rows = yaml.safe_load(EXCEPTIONS.read_text(encoding="utf-8"))["exceptions"]
+    return [{key: str(value) for key, value in row.items()} for row in rows]
+
+
+def read_file_result(path: Path, name: str, exceptions: list[dict[str, str]]) -> FileResult:
+    """Read one result file; a failure that an exception names becomes `excepted`."""
+    result = FileResult(name)
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the last line of a killed process
+        if "collected" in row:
+            result.collected, result.chosen = max(result.collected, row["collected"]), row["chosen"]
+        if "test" in row:
+            result.tests[row["test"]] = row
+        result.finished = result.finished or "end" in row
+    if len(result.tests) > 1 and result.tests.get("(collect)", {}).get("outcome") == "skipped":
+        result.tests.pop("(collect)")
+    for test, row in result.tests.items():
+        if row["outcome"] in BAD and (found := match_exception(f"{name}::{test}", row.get("error", ""), exceptions)):
+            row["outcome"], row["needs"] = "excepted", found
+    return result
+
+
+def match_exception(test: str, error: str, exceptions: list[dict[str, str]]) -> str:
+    """Return what a test needs that a simulator cannot have; "" for one that has to pass."""
+    for row in exceptions:
+        if fnmatch.fnmatchcase(test, row.get("tests", "*")) and re.search(row.get("error", ""), error):
+            return row["needs"]
+    return ""
+
+
+def forget_results(path: Path, again: str) -> None:
+    """Drop what shall run again: failures, or everything."""
+    if not path.is_file():
+        return
+    kept = []
+    if again == "failed":
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+            if row.get("outcome") in ("passed", "skipped") and row["test"] != "(collect)":
+                kept.append(line)
+        if len(kept) == sum('"outcome"' in line for line in path.read_text(encoding="utf-8").splitlines()):
+            return  # nothing failed
+    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+def start_worker(npus: int) -> subprocess.Popen[str]:
+    """Start one simulated machine with a worker in it."""
+    words = [sys.executable, "-m", "anabatic", "sim", "--npus", str(npus), "--", sys.executable, str(WORKER)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    return subprocess.Popen(words, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def run_files(jobs: list[dict[str, Any]], count: int, npus: int) -> None:
+    """Run the files on `count` simulated machines; say how far it is."""
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+    ended: list[str] = []
+
+    def serve() -> None:
+        while True:
+            worker = start_worker(npus)
+            assert worker.stdin and worker.stdout
+            while True:
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    worker.stdin.close()
+                    worker.wait()
+                    return
+                worker.stdin.write(json.dumps(job) + "\n")
+                worker.stdin.flush()
+                answer = worker.stdout.readline()
+                ended.append(job["name"])
+                result = read_file_result(Path(job["results"]), job["name"], [])
+                print(
+                    f"{len(ended)}/{len(jobs)} {job['name']}: {result.count('passed')} passed, {result.count(*BAD)} not, "
+                    f"{result.count('skipped')} skipped",
+                    flush=True,
+                )
+                if not answer:  # the worker itself died
+                    worker.kill()
+                    break
+
+    threads = [threading.Thread(target=serve) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def summarize(results: list[FileResult]) -> str:
+    """Return the rows of a table per folder, with the sum."""
+    folders: dict[str, list[FileResult]] = collections.defaultdict(list)
+    for result in results:
+        folders[result.name.rpartition("/")[0].partition("/")[0] or "."].append(result)
+    rows = [*((folder, folders[folder]) for folder in sorted(folders)), ("", results)]
+    lines = []
+    for folder, group in rows:
+        counts = [sum(result.count(outcome) for result in group) for outcome in OUTCOMES]
+        tried = sum(counts[:4])
+        share = f"{100 * counts[0] / tried:.1f} %" if tried else "-"
+        clean = sum(not result.count(*BAD) for result in group)
+        name = f"`{folder}`" if folder else ""
+        lines.append("| " + " | ".join([name, f"{clean} / {len(group)}", *map(str, counts), share]) + " |")
+    return "\n".join(lines)
+
+
+def list_causes(results: list[FileResult], most: int) -> str:
+    """Return the causes of what failed, the most frequent first."""
+    causes: dict[str, list[str]] = collections.defaultdict(list)
+    for result in results:
+        for test, row in result.tests.items():
+            if row["outcome"] in BAD:
+                causes[find_cause(row.get("error", ""))].append(f"{result.name}::{test}")
+    ranked = sorted(causes.items(), key=lambda item: -len(item[1]))
+    lines = [f"{len(tests):5}  {cause}   ({tests[0]})" for cause, tests in ranked[:most]]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a program runs and where its table stands."""
+
+    name: str
+    description: str
+    tests: Path
+    tests_help: str
+
+
+def parse_options(suite: Suite) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=suite.description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tests", type=Path, default=suite.tests, help=suite.tests_help)
+    parser.add_argument("--only", default="", help="files whose path contains this; FILE::PART also chooses tests")
+    parser.add_argument("--without", default="", help="not the files whose path contains this")
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / suite.name)
+    parser.add_argument("--again", choices=("no", "failed", "all"), default="no", help="what has a result already")
+    parser.add_argument("--jobs", type=int, default=2, help="files at a time")
+    parser.add_argument("--npus", type=int, default=2, help="devices of the simulated machine")
+    parser.add_argument("--most", type=int, default=300, help="tests of a file: a sample of those with more; 0: all")
+    parser.add_argument("--test-seconds", type=float, default=60)
+    parser.add_argument("--file-seconds", type=float, default=900)
+    parser.add_argument("--causes", type=int, default=60, help="how many causes of failures to list")
+    parser.add_argument("--summary", action="store_true", help="run nothing, only print the tables")
+    parser.add_argument("--docs", action="store_true", help="also rewrite the table on the fidelity page")
+    options = parser.parse_args()
+    options.root = options.tests.resolve() / "test"
+    if not options.root.is_dir():
+        parser.error(f"{options.root} is not there; --tests: {suite.tests_help}")
+    only, _, options.part = options.only.partition("::")
+    names = sorted(str(path.relative_to(options.root)) for path in options.root.rglob("test_*.py"))
+    options.names = [name for name in names if only in name and not (options.without and options.without in name)]
+    if not options.names:
+        parser.error(f"no test file below {options.root} contains {only!r}")
+    return options
+
+
+def list_jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return what is left to run."""
+    jobs = []
+    for name in options.names:
+        path = options.results.resolve() / f"{name}.jsonl"
+        if options.again != "no":
+            forget_results(path, options.again)
+        if not read_file_result(path, name, []).finished:
+            limits = {"seconds": options.test_seconds, "file_seconds": options.file_seconds, "most": options.most}
+            places = {"file": str(options.root / name), "root": str(options.root), "results": str(path)}
+            jobs.append({"name": name, **places, **limits, "only": options.part})
+    return jobs
+
+
+def run_suite(suite: Suite) -> int:
+    """Run what is left, then print the causes of failures and the table."""
+    options = parse_options(suite)
+    if not options.summary and (jobs := list_jobs(options)):
+        run_files(jobs, min(options.jobs, len(jobs)), options.npus)
+    exceptions = read_exceptions()
+    results = [read_file_result(options.results / f"{name}.jsonl", name, exceptions) for name in options.names]
+    print(list_causes(results, options.causes))
+    print("| folder | clean files | " + " | ".join(OUTCOMES) + " | share |\n|---|" + "---:|" * (len(OUTCOMES) + 2))
+    print(summarize(results))
+    return 0
