@@ -3,7 +3,7 @@
 python scripts/pytorch_tests.py --most 0           # all; goes on where it was stopped
 python scripts/pytorch_tests.py --docs             # also rewrite docs/{en,zh}/concepts/sim-fidelity.md
 
-The samples are those of torch.testing._internal in the installed torch; the test files in pytorch_tests/ compare with the CPU.
+The samples are those of torch.testing._internal in the installed torch; the files in pytorch_tests/ compare with the CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sim_suite
 
 SUITE = sim_suite.Suite(
     "pytorch-tests",
+    "scripts/pytorch_tests.py",
     __doc__,
     sim_suite.ROOT / "scripts" / "pytorch_tests",
     "a folder with a folder test",

@@ -1,6 +1,6 @@
 """Run a folder of other people's test files on simulated NPUs: used by torch_npu_tests.py and pytorch_tests.py.
 
-Files run side by side, each in a process of its own with a limit for every test. A run that was stopped goes on where it was.
+Files run side by side, each in a process of its own with a limit for every test. A stopped run continues where it was.
 Tests that need what a simulator cannot have are listed, with the reason, in sim_suite_exceptions.yaml.
 """
 
@@ -148,11 +148,8 @@ def run_files(jobs: list[dict[str, Any]], count: int, npus: int) -> None:
                 answer = worker.stdout.readline()
                 ended.append(job["name"])
                 result = read_file_result(Path(job["results"]), job["name"], [])
-                print(
-                    f"{len(ended)}/{len(jobs)} {job['name']}: {result.count('passed')} passed, {result.count(*BAD)} not, "
-                    f"{result.count('skipped')} skipped",
-                    flush=True,
-                )
+                counts = f"{result.count('passed')} passed, {result.count(*BAD)} not, {result.count('skipped')} skipped"
+                print(f"{len(ended)}/{len(jobs)} {job['name']}: {counts}", flush=True)
                 if not answer:  # the worker itself died
                     worker.kill()
                     break
@@ -164,33 +161,63 @@ def run_files(jobs: list[dict[str, Any]], count: int, npus: int) -> None:
         thread.join()
 
 
-def summarize(results: list[FileResult]) -> str:
-    """Return the rows of a table per folder, with the sum."""
+def format_row(name: str, results: list[FileResult]) -> str:
+    """Return one row of a table: files without a failure, tests by outcome, the share of those that had to pass."""
+    counts = [sum(result.count(outcome) for result in results) for outcome in OUTCOMES]
+    tried = sum(counts[: 1 + len(BAD)])
+    share = f"{100 * counts[0] / tried:.1f} %" if tried else "-"
+    clean = sum(bool(result.tests) and not result.count(*BAD) for result in results)
+    files = f"{clean} / {len(results)}" if len(results) > 1 else "1" if clean else "0"
+    return "| " + " | ".join([name, files, *map(str, counts), share]) + " |"
+
+
+HEADS = (
+    (
+        "files without a failure",
+        "passed",
+        "failed",
+        "too slow",
+        "crashed",
+        "skipped",
+        "excepted",
+        "passed of those that must",
+    ),
+    ("无失败的文件", "通过", "失败", "超时", "崩溃", "跳过", "例外", "通过率"),
+)
+
+
+def format_head(first: str, language: int) -> str:
+    """Return the head of a table."""
+    return f"| {first} | " + " | ".join(HEADS[language]) + " |\n|---|" + "---:|" * len(HEADS[language])
+
+
+def summarize(results: list[FileResult], language: int = 0) -> str:
+    """Return a table with a row for each folder, and the sum."""
     folders: dict[str, list[FileResult]] = collections.defaultdict(list)
     for result in results:
-        folders[result.name.rpartition("/")[0].partition("/")[0] or "."].append(result)
-    rows = [*((folder, folders[folder]) for folder in sorted(folders)), ("", results)]
-    lines = []
-    for folder, group in rows:
-        counts = [sum(result.count(outcome) for result in group) for outcome in OUTCOMES]
-        tried = sum(counts[:4])
-        share = f"{100 * counts[0] / tried:.1f} %" if tried else "-"
-        clean = sum(not result.count(*BAD) for result in group)
-        name = f"`{folder}`" if folder else ""
-        lines.append("| " + " | ".join([name, f"{clean} / {len(group)}", *map(str, counts), share]) + " |")
+        folder, _, file = result.name.rpartition("/")
+        folders[folder.partition("/")[0] or ("." if len(results) > 20 else file)].append(result)
+    lines = [format_head(("folder", "目录")[language], language)]
+    lines += [format_row(f"`{folder}`", folders[folder]) for folder in sorted(folders)]
+    return "\n".join([*lines, format_row(("all", "合计")[language], results)])
+
+
+def list_needs(results: list[FileResult], exceptions: list[dict[str, str]], language: int) -> str:
+    """Return what the excepted tests need, with their number."""
+    counts = collections.Counter(row["needs"] for result in results for row in result.tests.values() if "needs" in row)
+    other = {row["needs"]: row["needs_zh"] for row in exceptions}
+    lines = [f"- {other[need] if language else need}: {count}" for need, count in counts.most_common()]
     return "\n".join(lines)
 
 
-def list_causes(results: list[FileResult], most: int) -> str:
-    """Return the causes of what failed, the most frequent first."""
+def rank_causes(results: list[FileResult]) -> list[tuple[str, list[str]]]:
+    """Return the causes of what failed with their tests, the most frequent first."""
     causes: dict[str, list[str]] = collections.defaultdict(list)
     for result in results:
         for test, row in result.tests.items():
             if row["outcome"] in BAD:
                 causes[find_cause(row.get("error", ""))].append(f"{result.name}::{test}")
-    ranked = sorted(causes.items(), key=lambda item: -len(item[1]))
-    lines = [f"{len(tests):5}  {cause}   ({tests[0]})" for cause, tests in ranked[:most]]
-    return "\n".join(lines)
+    return sorted(causes.items(), key=lambda item: -len(item[1]))
 
 
 @dataclass(frozen=True)
@@ -198,6 +225,7 @@ class Suite:
     """What a program runs and where its table stands."""
 
     name: str
+    program: str
     description: str
     tests: Path
     tests_help: str
@@ -205,7 +233,9 @@ class Suite:
 
 def parse_options(suite: Suite) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=suite.description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=suite.description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tests", type=Path, default=suite.tests, help=suite.tests_help)
     parser.add_argument("--only", default="", help="files whose path contains this; FILE::PART also chooses tests")
     parser.add_argument("--without", default="", help="not the files whose path contains this")
@@ -245,6 +275,43 @@ def list_jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
     return jobs
 
 
+PAGES = ("docs/en/concepts/sim-fidelity.md", "docs/zh/concepts/sim-fidelity.md")
+
+
+def write_docs(suite: Suite, results: list[FileResult], exceptions: list[dict[str, str]], most: int) -> None:
+    """Rewrite the part of the fidelity pages between the suite's marks, and the table of its files in docs/dev."""
+    collected, chosen = sum(result.collected for result in results), sum(result.chosen for result in results)
+    for language, page in enumerate(PAGES):
+        path = ROOT / page
+        begin, end = f"<!-- {suite.name}: {suite.program} -->", f"<!-- end of {suite.name} -->"
+        before, mark, rest = path.read_text(encoding="utf-8").partition(begin)
+        if not mark or end not in rest:
+            raise SystemExit(f"error: {page} has no part between {begin} and {end}")
+        said = (
+            f"{len(results)} files with {collected:,} tests; {chosen:,} ran (of a file at most {most or 'all'}).",
+            f"{len(results)} 个文件，{collected:,} 个测试；运行了 {chosen:,} 个（每个文件至多 {most or '全部'}）。",
+        )[language]
+        needs = list_needs(results, exceptions, language)
+        why = ("Excepted, by what they need:", "例外及其所需：")[language]
+        parts = [said, "", summarize(results, language), *(["", why, "", needs] if needs else [])]
+        path.write_text(f"{before}{begin}\n\n" + "\n".join(parts) + f"\n\n{end}{rest.partition(end)[2]}", "utf-8")
+    table = [
+        f"# {suite.name}: every file",
+        "",
+        f"Written by `python {suite.program} --docs`.",
+        "",
+        format_head("file", 0),
+    ]
+    table += [format_row(f"`{result.name}`", [result]) for result in results]
+    table += ["", "## Failures by cause", "", "| tests | cause | for example |", "|---:|---|---|"]
+    table += [f"| {len(tests)} | {_escape(cause)} | `{tests[0]}` |" for cause, tests in rank_causes(results)]
+    (ROOT / f"docs/dev/{suite.name}.md").write_text("\n".join(table) + "\n", encoding="utf-8")
+
+
+def _escape(text: str) -> str:
+    return "`" + text.replace("`", "'").replace("|", "/").replace("\n", " ") + "`"
+
+
 def run_suite(suite: Suite) -> int:
     """Run what is left, then print the causes of failures and the table."""
     options = parse_options(suite)
@@ -252,7 +319,10 @@ def run_suite(suite: Suite) -> int:
         run_files(jobs, min(options.jobs, len(jobs)), options.npus)
     exceptions = read_exceptions()
     results = [read_file_result(options.results / f"{name}.jsonl", name, exceptions) for name in options.names]
-    print(list_causes(results, options.causes))
-    print("| folder | clean files | " + " | ".join(OUTCOMES) + " | share |\n|---|" + "---:|" * (len(OUTCOMES) + 2))
+    for cause, tests in rank_causes(results)[: options.causes]:
+        print(f"{len(tests):5}  {cause}   ({tests[0]})")
     print(summarize(results))
+    print(list_needs(results, exceptions, 0))
+    if options.docs:
+        write_docs(suite, results, exceptions, options.most)
     return 0

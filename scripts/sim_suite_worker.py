@@ -1,7 +1,7 @@
 """Inside a simulation: run test files, each in a process forked from one that has imported torch and torch_npu.
 
-A job is a line of JSON on stdin, its answer a line on stdout. Results are lines of JSON in the job's file: one when a test
-starts, one when it has ended, so that a process that dies or hangs costs one test, not a file.
+A job is a line of JSON on stdin, its answer a line on stdout. Results are lines of JSON in the job's file: one when a
+test starts, one when it has ended, so that a process that dies or hangs costs one test, not a file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -57,9 +58,7 @@ class Recorder:
             kept = {item.nodeid for item in ranked[: self._most]}
             chosen = [item for item in items if item.nodeid in kept]
         self.write(collected=total, chosen=len(chosen))
-        items[:] = [
-            item for item in chosen if _short_name(item.nodeid) not in self._done and self._only in item.nodeid
-        ]
+        items[:] = [item for item in chosen if _short_name(item.nodeid) not in self._done and self._only in item.nodeid]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Say that a test starts; its time runs."""
@@ -116,18 +115,33 @@ def _run_tests(job: dict[str, Any]) -> int:
     for folder in (file.parent, Path(job["root"])):
         sys.path.insert(0, str(folder))
     sys.argv = [str(file)]
-    log = open(results.with_suffix(".log"), "ab", buffering=0)
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
+    log = os.open(results.with_suffix(".log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     done, _ = _read_results(results)
     with open(results, "a", encoding="utf-8") as stream:
         recorder = Recorder(stream, done, job["seconds"], job["most"], job["only"])
-        words = ["-q", "--no-header", "-c", os.devnull, "--rootdir", job["root"], "-W", "ignore", "--import-mode=importlib"]
+        words = [
+            "-q",
+            "--no-header",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            job["root"],
+            "-W",
+            "ignore",
+            "--import-mode=importlib",
+        ]
         for plugin in ("cacheprovider", "xdist", "timeout", "randomly"):
             words += ["-p", f"no:{plugin}"]
         code = int(pytest.main([*words, str(file)], plugins=[recorder]))
         recorder.write(end=code)
     return code
+
+
+def _sets_variables(file: Path) -> bool:
+    """True for a file that sets variables when it is imported: torch may read them when it is loaded."""
+    return re.search(r"^(os\.)?environ\b", file.read_text(encoding="utf-8", errors="replace"), re.M) is not None
 
 
 def _watch(pid: int, results: Path, job: dict[str, Any], deadline: float) -> tuple[int | None, str]:
@@ -159,6 +173,8 @@ def _run_file(job: dict[str, Any]) -> dict[str, Any]:
             code = 70
             try:
                 os.setsid()
+                if _sets_variables(Path(job["file"])):
+                    os.execv(sys.executable, [sys.executable, __file__, json.dumps(job)])
                 code = _run_tests(job)
             except BaseException:
                 traceback.print_exc()
@@ -187,7 +203,9 @@ def _run_file(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Serve jobs until stdin ends."""
+    """Serve jobs until stdin ends; with a job as argument, run it in this process."""
+    if len(sys.argv) > 1:
+        return _run_tests(json.loads(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints
     for name in PRELOAD:

@@ -11,6 +11,7 @@ import sim_suite
 
 SUITE = sim_suite.Suite(
     "torch-npu-tests",
+    "scripts/torch_npu_tests.py",
     __doc__,
     sim_suite.ROOT.parent / "shared" / "data" / "torch_npu_tests",
     "a checkout of Ascend/pytorch, or the part of it with the folder test",

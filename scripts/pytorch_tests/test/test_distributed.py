@@ -1,5 +1,5 @@
-"""The tests of collectives and DDP that the torch wheel ships, on the backend hccl: `torch.cuda` and `nccl` in them are made
-`torch.npu` and `hccl` by torch_npu's transfer_to_npu.
+"""The tests of collectives and DDP that the torch wheel ships, on the backend hccl: torch_npu's transfer_to_npu makes
+`torch.npu` and `hccl` of their `torch.cuda` and `nccl`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ os.environ.update(BACKEND="nccl", WORLD_SIZE="2", TEMP_DIR=tempfile.mkdtemp())
 
 import torch
 import torch_npu
-from torch_npu.contrib import transfer_to_npu  # noqa: F401 - patches torch.cuda
 from torch.testing._internal import common_distributed
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+from torch_npu.contrib import transfer_to_npu  # noqa: F401 - patches torch.cuda
 
-common_distributed.TEST_CUDA = True  # what skips tests without a GPU; when decorators run, it would ask for NCCL's version
+common_distributed.TEST_CUDA = True  # what skips tests without a GPU; set earlier, it asks for NCCL's version
 assert torch_npu.npu.is_available() and torch.distributed.is_available()
 
 
