@@ -3,7 +3,7 @@
 python scripts/pytorch_tests.py --most 0           # all; goes on where it was stopped
 python scripts/pytorch_tests.py --docs             # also rewrite docs/{en,zh}/concepts/sim-fidelity.md
 
-The samples are those of torch.testing._internal in the installed torch; the files in pytorch_tests/ compare with the CPU.
+The samples are those of torch.testing._internal in the installed torch; pytorch_tests/ compares with the CPU.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ def test_visible_devices(sim: Sim) -> None:
     [
         ("910B4", "Ascend910B4", True),
         ("910C", "Ascend910_9391", True),
+        ("950DT", "Ascend950DT_9582", True),
         ("910A", "Ascend910A", False),
         ("310P", "Ascend310P3", False),
     ],

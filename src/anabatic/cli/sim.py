@@ -29,7 +29,7 @@ def run(
     npus
         How many devices.
     chip
-        910B1 to 910B4, 910C (a device is one of its two dies), 910A, 310P, or a SoC name.
+        910B1 to 910B4, 910C (a device is one of its two dies), 950PR, 950DT, 910A, 310P, or a SoC name.
     hbm
         Memory of each device, for example 512MiB; default: the chip's.
     fault

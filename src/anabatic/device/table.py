@@ -155,6 +155,9 @@ class Chip:
 # the data sheets and Ascend/msmodeling. A device of an A3 server is one of a card's two dies.
 # The 910B4 is sold with 32 GB (Atlas 300T A2, 800I A2) and, as 910B4-1, with 64 GB: the platform_config of CANN 8.1
 # still says 32 of it, npu-smi of such cards and the data sheet of the 800I A2 say 64.
+# 950: memory and bandwidth from Huawei's announcement of 18 September 2025 (950PR: HiBL 1.0; 950DT: HiZQ 2.0), cube
+# cores and peak from table 3-1 of its white paper as Ascend/pytorch's patch of torchtitan gives them (32 cores 432, 36
+# cores 486); a 9579 has 28 of these cores (CANN 9.0), which others have 32 is not published. fp8 and fp4 are not used.
 # The 310P is Atlas 300I and 300V, inference products: no bf16, few collectives (torch_npu's lists of products).
 # NVIDIA: data sheets, dense figures; where a name covers several cards, the power of the largest. Power of the first
 # Ascend 910: Huawei's announcement of 23 August 2019 ("310 W"); of its successors none is published.
@@ -171,6 +174,9 @@ CHIPS: tuple[Chip, ...] = (
     Chip("Ascend910_9382", 353.9, 64, 1600),
     Chip("Ascend910_9372", 294.9, 64, 1600),
     Chip("Ascend910_9362", 245.8, 64, 1600),
+    Chip("Ascend950PR_9599", 432.0, 128, 1600),
+    Chip("Ascend950PR_9579", 378.0, 128, 1600),
+    Chip("Ascend950DT_9582", 486.0, 144, 4000),
     Chip("Ascend910PremiumA", 320.0, 32, 1200, has_bf16=False),
     Chip("Ascend910ProA", 288.0, 32, 1200, has_bf16=False),
     Chip("Ascend910ProB", 283.0, 32, 1200, has_bf16=False),

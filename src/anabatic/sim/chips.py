@@ -1,6 +1,8 @@
 """What the simulated runtime says about a chip. Speeds and memory are in `device.table`; here is the rest.
 
 Sources: platform_config/*.ini of CANN 8.1.RC1 (cores, clock, L2). The SoC names are what `aclrtGetSocName` returns.
+Of the 950 family the cores are published (`device.table`), and the clock follows from them and the peak; its L2 cache
+is not published: that of the 910B stands here.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ _SIM_CHIPS = (
     SimChip("Ascend910_9381", "Ascend910", 24, 48, 1800, 192),
     SimChip("Ascend910_9372", "Ascend910", 20, 40, 1800, 192),
     SimChip("Ascend910_9362", "Ascend910", 20, 40, 1500, 192),
+    SimChip("Ascend950PR_9599", "Ascend950PR", 32, 64, 1650, 192),
+    SimChip("Ascend950PR_9579", "Ascend950PR", 28, 56, 1650, 192),
+    SimChip("Ascend950DT_9582", "Ascend950DT", 36, 72, 1650, 192),
     SimChip("Ascend910PremiumA", "910PremiumA", 32, 32, 1220, 32),
     SimChip("Ascend910ProA", "910ProA", 32, 32, 1100, 32),
     SimChip("Ascend910A", "910A", 32, 32, 1000, 32),
@@ -49,8 +54,13 @@ _SIM_CHIPS = (
 )
 
 CHIPS: dict[str, SimChip] = {row.soc: row for row in _SIM_CHIPS}
-CHIP_ALIASES = {"910C": "Ascend910_9391", "310P": "Ascend310P3"}
-"""Names of the trade; a 910C counts as its two dies, each a device."""
+CHIP_ALIASES = {
+    "910C": "Ascend910_9391",
+    "310P": "Ascend310P3",
+    "950PR": "Ascend950PR_9599",
+    "950DT": "Ascend950DT_9582",
+}
+"""Names of the trade; a 910C counts as its two dies, each a device, a 950 as one."""
 
 
 def find_sim_chip(name: str) -> SimChip:
