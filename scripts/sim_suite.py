@@ -68,13 +68,45 @@ def find_cause(text: str) -> str:
     return text.strip().splitlines()[-1][:100] if text.strip() else "no text"
 
 
-def read_exceptions() -> list[dict[str, str]]:
-    """Return the rows of torch_npu_tests.yaml: `tests` (a pattern of FILE::TEST, or of the error), `needs`."""
+DISABLED = Path("unsupported_test_cases", ".pytorch-disabled-tests.json")
+"""Below the folder test of Ascend/pytorch: what its own CI does not run, because it fails on real NPUs."""
+DISABLED_NEEDS = {"needs": "more than a real NPU has: in torch_npu's own list of tests that fail there"}
+DISABLED_NEEDS["needs_zh"] = "真实 NPU 也不具备的功能：在 torch_npu 自己的失败测试清单中"
+
+
+@dataclass(frozen=True)
+class Exceptions:
+    """Why tests may fail."""
+
+    rows: list[dict[str, str]]
+    disabled: frozenset[tuple[str, str]] = frozenset()
+    """(method, class) of torch_npu's own list."""
+
+    def find(self, file: str, test: str, error: str) -> str:
+        """Return what a test needs that a simulator cannot have; "" for one that has to pass."""
+        for row in self.rows:
+            if fnmatch.fnmatchcase(f"{file}::{test}", row.get("tests", "*")) and re.search(row.get("error", ""), error):
+                return row["needs"]
+        class_name, _, method = test.partition("::")
+        names = {class_name, class_name.replace("PRIVATEUSE1", "NPU"), re.sub("(PRIVATEUSE1|NPU)$", "", class_name)}
+        methods = {method, re.sub(r"_npu(_[a-z0-9_]+)?$", "", method)}
+        if any((method, name) in self.disabled for name in names for method in methods):
+            return DISABLED_NEEDS["needs"]
+        return ""
+
+
+def read_exceptions(disabled: Path | None) -> Exceptions:
+    """Return the rows of sim_suite_exceptions.yaml, and torch_npu's own list where there is one."""
     rows = yaml.safe_load(EXCEPTIONS.read_text(encoding="utf-8"))["exceptions"]
-    return [{key: str(value) for key, value in row.items()} for row in rows]
+    names: set[tuple[str, str]] = set()
+    if disabled:
+        for line in json.loads(disabled.read_text(encoding="utf-8")):
+            if found := re.fullmatch(r"(\S+) \((?:\S*\.)?(\w+)\)", line):
+                names.add((found[1], found[2]))
+    return Exceptions([{key: str(value) for key, value in row.items()} for row in rows], frozenset(names))
 
 
-def read_file_result(path: Path, name: str, exceptions: list[dict[str, str]]) -> FileResult:
+def read_file_result(path: Path, name: str, exceptions: Exceptions | None = None) -> FileResult:
     """Read one result file; a failure that an exception names becomes `excepted`."""
     result = FileResult(name)
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
@@ -90,17 +122,9 @@ def read_file_result(path: Path, name: str, exceptions: list[dict[str, str]]) ->
     if len(result.tests) > 1 and result.tests.get("(collect)", {}).get("outcome") == "skipped":
         result.tests.pop("(collect)")
     for test, row in result.tests.items():
-        if row["outcome"] in BAD and (found := match_exception(f"{name}::{test}", row.get("error", ""), exceptions)):
-            row["outcome"], row["needs"] = "excepted", found
+        if exceptions and row["outcome"] in BAD and (needs := exceptions.find(name, test, row.get("error", ""))):
+            row["outcome"], row["needs"] = "excepted", needs
     return result
-
-
-def match_exception(test: str, error: str, exceptions: list[dict[str, str]]) -> str:
-    """Return what a test needs that a simulator cannot have; "" for one that has to pass."""
-    for row in exceptions:
-        if fnmatch.fnmatchcase(test, row.get("tests", "*")) and re.search(row.get("error", ""), error):
-            return row["needs"]
-    return ""
 
 
 def forget_results(path: Path, again: str) -> None:
@@ -147,7 +171,7 @@ def run_files(jobs: list[dict[str, Any]], count: int, npus: int) -> None:
                 worker.stdin.flush()
                 answer = worker.stdout.readline()
                 ended.append(job["name"])
-                result = read_file_result(Path(job["results"]), job["name"], [])
+                result = read_file_result(Path(job["results"]), job["name"])
                 counts = f"{result.count('passed')} passed, {result.count(*BAD)} not, {result.count('skipped')} skipped"
                 print(f"{len(ended)}/{len(jobs)} {job['name']}: {counts}", flush=True)
                 if not answer:  # the worker itself died
@@ -202,10 +226,10 @@ def summarize(results: list[FileResult], language: int = 0) -> str:
     return "\n".join([*lines, format_row(("all", "合计")[language], results)])
 
 
-def list_needs(results: list[FileResult], exceptions: list[dict[str, str]], language: int) -> str:
+def list_needs(results: list[FileResult], exceptions: Exceptions, language: int) -> str:
     """Return what the excepted tests need, with their number."""
     counts = collections.Counter(row["needs"] for result in results for row in result.tests.values() if "needs" in row)
-    other = {row["needs"]: row["needs_zh"] for row in exceptions}
+    other = {row["needs"]: row["needs_zh"] for row in [*exceptions.rows, DISABLED_NEEDS]}
     lines = [f"- {other[need] if language else need}: {count}" for need, count in counts.most_common()]
     return "\n".join(lines)
 
@@ -237,6 +261,9 @@ def parse_options(suite: Suite) -> argparse.Namespace:
         description=suite.description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tests", type=Path, default=suite.tests, help=suite.tests_help)
+    parser.add_argument(
+        "--disabled", type=Path, help=f"torch_npu's own list of tests that fail (default: test/{DISABLED})"
+    )
     parser.add_argument("--only", default="", help="files whose path contains this; FILE::PART also chooses tests")
     parser.add_argument("--without", default="", help="not the files whose path contains this")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / suite.name)
@@ -253,6 +280,8 @@ def parse_options(suite: Suite) -> argparse.Namespace:
     options.root = options.tests.resolve() / "test"
     if not options.root.is_dir():
         parser.error(f"{options.root} is not there; --tests: {suite.tests_help}")
+    found = options.root / DISABLED
+    options.disabled = options.disabled or (found if found.is_file() else None)
     only, _, options.part = options.only.partition("::")
     names = sorted(str(path.relative_to(options.root)) for path in options.root.rglob("test_*.py"))
     options.names = [name for name in names if only in name and not (options.without and options.without in name)]
@@ -268,7 +297,7 @@ def list_jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
         path = options.results.resolve() / f"{name}.jsonl"
         if options.again != "no":
             forget_results(path, options.again)
-        if not read_file_result(path, name, []).finished:
+        if not read_file_result(path, name).finished:
             limits = {"seconds": options.test_seconds, "file_seconds": options.file_seconds, "most": options.most}
             places = {"file": str(options.root / name), "root": str(options.root), "results": str(path)}
             jobs.append({"name": name, **places, **limits, "only": options.part})
@@ -278,7 +307,7 @@ def list_jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
 PAGES = ("docs/en/concepts/sim-fidelity.md", "docs/zh/concepts/sim-fidelity.md")
 
 
-def write_docs(suite: Suite, results: list[FileResult], exceptions: list[dict[str, str]], most: int) -> None:
+def write_docs(suite: Suite, results: list[FileResult], exceptions: Exceptions, most: int) -> None:
     """Rewrite the part of the fidelity pages between the suite's marks, and the table of its files in docs/dev."""
     collected, chosen = sum(result.collected for result in results), sum(result.chosen for result in results)
     for language, page in enumerate(PAGES):
@@ -317,7 +346,7 @@ def run_suite(suite: Suite) -> int:
     options = parse_options(suite)
     if not options.summary and (jobs := list_jobs(options)):
         run_files(jobs, min(options.jobs, len(jobs)), options.npus)
-    exceptions = read_exceptions()
+    exceptions = read_exceptions(options.disabled)
     results = [read_file_result(options.results / f"{name}.jsonl", name, exceptions) for name in options.names]
     for cause, tests in rank_causes(results)[: options.causes]:
         print(f"{len(tests):5}  {cause}   ({tests[0]})")
