@@ -264,7 +264,9 @@ def parse_options(suite: Suite) -> argparse.Namespace:
     parser.add_argument(
         "--disabled", type=Path, help=f"torch_npu's own list of tests that fail (default: test/{DISABLED})"
     )
-    parser.add_argument("--only", default="", help="files whose path contains this; FILE::PART also chooses tests")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="files whose path contains one of these; FILE::PART also chooses tests"
+    )
     parser.add_argument("--without", default="", help="not the files whose path contains this")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / suite.name)
     parser.add_argument("--again", choices=("no", "failed", "all"), default="no", help="what has a result already")
@@ -282,11 +284,13 @@ def parse_options(suite: Suite) -> argparse.Namespace:
         parser.error(f"{options.root} is not there; --tests: {suite.tests_help}")
     found = options.root / DISABLED
     options.disabled = options.disabled or (found if found.is_file() else None)
-    only, _, options.part = options.only.partition("::")
+    parts = [words.partition("::") for words in options.only]
+    options.part = parts[0][2]
     names = sorted(str(path.relative_to(options.root)) for path in options.root.rglob("test_*.py"))
-    options.names = [name for name in names if only in name and not (options.without and options.without in name)]
-    if not options.names:
-        parser.error(f"no test file below {options.root} contains {only!r}")
+    names = [name for name in names if any(only in name for only, _, _ in parts)]
+    options.names = [name for name in names if not (options.without and options.without in name)]
+    if not options.names or (options.part and len(parts) > 1):
+        parser.error(f"--only: no test file below {options.root}, or tests of several: {' '.join(options.only)}")
     return options
 
 
