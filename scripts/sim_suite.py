@@ -273,6 +273,7 @@ def parse_options(suite: Suite) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="files at a time")
     parser.add_argument("--npus", type=int, default=2, help="devices of the simulated machine")
     parser.add_argument("--most", type=int, default=300, help="tests of a file: a sample of those with more; 0: all")
+    parser.add_argument("--spawn", action="store_true", help="let each rank of a test import torch anew")
     parser.add_argument("--test-seconds", type=float, default=60)
     parser.add_argument("--file-seconds", type=float, default=900)
     parser.add_argument("--causes", type=int, default=60, help="how many causes of failures to list")
@@ -304,6 +305,7 @@ def list_jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
         if not read_file_result(path, name).finished:
             limits = {"seconds": options.test_seconds, "file_seconds": options.file_seconds, "most": options.most}
             places = {"file": str(options.root / name), "root": str(options.root), "results": str(path)}
+            places["warm"] = not options.spawn
             jobs.append({"name": name, **places, **limits, "only": options.part})
     return jobs
 

@@ -7,15 +7,21 @@ test starts, one when it has ended, so that a process that dies or hangs costs o
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
+import socket
+import struct
 import sys
 import time
 import traceback
 import zlib
+from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -106,6 +112,67 @@ def _read_results(path: Path) -> tuple[set[str], str]:
     return done, running if running not in done else ""
 
 
+class WarmProcess(multiprocessing.get_context("forkserver").Process):  # type: ignore[name-defined,misc]
+    """A rank that a test spawns: forked from a server that has imported torch and nothing else."""
+
+    def start(self) -> None:
+        """Start with the variables of this process, as `spawn` does: the server has others."""
+        self._variables = dict(os.environ)
+        super().start()
+
+    def _bootstrap(self, *args: Any, **kwargs: Any) -> int:
+        os.environ.clear()
+        os.environ.update(self._variables)
+        return int(super()._bootstrap(*args, **kwargs))
+
+
+def _start_server() -> int:
+    """Start the server that ranks are forked from; return its process id."""
+    forkserver.set_forkserver_preload(["torch", "torch_npu"])
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running()
+    server.ensure_running = lambda: None  # the processes of tests use it as well, and cannot wait for it
+    return int(server._forkserver_pid)
+
+
+def _spawn_warm() -> None:
+    """Let `spawn` mean the server: each rank would import torch anew."""
+    import torch
+
+    original = multiprocessing.get_context
+    warm = original("forkserver")
+    warm.Process = WarmProcess  # type: ignore[assignment,misc]
+
+    def get_context(method: str | None = None) -> Any:
+        return warm if method == "spawn" else original(method)
+
+    for module in (multiprocessing, torch.multiprocessing):
+        setattr(module, "get_context", get_context)  # noqa: B010 - mypy rejects the assignment
+
+
+def _end_ranks(server: int) -> None:
+    """Kill what a test has left of its ranks: they are children of the server."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = status.read_text().rpartition(")")[2].split()
+            if int(words[1]) == server:
+                os.kill(int(status.parent.name), signal.SIGKILL)
+
+
+CLONE_NEWNET = 0x40000000
+SIOCSIFFLAGS, IFF_UP_RUNNING = 0x8914, 0x41
+"""linux/sched.h, linux/sockios.h, linux/if.h."""
+
+
+def _isolate_network() -> None:
+    """Give this machine a loopback of its own where we have the right to: many tests use port 29500."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+        sys.stderr.write("files share the ports of this machine: no right to a network namespace\n")
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", IFF_UP_RUNNING, b""))
+
+
 def _run_tests(job: dict[str, Any]) -> int:
     """In the forked process: the tests of one file."""
     import pytest
@@ -119,6 +186,8 @@ def _run_tests(job: dict[str, Any]) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     done, _ = _read_results(results)
+    if job["warm"]:
+        _spawn_warm()
     with open(results, "a", encoding="utf-8") as stream:
         recorder = Recorder(stream, done, job["seconds"], job["most"], job["only"])
         words = [
@@ -151,17 +220,18 @@ def _watch(pid: int, results: Path, job: dict[str, Any], deadline: float) -> tup
         if ended:
             return status, ""
         now = time.time()
-        size = results.stat() if results.is_file() else None
-        silent = now - (size.st_mtime if size else now)
-        limit = COLLECT_SECONDS if not _read_results(results)[1] else job["seconds"] + GRACE_SECONDS
-        if now > deadline or silent > limit:
+        silent = now - results.stat().st_mtime
+        why = "the file's time is over" if now > deadline else ""
+        if silent > job["seconds"] + GRACE_SECONDS and (silent > COLLECT_SECONDS or _read_results(results)[1]):
+            why = "timeout"
+        if why:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return None, "the file's time is over" if now > deadline else "timeout"
-        time.sleep(0.05)
+            return None, why
+        time.sleep(0.2)
 
 
-def _run_file(job: dict[str, Any]) -> dict[str, Any]:
+def _run_file(job: dict[str, Any], server: int) -> dict[str, Any]:
     results = Path(job["results"])
     results.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.time() + job["file_seconds"]
@@ -183,6 +253,7 @@ def _run_file(job: dict[str, Any]) -> dict[str, Any]:
         status, why = _watch(pid, results, job, deadline)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # what the tests have started
+        _end_ranks(server)
         _, running = _read_results(results)
         ended = status is not None and os.WIFEXITED(status)
         with open(results, "a", encoding="utf-8") as stream:
@@ -208,10 +279,12 @@ def main() -> int:
         return _run_tests(json.loads(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints
+    _isolate_network()
+    server = _start_server()
     for name in PRELOAD:
         importlib.import_module(name)
     for line in sys.stdin:
-        answers.write(json.dumps(_run_file(json.loads(line))) + "\n")
+        answers.write(json.dumps(_run_file(json.loads(line), server)) + "\n")
         answers.flush()
     return 0
 

@@ -31,7 +31,7 @@ def _make_test(op: Any, dtype: torch.dtype, gradients: bool) -> Any:
         if not samples:
             self.skipTest("no samples")
         for sample in samples:
-            check_same(op.op, (sample.input, *sample.args), sample.kwargs, gradients)
+            check_same(op.op, (sample.input, *sample.args), sample.kwargs, gradients, "empty" not in op.name)
 
     return run
 
