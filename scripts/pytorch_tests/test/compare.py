@@ -67,7 +67,7 @@ def _is_random(function: Callable[..., Any], given: Any, expected: list[torch.Te
 def check_same(
     function: Callable[..., Any], args: Any, kwargs: Any, backward: bool = False, values: bool = True
 ) -> None:
-    """Fail when the NPU's results differ from the CPU's (`values`: not only in shape); skip what the CPU rejects, too."""
+    """Fail when the NPU's results differ from the CPU's, with `values` not only in shape; skip what the CPU rejects."""
     given = (args, kwargs)
     try:
         expected = compute(function, *move(given, "cpu"), backward)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 
@@ -15,10 +16,8 @@ from torch.testing._internal import common_distributed
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
 CPU_ACTIVITY = torch.profiler.ProfilerActivity.CPU
-from torch_npu.contrib import transfer_to_npu  # noqa: F401 - patches torch.cuda
-
+importlib.import_module("torch_npu.contrib.transfer_to_npu")  # patches torch.cuda
 torch.profiler.ProfilerActivity.CPU = CPU_ACTIVITY  # the tests profile with torch's own profiler
-
 common_distributed.TEST_CUDA = True  # what skips tests without a GPU; set earlier, it asks for NCCL's version
 assert torch_npu.npu.is_available() and torch.distributed.is_available()
 
