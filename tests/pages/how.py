@@ -70,6 +70,11 @@ HOW = (
     How("ssh -L", "no", "needs another machine"),
     How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
     How("python scripts/fetch_web", "elsewhere", "needs npm and the network; tests/house/test_web_libraries.py"),
+    How(
+        "python scripts/(torch_npu_tests|pytorch_tests)",
+        "elsewhere",
+        "takes an hour; tests/npu_sim/test_torch_npu_tests.py runs a sample",
+    ),
     How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),
     How("curl ", "curl"),
