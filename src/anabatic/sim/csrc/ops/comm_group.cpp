@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "../sim.h"
+#include "count.h"
 #include "fused_common.h"
 
 // libhccl.so (comm.cpp): the communicator of this name on the current device, or null.
@@ -66,7 +67,7 @@ void CommGroup::finish(HcclResult result, void* stream) const {
     const char* text = aclGetRecentErrMsg();
     TORCH_CHECK(false, op_, ": HCCL error code is ", result, "\n", text == nullptr ? "" : text);
   }
-  sim_settle(stream);
+  if (sim_stream_failed(stream, op_) != 0) synchronise(op_);
 }
 
 at::Tensor CommGroup::all_reduce(const at::Tensor& tensor) const {
@@ -118,7 +119,8 @@ at::Tensor CommGroup::all_to_all(const at::Tensor& rows, const std::vector<int64
   at::Tensor to = like(from, total);
   const HcclDataType type = hccl_type(op_, from.scalar_type());
   void* on = stream();
-  finish(HcclAlltoAllV(from.data_ptr(), out.data(), out_at.data(), type, to.data_ptr(), in.data(), in_at.data(), type, handle_, on),
+  finish(HcclAlltoAllV(from.data_ptr(), out.data(), out_at.data(), type, to.data_ptr(), in.data(), in_at.data(), type, handle_,
+                       on),
          on);
   return to;
 }

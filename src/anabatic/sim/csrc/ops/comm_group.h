@@ -1,6 +1,6 @@
 // A communicator inside of an operator: operators that compute and communicate get its name as a string. The transfers are
 // HCCL's own calls on the current stream, counted and timed as such; the operator waits for them, since its results are used at
-// once. When one fails, the results are not written and the next synchronisation raises, as with any collective.
+// once. When one fails, the operator raises what the next synchronisation would raise after a collective.
 #pragma once
 
 #include <ATen/core/Tensor.h>

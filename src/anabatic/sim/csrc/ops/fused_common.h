@@ -34,6 +34,16 @@ inline at::Tensor unwritten(at::IntArrayRef sizes, const at::TensorOptions& opti
   }
 }
 
+// `part` at the start of a result of `whole` rows; the kernel does not write the others.
+inline at::Tensor leading_rows(const at::Tensor& part, int64_t whole) {
+  if (part.size(0) == whole) return part;
+  auto sizes = part.sizes().vec();
+  sizes[0] = whole;
+  at::Tensor made = unwritten(sizes, part.options());
+  made.narrow(0, 0, part.size(0)).copy_(part);
+  return made;
+}
+
 inline bool is_float_of_npu(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kFloat;
 }

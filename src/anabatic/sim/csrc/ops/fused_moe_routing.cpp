@@ -164,16 +164,6 @@ Tensor counted(const Routing& job, const Tensor& active) {
   return pairs;
 }
 
-// `part` at the start of a result of `whole` rows; the kernel does not write the others.
-Tensor leading(const Tensor& part, int64_t whole) {
-  if (part.size(0) == whole) return part;
-  auto sizes = part.sizes().vec();
-  sizes[0] = whole;
-  Tensor made = unwritten(sizes, part.options());
-  made.narrow(0, 0, part.size(0)).copy_(part);
-  return made;
-}
-
 Four dropless(const Routing& job, const Tensor& order, const Tensor& experts, int64_t active) {
   const int64_t all = order.numel(), wanted = job.active_num > 0 ? job.active_num : all;
   const int64_t rows = std::min(wanted, all), kept = std::min(wanted, active);
@@ -181,13 +171,13 @@ Four dropless(const Routing& job, const Tensor& order, const Tensor& experts, in
   const auto [values, scale] = values_of(job, {chosen.div(job.top_k(), "floor"), experts.narrow(0, 0, kept)});
   Tensor places;
   if (job.row_idx_type == 1) {
-    places = leading(int32(order.narrow(0, 0, active)), all);
+    places = leading_rows(int32(order.narrow(0, 0, active)), all);
   } else {
     places = at::full({all}, -1, order.options());
     places.index_copy_(0, order.narrow(0, 0, active), at::arange(active, order.options()));
   }
-  return {leading(values, rows), int32(places), counted(job, experts.narrow(0, 0, active)),
-          scale.defined() ? leading(scale, rows) : unwritten({rows}, job.x.options().dtype(at::kFloat))};
+  return {leading_rows(values, rows), int32(places), counted(job, experts.narrow(0, 0, active)),
+          scale.defined() ? leading_rows(scale, rows) : unwritten({rows}, job.x.options().dtype(at::kFloat))};
 }
 
 // Every expert has `capacity` rows: what is too much is dropped, what is missing is zero.
@@ -293,9 +283,9 @@ Four re_routing(const Tensor& tokens, const Tensor& numbers, const OptionalTenso
     }
   const Tensor index = parts.empty() ? at::empty({0}, counts.options()) : at::cat(parts);
   const int64_t all = tokens.size(0);
-  return {leading(tokens.index_select(0, index), all),
-          is_given(scales) ? leading(scales->index_select(0, index), all) : unwritten({all}, tokens.options().dtype(at::kFloat)),
-          leading(int32(index), all), counts.sum(0).to(numbers.scalar_type())};
+  return {leading_rows(tokens.index_select(0, index), all),
+          is_given(scales) ? leading_rows(scales->index_select(0, index), all) : unwritten({all}, tokens.options().dtype(at::kFloat)),
+          leading_rows(int32(index), all), counts.sum(0).to(numbers.scalar_type())};
 }
 
 }  // namespace

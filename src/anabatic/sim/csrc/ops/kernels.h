@@ -17,6 +17,7 @@ void register_moe_routing(torch::Library& npu);
 void register_moe_maps(torch::Library& npu);
 void register_comm_products(torch::Library& npu);
 void register_comm_experts(torch::Library& npu);
+void register_comm_grouped(torch::Library& npu);
 void register_casts(torch::Library& npu);
 // Formulas of aten operators too: those whose NPU kernels differ from the CPU's.
 void register_fused_loss(torch::Library& npu, torch::Library& aten);

@@ -124,6 +124,7 @@ void install() {
   register_moe_maps(*formulas);
   register_comm_products(*formulas);
   register_comm_experts(*formulas);
+  register_comm_grouped(*formulas);
   register_casts(*formulas);
   auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
   register_fused_loss(*formulas, *other);
