@@ -43,7 +43,7 @@ constexpr double kLargestInt8 = 127;
 Tensor int32(const Tensor& index) { return index.to(at::kInt); }
 
 // order[i] = the place of i in `places`: the inverse of a permutation.
-Tensor inverse(const Tensor& places) {
+Tensor inverse_order(const Tensor& places) {
   return at::empty_like(places).index_copy_(0, places, at::arange(places.numel(), places.options()));
 }
 
@@ -61,7 +61,7 @@ Three init_routing(const Tensor& x, const Tensor& row_idx, const Tensor& expert_
   const Tensor flat = expert_idx.flatten(), order = at::argsort(flat, /*stable=*/true, 0, false);
   const Tensor places = row_idx.flatten().to(at::kLong).index_select(0, order);
   const Tensor sources = rows == 0 ? places : places.remainder(rows);
-  return {x.index_select(0, sources.narrow(0, 0, kept)), int32(inverse(places)), flat.index_select(0, order)};
+  return {x.index_select(0, sources.narrow(0, 0, kept)), int32(inverse_order(places)), flat.index_select(0, order)};
 }
 
 // What the arguments of npu_moe_init_routing_v2 ask for.
