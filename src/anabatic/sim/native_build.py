@@ -58,7 +58,7 @@ LIBRARIES = (
     NativeLibrary("ascend_hal", "hal", ("ascendcl",)),
     NativeLibrary("hccl", "hccl", ("ascendcl",)),
     NativeLibrary("mspti", "profiler"),
-    NativeLibrary("anabatic_sim_ops", "ops", ("ascendcl",), uses_torch=True),
+    NativeLibrary("anabatic_sim_ops", "ops", ("ascendcl", "hccl"), uses_torch=True),
     NativeLibrary("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), uses_torch=True),
 )
 EMPTY_LIBRARIES = ("graph", "acl_tdt_channel")

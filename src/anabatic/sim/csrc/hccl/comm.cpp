@@ -183,6 +183,14 @@ HcclResult HcclGetCommName(HcclComm handle, char* name) {
   snprintf(name, COMM_NAME_MAX_LENGTH, "%s", comm->name.c_str());
   return HCCL_SUCCESS;
 }
+// For operators that take the name of a communicator (ops/comm_group.cpp): the one of the current device, or null.
+HcclComm sim_hccl_comm_named(const char* name) {
+  const int device = sim_current_device() < 0 ? 0 : sim_current_device();
+  std::lock_guard<std::mutex> lock(comms_mutex);
+  for (const auto& [handle, comm] : comms)
+    if (comm->name == name && comm->logical == device) return handle;
+  return nullptr;
+}
 HcclResult HcclGetRankSize(HcclComm handle, uint32_t* size) {
   auto comm = comm_of(handle);
   if (!comm || size == nullptr) return refuse(HCCL_E_PTR, "EI0003: HcclGetRankSize: there is no such communicator");

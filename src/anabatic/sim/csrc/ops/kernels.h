@@ -12,6 +12,12 @@ void register_fused_norm(torch::Library& npu);
 void register_fused_attention(torch::Library& npu);
 void register_fused_infer(torch::Library& npu);
 void register_fused_experts(torch::Library& npu);
+void register_moe_gating(torch::Library& npu);
+void register_moe_routing(torch::Library& npu);
+void register_moe_maps(torch::Library& npu);
+void register_comm_products(torch::Library& npu);
+void register_comm_experts(torch::Library& npu);
+void register_comm_grouped(torch::Library& npu);
 void register_casts(torch::Library& npu);
 // Formulas of aten operators too: those whose NPU kernels differ from the CPU's.
 void register_fused_loss(torch::Library& npu, torch::Library& aten);

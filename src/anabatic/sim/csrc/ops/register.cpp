@@ -119,6 +119,12 @@ void install() {
   register_fused_attention(*formulas);
   register_fused_infer(*formulas);
   register_fused_experts(*formulas);
+  register_moe_gating(*formulas);
+  register_moe_routing(*formulas);
+  register_moe_maps(*formulas);
+  register_comm_products(*formulas);
+  register_comm_experts(*formulas);
+  register_comm_grouped(*formulas);
   register_casts(*formulas);
   auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
   register_fused_loss(*formulas, *other);
