@@ -13,6 +13,7 @@ void register_fused_attention(torch::Library& npu);
 void register_fused_infer(torch::Library& npu);
 void register_fused_experts(torch::Library& npu);
 void register_casts(torch::Library& npu);
+void register_quant(torch::Library& npu);
 // Formulas of aten operators too: those whose NPU kernels differ from the CPU's.
 void register_fused_loss(torch::Library& npu, torch::Library& aten);
 

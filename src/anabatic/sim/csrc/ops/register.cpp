@@ -120,6 +120,7 @@ void install() {
   register_fused_infer(*formulas);
   register_fused_experts(*formulas);
   register_casts(*formulas);
+  register_quant(*formulas);
   auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
   register_fused_loss(*formulas, *other);
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
