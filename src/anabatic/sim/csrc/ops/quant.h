@@ -1,4 +1,5 @@
-// What the quantised operators share (quant_*.cpp): integer formats, packed int4, exact integer products, encoded scales, groups.
+// What the quantised operators share (quant_*.cpp): integer formats, packed int4, exact integer products, encoded scales,
+// groups.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +18,9 @@ using OptionalTensor = std::optional<Tensor>;
 inline bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 inline Tensor wide(const Tensor& x) { return x.to(at::kFloat); }
 // Refuses, by its name, an argument that is not simulated.
-void absent(const char* name, std::initializer_list<std::pair<const char*, const OptionalTensor*>> arguments);
 void absent(const char* name, std::initializer_list<std::pair<const char*, bool>> given_arguments);
 // An error of the arguments, in the form that torch_npu gives those of CANN.
-#define QUANT_CHECK(condition, name, ...) \
-  TORCH_CHECK(condition, name, ": call aclnn failed, detail:EZ1001: ", __VA_ARGS__)
+#define QUANT_CHECK(condition, name, ...) TORCH_CHECK(condition, name, ": call aclnn failed, detail:EZ1001: ", __VA_ARGS__)
 
 // What a quantised tensor holds. Int4 fills an int32 with eight numbers, the first one in the lowest bits
 // (op-plugin docs, npu_convert_weight_to_int4pack).
@@ -65,7 +64,8 @@ struct Dynamic {
 // Symmetric: the scale is the largest absolute value of a row over the largest number of the format.
 Dynamic dynamic_rows(const Tensor& value, Format format, at::ScalarType int4_storage = at::kInt);
 
-Tensor rms_normed(const char* name, const Tensor& x, const Tensor& gamma, const OptionalTensor& beta, double epsilon, Tensor* rstd);
+Tensor rms_normed(const char* name, const Tensor& x, const Tensor& gamma, const OptionalTensor& beta, double epsilon,
+                  Tensor* rstd);
 
 void register_formats(torch::Library& npu);
 void register_dynamic(torch::Library& npu);

@@ -1,5 +1,6 @@
 // Activations between a product and a quantisation: npu_swiglu_quant, npu_dequant_swiglu_quant, npu_clipped_swiglu,
-// npu_gelu_quant, npu_dequant_bias. Formulas from op-plugin's documentation and CANN's (ops-nn: quant/*/docs, activation/*/docs).
+// npu_gelu_quant, npu_dequant_bias. Formulas from op-plugin's documentation and CANN's (ops-nn: quant/*/docs,
+// activation/*/docs).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -56,7 +57,8 @@ std::tuple<Tensor, Tensor> swiglu_quant(const Tensor& x, const OptionalTensor& s
   TORCH_CHECK(x.size(-1) % 2 == 0, "x last dim size should be even");
   TORCH_CHECK(format != Format::Int4 || x.size(-1) % 4 == 0,
               "x shape last dim must be divded by 4 when dst_type is torch.quint4x2, but got ", x.size(-1));
-  TORCH_CHECK(mode != 0 || given(smooth) == given(offsets), "smooth_scales and offsets should have the same shape when quant_mode is 0");
+  TORCH_CHECK(mode != 0 || given(smooth) == given(offsets),
+              "smooth_scales and offsets should have the same shape when quant_mode is 0");
   const int64_t groups = given(index) ? index->size(0) : 1;
   check_table(name, "smooth_scales", smooth, groups, width);
   check_table(name, "offsets", mode == 0 ? offsets : std::nullopt, groups, width);
@@ -208,8 +210,8 @@ std::tuple<Tensor, Tensor> gelu_quant(const Tensor& x, const OptionalTensor& sca
   QUANT_CHECK(format_of(name, "dst_type", dtype) == Format::Int8, name, "dst_type must be int8");
   QUANT_CHECK(mode == "dynamic" || given(scale), name, "quant_mode static needs input_scale");
   for (const auto* table : {&scale, &offset})
-    QUANT_CHECK(!given(*table) || (*table)->numel() == 1 || (*table)->size(-1) == x.size(-1), name, "input_scale or input_offset ",
-                given(*table) ? (*table)->sizes() : x.sizes(), " does not fit x ", x.sizes());
+    QUANT_CHECK(!given(*table) || (*table)->numel() == 1 || (*table)->size(-1) == x.size(-1), name,
+                "input_scale or input_offset ", given(*table) ? (*table)->sizes() : x.sizes(), " does not fit x ", x.sizes());
   Tensor value = at::gelu(wide(x), approximate);
   if (given(scale)) value = value * wide(*scale);
   if (mode == "dynamic") {
@@ -226,7 +228,8 @@ Tensor dequant_bias(const Tensor& x, const Tensor& weight_scale, const OptionalT
   const char* name = "npu_dequant_bias";
   const auto wanted = dtype.value_or(at::kHalf);
   TORCH_CHECK(wanted == at::kHalf || wanted == at::kBFloat16, "The dtype should be half or bfloat16");
-  QUANT_CHECK(x.scalar_type() == at::kInt && x.dim() == 2, name, "x must be an int32 matrix, got ", x.sizes(), " of ", x.dtype());
+  QUANT_CHECK(x.scalar_type() == at::kInt && x.dim() == 2, name, "x must be an int32 matrix, got ", x.sizes(), " of ",
+              x.dtype());
   QUANT_CHECK(weight_scale.dim() == 1 && weight_scale.size(0) == x.size(1), name, "weight_scale ", weight_scale.sizes(),
               " does not fit x ", x.sizes());
   QUANT_CHECK(!given(activation_scale) || (activation_scale->dim() == 1 && activation_scale->size(0) == x.size(0)), name,

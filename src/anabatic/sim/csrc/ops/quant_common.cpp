@@ -40,11 +40,6 @@ const char* refused_format(int64_t dtype) {
 
 }  // namespace
 
-void absent(const char* name, std::initializer_list<std::pair<const char*, const OptionalTensor*>> arguments) {
-  for (const auto& [argument, tensor] : arguments)
-    TORCH_CHECK_NOT_IMPLEMENTED(!given(*tensor), "anabatic sim: ", name, " with ", argument, " is not simulated");
-}
-
 void absent(const char* name, std::initializer_list<std::pair<const char*, bool>> given_arguments) {
   for (const auto& [argument, is_given] : given_arguments)
     TORCH_CHECK_NOT_IMPLEMENTED(!is_given, "anabatic sim: ", name, " with ", argument, " is not simulated");
@@ -138,8 +133,7 @@ Tensor integer_product(const char* name, const Tensor& left, const Tensor& right
   Tensor sum;
   for (int64_t from = 0; from < inner || !sum.defined(); from += kExactTerms) {
     const int64_t terms = std::min(kExactTerms, inner - from);
-    const Tensor part =
-        at::matmul(wide(left.narrow(-1, from, terms)), wide(right.narrow(-2, from, terms))).to(at::kInt);
+    const Tensor part = at::matmul(wide(left.narrow(-1, from, terms)), wide(right.narrow(-2, from, terms))).to(at::kInt);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   add_flops(2.0 * static_cast<double>(sum.numel()) * static_cast<double>(inner));

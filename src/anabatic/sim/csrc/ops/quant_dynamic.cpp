@@ -1,5 +1,6 @@
 // Scales that are computed from the numbers: npu_dynamic_quant, symmetric and not, and RMSNorm followed by a quantisation.
-// Formulas from op-plugin's documentation and CANN's (ops-nn: quant/dynamic_quant/docs/aclnnDynamicQuantV4.md, norm/*quant*/docs).
+// Formulas from op-plugin's documentation and CANN's (ops-nn: quant/dynamic_quant/docs/aclnnDynamicQuantV4.md,
+// norm/*quant*/docs).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -34,8 +35,8 @@ Tensor smoothed(const char* name, const Tensor& x, const OptionalTensor& smooth,
   }
   QUANT_CHECK(smooth->scalar_type() == x.scalar_type(), name, "smooth_scales must have the dtype of x, got ", smooth->dtype());
   const int64_t axis = mode == "perchannel" ? -2 : -1;
-  QUANT_CHECK(smooth->dim() == (given(index) ? 2 : 1) && smooth->size(-1) == x.size(axis), name, "smooth_scales ", smooth->sizes(),
-              " does not fit x ", x.sizes());
+  QUANT_CHECK(smooth->dim() == (given(index) ? 2 : 1) && smooth->size(-1) == x.size(axis), name, "smooth_scales ",
+              smooth->sizes(), " does not fit x ", x.sizes());
   if (!given(index)) return value * (axis == -2 ? wide(*smooth).unsqueeze(-1) : wide(*smooth));
   absent(name, {{"group_index outside of quant_mode pertoken", mode != "pertoken"}});
   QUANT_CHECK(index->scalar_type() == at::kInt && index->dim() == 1 && index->size(0) == smooth->size(0), name,
@@ -101,7 +102,8 @@ Tensor scaled(const Tensor& value, const Tensor& scale, const OptionalTensor& of
 
 Tensor sum_of(const char* name, const Tensor& x1, const Tensor& x2) {
   check_half(name, "x1", x1);
-  QUANT_CHECK(x1.sizes() == x2.sizes() && x1.scalar_type() == x2.scalar_type(), name, "x1 and x2 must have one shape and dtype");
+  QUANT_CHECK(x1.sizes() == x2.sizes() && x1.scalar_type() == x2.scalar_type(), name,
+              "x1 and x2 must have one shape and dtype");
   return (wide(x1) + wide(x2)).to(x1.scalar_type());
 }
 
@@ -114,8 +116,9 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_quant(const Tensor& x1, const Te
   TORCH_CHECK(axis == -1, "axis only support -1.");
   QUANT_CHECK(format_of(name, "dst_type", dtype) == Format::Int8, name, "dst_type must be int8");
   const Tensor x = sum_of(name, x1, x2);
-  for (const auto* scale : {&scales1, given(scales2) ? &*scales2 : &scales1})
-    QUANT_CHECK(scale->sizes() == gamma.sizes(), name, "scales ", scale->sizes(), " must have the shape of gamma ", gamma.sizes());
+  for (const Tensor* scale : {&scales1, given(scales2) ? &*scales2 : &scales1})
+    QUANT_CHECK(scale->sizes() == gamma.sizes(), name, "scales ", scale->sizes(), " must have the shape of gamma ",
+                gamma.sizes());
   const Tensor y = rms_normed(name, x, gamma, beta, epsilon, nullptr);
   const Tensor y1 = quantised(scaled(y, scales1, points1, divides), Format::Int8);
   if (!given(scales2)) return {y1, at::zeros(x.sizes(), y1.options()), x};

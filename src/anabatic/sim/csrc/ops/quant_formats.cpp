@@ -36,9 +36,10 @@ Tensor along(const char* name, const char* argument, const Tensor& given_one, co
   return wide(given_one).reshape(shape);
 }
 
-// div_mode: round(x / scales + zero_points), any axis, int8, uint8 or int32; else round(x * scales + zero_points), one of the last
-// two axes, int8 or int4.
-Tensor quantize(const Tensor& x, const Tensor& scales, const OptionalTensor& points, int64_t dtype, int64_t axis, bool divides) {
+// div_mode: round(x / scales + zero_points), any axis, int8, uint8 or int32; else round(x * scales + zero_points), one of the
+// last two axes, int8 or int4.
+Tensor quantize(const Tensor& x, const Tensor& scales, const OptionalTensor& points, int64_t dtype, int64_t axis,
+                bool divides) {
   const char* name = "npu_quantize";
   check_float(name, "input", x);
   Format format = format_of(name, "dtype", dtype);
@@ -146,16 +147,17 @@ std::tuple<Tensor, Tensor> dynamic_block_quant(const Tensor& x, double min_scale
   return {y, scale.squeeze(-1)};
 }
 
-// Sequence i of updates is quantised and written into input at indices[i] of the axis, or into row indices[i][0] at indices[i][1]
-// (ops-nn, index/quant_update_scatter: Quantize along the last dimension, then Scatter).
-Tensor& quant_scatter_(Tensor& x, const Tensor& indices, const Tensor& updates, const Tensor& scales, const OptionalTensor& points,
-                       int64_t axis, int64_t quant_axis, c10::string_view reduce, std::optional<int64_t> dst_type,
-                       std::optional<c10::string_view> round_mode) {
+// Sequence i of updates is quantised and written into input at indices[i] of the axis, or into row indices[i][0] at
+// indices[i][1] (ops-nn, index/quant_update_scatter: Quantize along the last dimension, then Scatter).
+Tensor& quant_scatter_(Tensor& x, const Tensor& indices, const Tensor& updates, const Tensor& scales,
+                       const OptionalTensor& points, int64_t axis, int64_t quant_axis, c10::string_view reduce,
+                       std::optional<int64_t> dst_type, std::optional<c10::string_view> round_mode) {
   const char* name = "npu_quant_scatter";
   const int64_t dims = x.dim(), dim = axis < 0 ? axis + dims : axis;
   QUANT_CHECK(dims >= 3 && dims <= 8 && updates.dim() == dims, name, "input and updates must have 3 to 8 dimensions, got ",
               x.sizes(), " and ", updates.sizes());
-  QUANT_CHECK(x.scalar_type() == at::kChar && format_of(name, "dst_type", dst_type) == Format::Int8, name, "input must be int8");
+  QUANT_CHECK(x.scalar_type() == at::kChar && format_of(name, "dst_type", dst_type) == Format::Int8, name,
+              "input must be int8");
   QUANT_CHECK(reduce == "update" && round_mode.value_or("rint") == "rint", name, "takes reduce update and round_mode rint");
   QUANT_CHECK(dim > 0 && dim < dims - 1, name, "axis ", axis, " must be neither the first nor the last dimension");
   QUANT_CHECK(quant_axis == -1 || quant_axis == dims - 1, name, "quant_axis must be the last dimension, got ", quant_axis);
@@ -170,7 +172,8 @@ Tensor& quant_scatter_(Tensor& x, const Tensor& indices, const Tensor& updates, 
   const int64_t* numbers = places.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < sequences; i++) {
     const int64_t row = indices.dim() == 1 ? i : numbers[2 * i], from = indices.dim() == 1 ? numbers[i] : numbers[2 * i + 1];
-    QUANT_CHECK(row >= 0 && row < x.size(0) && from >= 0 && from + length <= x.size(dim), name, "indices point outside of input");
+    QUANT_CHECK(row >= 0 && row < x.size(0) && from >= 0 && from + length <= x.size(dim), name,
+                "indices point outside of input");
     x[row].narrow(dim - 1, from, length).copy_(written[i]);
   }
   return x;
@@ -184,8 +187,9 @@ Tensor quant_scatter(const Tensor& x, const Tensor& indices, const Tensor& updat
 }
 
 // x'' = p1 @ x @ p2, one scale per matrix: max|x''| / (7 / clip_ratio) (ops-nn, quant/flat_quant/docs/aclnnFlatQuant.md).
-std::tuple<Tensor, Tensor> kronecker_quant(const Tensor& x, const Tensor& p1, const Tensor& p2, std::optional<double> clip_ratio,
-                                           std::optional<int64_t> dtype, std::optional<double> type_max) {
+std::tuple<Tensor, Tensor> kronecker_quant(const Tensor& x, const Tensor& p1, const Tensor& p2,
+                                           std::optional<double> clip_ratio, std::optional<int64_t> dtype,
+                                           std::optional<double> type_max) {
   const char* name = "npu_kronecker_quant";
   if (dtype.has_value()) {
     const Format format = format_of(name, "dst_dtype", dtype);

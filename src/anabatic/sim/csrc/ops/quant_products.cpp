@@ -37,7 +37,8 @@ Tensor channel(const char* name, const char* argument, const Tensor& vector, int
 void check_bias(const Product& p) {
   if (!given(p.bias)) return;
   const Tensor& bias = *p.bias;
-  QUANT_CHECK(bias.size(-1) == p.columns() && (bias.dim() == 1 || (bias.dim() == 3 && bias.size(1) == 1) || bias.numel() == p.columns()),
+  QUANT_CHECK(bias.size(-1) == p.columns() &&
+                  (bias.dim() == 1 || (bias.dim() == 3 && bias.size(1) == 1) || bias.numel() == p.columns()),
               p.name, "bias ", bias.sizes(), " does not fit ", p.columns(), " columns");
 }
 
@@ -53,8 +54,8 @@ Tensor with_late_bias(const Product& p, const Tensor& value) {
 }
 
 Tensor per_token(const Product& p, const Tensor& scale) {
-  QUANT_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.left.size(-2), p.name, "pertoken_scale ", scale.sizes(), " of ",
-              scale.dtype(), " must hold one float32 per row of x1 ", p.left.sizes());
+  QUANT_CHECK(scale.scalar_type() == at::kFloat && scale.numel() == p.left.size(-2), p.name, "pertoken_scale ", scale.sizes(),
+              " of ", scale.dtype(), " must hold one float32 per row of x1 ", p.left.sizes());
   return scale.reshape({-1, 1});
 }
 
@@ -71,8 +72,8 @@ Tensor blockwise(const Product& p, const Tensor& token, const Tensor& scale, at:
   const int64_t inner = p.left.size(-1), blocks = (inner + 127) / 128, columns = p.columns();
   QUANT_CHECK(p.left.dim() == 2 && p.right.dim() == 2 && token.sizes().equals({p.left.size(0), blocks}) &&
                   scale.sizes().equals({blocks, (columns + 127) / 128}),
-              p.name, "pertoken_scale ", token.sizes(), " and scale ", scale.sizes(), " do not fit x1 ", p.left.sizes(), " and x2 ",
-              p.right.sizes());
+              p.name, "pertoken_scale ", token.sizes(), " and scale ", scale.sizes(), " do not fit x1 ", p.left.sizes(),
+              " and x2 ", p.right.sizes());
   const Tensor factors = wide(scale).repeat_interleave(128, 1).narrow(1, 0, columns);
   Tensor value;
   for (int64_t i = 0; i < blocks; i++) {
@@ -88,8 +89,9 @@ Tensor blockwise(const Product& p, const Tensor& token, const Tensor& scale, at:
 Tensor groupwise(const Product& p, const Tensor& token, const Tensor& scale, const Tensor& offset, at::IntArrayRef sizes) {
   QUANT_CHECK(sizes.equals({0, 0, 256}), p.name, "group_sizes of a scale per group must be [0, 0, 256]");
   const int64_t inner = p.left.size(-1), groups = (inner + 255) / 256;
-  QUANT_CHECK(scale.sizes().equals({groups, p.columns()}) && offset.sizes() == scale.sizes() && offset.scalar_type() == at::kHalf,
-              p.name, "scale ", scale.sizes(), " and the float16 offset ", offset.sizes(), " must be (k / 256, n)");
+  QUANT_CHECK(
+      scale.sizes().equals({groups, p.columns()}) && offset.sizes() == scale.sizes() && offset.scalar_type() == at::kHalf,
+      p.name, "scale ", scale.sizes(), " and the float16 offset ", offset.sizes(), " must be (k / 256, n)");
   Tensor value;
   for (int64_t i = 0; i < groups; i++) {
     const int64_t terms = std::min<int64_t>(256, inner - 256 * i);
@@ -102,8 +104,8 @@ Tensor groupwise(const Product& p, const Tensor& token, const Tensor& scale, con
   return value * per_token(p, token);
 }
 
-// int8 by int4: the kernel splits x1 into halves of four bits and shifts the lower one by 8, so it computes (x1 - 8) @ (x2 * scale);
-// offset is 8 * sum(x2 * scale), computed in advance (op-plugin docs, npu_grouped_matmul_swiglu_quant_v2, A8W4).
+// int8 by int4: the kernel splits x1 into halves of four bits and shifts the lower one by 8, so it computes (x1 - 8) @ (x2 *
+// scale); offset is 8 * sum(x2 * scale), computed in advance (op-plugin docs, npu_grouped_matmul_swiglu_quant_v2, A8W4).
 Tensor mixed(const Product& p, const Tensor& token, const Tensor& scale, const Tensor& offset) {
   const int64_t inner = p.left.size(-1);
   const Tensor factors = scale_of(scale).reshape({-1, p.columns()});
@@ -124,9 +126,11 @@ Tensor quant_matmul(const Tensor& x1, const Tensor& x2, const Tensor& scale, con
                     std::optional<int64_t> x1_dtype, std::optional<int64_t> x2_dtype, std::optional<int64_t> token_dtype,
                     std::optional<int64_t> scale_dtype, at::OptionalIntArrayRef sizes, const OptionalTensor& y_scale) {
   const char* name = "npu_quant_matmul";
-  absent(name, {{"x1_dtype", x1_dtype.has_value()}, {"x2_dtype", x2_dtype.has_value()}, {"scale_dtype", scale_dtype.has_value()},
+  absent(name, {{"x1_dtype", x1_dtype.has_value()},
+                {"x2_dtype", x2_dtype.has_value()},
+                {"scale_dtype", scale_dtype.has_value()},
                 {"pertoken_scale_dtype", token_dtype.has_value()}});
-  absent(name, {{"y_scale", &y_scale}});
+  absent(name, {{"y_scale", given(y_scale)}});
   const auto kind = x1.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(kind == at::kChar || kind == at::kInt, "anabatic sim: ", name, " of ", kind, " is not simulated");
   QUANT_CHECK(x2.scalar_type() == kind || (kind == at::kChar && x2.scalar_type() == at::kInt), name, "x1 is ", kind, " and x2 ",
@@ -149,7 +153,8 @@ Tensor quant_matmul(const Tensor& x1, const Tensor& x2, const Tensor& scale, con
     QUANT_CHECK(given(offset), name, "a scale of two dimensions needs an offset");
     return groupwise(p, *token, scale, *offset, groups).to(wanted);
   }
-  absent(name, {{"group_sizes of a scale per channel", std::any_of(groups.begin(), groups.end(), [](int64_t n) { return n > 0; })}});
+  absent(name,
+         {{"group_sizes of a scale per channel", std::any_of(groups.begin(), groups.end(), [](int64_t n) { return n > 0; })}});
   const Tensor sum = sum_of(p);
   if (wanted == at::kInt) {
     QUANT_CHECK(sum.scalar_type() == at::kInt && (!given(bias) || bias->scalar_type() == at::kInt), name,
@@ -166,9 +171,12 @@ Tensor quant_matmul(const Tensor& x1, const Tensor& x2, const Tensor& scale, con
     return with_late_bias(p, wide(sum) * channel(name, "scale", scale, p.columns())).to(wanted);
   }
   // op-plugin encodes a float scale, and its offset with it: 19 bits remain.
-  QUANT_CHECK(!given(bias) || bias->scalar_type() == at::kInt, name, "without pertoken_scale a ", wanted, " result takes an int32 bias");
-  QUANT_CHECK(wanted != at::kBFloat16 && scale.scalar_type() != at::kBFloat16, name, "a ", wanted, " result without pertoken_scale "
-              "does not go with a scale of ", scale.dtype());
+  QUANT_CHECK(!given(bias) || bias->scalar_type() == at::kInt, name, "without pertoken_scale a ", wanted,
+              " result takes an int32 bias");
+  QUANT_CHECK(wanted != at::kBFloat16 && scale.scalar_type() != at::kBFloat16, name, "a ", wanted,
+              " result without pertoken_scale "
+              "does not go with a scale of ",
+              scale.dtype());
   QUANT_CHECK(wanted == at::kChar || !given(offset), name, "offset needs an int8 result");
   const Tensor code = encoded ? scale : encoded_scale(scale.reshape({-1}), offset, false);
   const Tensor value = wide(sum) * channel(name, "scale", scale_of(code), p.columns());
@@ -183,8 +191,8 @@ Tensor quant_matmul_gelu(const Tensor& x1, const Tensor& x2, const Tensor& x1_sc
   const c10::string_view form = approximate.value_or("gelu_erf");
   QUANT_CHECK(form == "gelu_erf" || form == "gelu_tanh", name, "approximate must be gelu_erf or gelu_tanh, got ", form);
   const auto kind = x1.scalar_type();
-  QUANT_CHECK((kind == at::kChar || kind == at::kInt) && x2.scalar_type() == kind, name, "x1 and x2 must be int8 or int32, got ",
-              x1.dtype(), " and ", x2.dtype());
+  QUANT_CHECK((kind == at::kChar || kind == at::kInt) && x2.scalar_type() == kind, name,
+              "x1 and x2 must be int8 or int32, got ", x1.dtype(), " and ", x2.dtype());
   QUANT_CHECK(x2_scale.scalar_type() == at::kFloat || x2_scale.scalar_type() == at::kBFloat16, name,
               "x2_scale must be float32 or bfloat16, got ", x2_scale.dtype());
   const Tensor left = kind == at::kInt ? unpack_int4(x1) : x1;
@@ -195,7 +203,8 @@ Tensor quant_matmul_gelu(const Tensor& x1, const Tensor& x2, const Tensor& x1_sc
 }
 
 // The scaled products of all batches, added.
-Tensor quant_matmul_reduce_sum(const Tensor& x1, const Tensor& x2, const OptionalTensor& x1_scale, const OptionalTensor& x2_scale) {
+Tensor quant_matmul_reduce_sum(const Tensor& x1, const Tensor& x2, const OptionalTensor& x1_scale,
+                               const OptionalTensor& x2_scale) {
   const char* name = "npu_quant_matmul_reduce_sum";
   QUANT_CHECK(x1.scalar_type() == at::kChar && x2.scalar_type() == at::kChar && x1.dim() == 3 && x2.dim() == 3 &&
                   x1.size(0) == x2.size(0),
@@ -207,15 +216,16 @@ Tensor quant_matmul_reduce_sum(const Tensor& x1, const Tensor& x2, const Optiona
   return value.sum(0).to(at::kBFloat16);
 }
 
-// (input^T1 @ weight^T2)^Ty: the batch lies between rows and columns of the result. With a scale, which is encoded, the result is
-// int8 of shape (M, 1, B * N).
+// (input^T1 @ weight^T2)^Ty: the batch lies between rows and columns of the result. With a scale, which is encoded, the result
+// is int8 of shape (M, 1, B * N).
 Tensor transpose_batchmatmul(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& scale,
                              at::OptionalIntArrayRef perm_x1, at::OptionalIntArrayRef perm_x2, at::OptionalIntArrayRef perm_y,
                              std::optional<int64_t> split) {
   const char* name = "npu_transpose_batchmatmul";
-  absent(name, {{"bias", &bias}});
-  QUANT_CHECK(x.dim() == 3 && weight.dim() == 3 && x.scalar_type() == weight.scalar_type() && at::isFloatingType(x.scalar_type()), name,
-              "input and weight must have three dimensions and one float dtype, got ", x.sizes(), " and ", weight.sizes());
+  absent(name, {{"bias", given(bias)}});
+  QUANT_CHECK(
+      x.dim() == 3 && weight.dim() == 3 && x.scalar_type() == weight.scalar_type() && at::isFloatingType(x.scalar_type()), name,
+      "input and weight must have three dimensions and one float dtype, got ", x.sizes(), " and ", weight.sizes());
   const std::vector<int64_t> same{0, 1, 2}, turned{1, 0, 2}, last{0, 2, 1};
   const at::IntArrayRef t1 = perm_x1.value_or(same), t2 = perm_x2.value_or(same), ty = perm_y.value_or(turned);
   QUANT_CHECK((t1.equals(same) || t1.equals(turned)) && (t2.equals(same) || t2.equals(last)) && ty.equals(turned), name,
@@ -227,8 +237,8 @@ Tensor transpose_batchmatmul(const Tensor& x, const Tensor& weight, const Option
   const Tensor y = at::matmul(wide(left), wide(right)).permute({1, 0, 2}).contiguous();
   add_flops(2.0 * static_cast<double>(y.numel()) * static_cast<double>(left.size(2)));
   if (given(scale)) {
-    QUANT_CHECK(parts == 1 && scale->scalar_type() == at::kLong && scale->numel() == width && x.scalar_type() == at::kHalf, name,
-                "scale must hold B * N int64, for a float16 input and batch_split_factor 1");
+    QUANT_CHECK(parts == 1 && scale->scalar_type() == at::kLong && scale->numel() == width && x.scalar_type() == at::kHalf,
+                name, "scale must hold B * N int64, for a float16 input and batch_split_factor 1");
     const Tensor value = y.reshape({rows, 1, width}) * scale_of(*scale).reshape({-1}) + offset_of(*scale).reshape({-1});
     return quantised(value, Format::Int8);
   }

@@ -1,6 +1,6 @@
-// Products where one side is quantised: npu_weight_quant_batchmatmul (float x, integer weight) and npu_quant_matmul_dequant (float
-// x that is quantised inside). Formulas from op-plugin's documentation and CANN's (ops-nn: matmul/weight_quant_batch_matmul_v2/docs,
-// matmul/quant_matmul_dequant/docs).
+// Products where one side is quantised: npu_weight_quant_batchmatmul (float x, integer weight) and npu_quant_matmul_dequant
+// (float x that is quantised inside). Formulas from op-plugin's documentation and CANN's (ops-nn:
+// matmul/weight_quant_batch_matmul_v2/docs, matmul/quant_matmul_dequant/docs).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -22,18 +22,19 @@ Tensor per_weight(const char* name, const char* argument, const Tensor& scale, c
   const int64_t rows = weight.size(-2), columns = weight.size(-1);
   if (scale.numel() == 1) return wide(scale).reshape({1, 1});
   if (group > 0) {
-    QUANT_CHECK(scale.dim() >= 2 && scale.size(-2) == (rows + group - 1) / group && scale.size(-1) == columns, name, argument, " ",
-                scale.sizes(), " must be (ceil(k / antiquant_group_size), n)");
+    QUANT_CHECK(scale.dim() >= 2 && scale.size(-2) == (rows + group - 1) / group && scale.size(-1) == columns, name, argument,
+                " ", scale.sizes(), " must be (ceil(k / antiquant_group_size), n)");
     return wide(scale).repeat_interleave(group, -2).narrow(-2, 0, rows);
   }
-  QUANT_CHECK(scale.numel() == columns && scale.size(-1) == columns, name, argument, " ", scale.sizes(), " does not fit weight ",
-              weight.sizes());
+  QUANT_CHECK(scale.numel() == columns && scale.size(-1) == columns, name, argument, " ", scale.sizes(),
+              " does not fit weight ", weight.sizes());
   return wide(scale).reshape({1, columns});
 }
 
 Tensor weight_quant_batchmatmul(const Tensor& x, const Tensor& weight, const Tensor& scale, const OptionalTensor& offset,
-                                const OptionalTensor& quant_scale, const OptionalTensor& quant_offset, const OptionalTensor& bias,
-                                int64_t group, int64_t inner_precise, std::optional<int64_t> weight_dtype) {
+                                const OptionalTensor& quant_scale, const OptionalTensor& quant_offset,
+                                const OptionalTensor& bias, int64_t group, int64_t inner_precise,
+                                std::optional<int64_t> weight_dtype) {
   const char* name = "npu_weight_quant_batchmatmul";
   absent(name, {{"weight_dtype", weight_dtype.has_value()}});
   TORCH_CHECK(x.dim() >= 2, "x shape do not support dim num less than 2, but it is ", x.dim());
@@ -41,7 +42,8 @@ Tensor weight_quant_batchmatmul(const Tensor& x, const Tensor& weight, const Ten
   TORCH_CHECK(inner_precise == 0 || inner_precise == 1, "inner_precise only support 0 or 1. but is:", inner_precise);
   TORCH_CHECK(given(quant_scale) || !given(quant_offset),
               "Quantization parameters are incorrectly set, quant_offset cannot exist in isolation from quant_scale");
-  QUANT_CHECK(x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16, name, "x must be float16 or bfloat16, got ", x.dtype());
+  QUANT_CHECK(x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16, name, "x must be float16 or bfloat16, got ",
+              x.dtype());
   TORCH_CHECK_NOT_IMPLEMENTED(weight.scalar_type() == at::kChar || weight.scalar_type() == at::kInt, "anabatic sim: ", name,
                               " with a weight of ", weight.dtype(), " is not simulated");
   const int64_t inner = x.size(-1);
@@ -51,13 +53,16 @@ Tensor weight_quant_batchmatmul(const Tensor& x, const Tensor& weight, const Ten
               "antiquant_group_size can be either 0 or a multiple of 32 within the range 32 to weight_k_dim - 1.");
   const Tensor numbers = unpack_matrix(name, weight, inner);
   const bool encoded = scale.scalar_type() == at::kLong;
-  QUANT_CHECK(encoded || scale.scalar_type() == x.scalar_type(), name, "antiquant_scale must be int64 or have the dtype of x, got ",
-              scale.dtype());
-  QUANT_CHECK(!encoded || (weight.scalar_type() == at::kChar && x.scalar_type() == at::kHalf && group == 0 && !given(quant_scale)), name,
-              "an int64 antiquant_scale needs a float16 x, an int8 weight, no antiquant_group_size and no quant_scale");
-  QUANT_CHECK(!given(offset) || (offset->sizes() == scale.sizes() && offset->scalar_type() == (encoded ? at::kInt : scale.scalar_type())),
-              name, "antiquant_offset ", given(offset) ? offset->sizes() : scale.sizes(), " must have the shape of antiquant_scale ",
-              scale.sizes(), given(offset) ? " and its dtype, or int32 for int64" : "");
+  QUANT_CHECK(encoded || scale.scalar_type() == x.scalar_type(), name,
+              "antiquant_scale must be int64 or have the dtype of x, got ", scale.dtype());
+  QUANT_CHECK(
+      !encoded || (weight.scalar_type() == at::kChar && x.scalar_type() == at::kHalf && group == 0 && !given(quant_scale)),
+      name, "an int64 antiquant_scale needs a float16 x, an int8 weight, no antiquant_group_size and no quant_scale");
+  QUANT_CHECK(!given(offset) ||
+                  (offset->sizes() == scale.sizes() && offset->scalar_type() == (encoded ? at::kInt : scale.scalar_type())),
+              name, "antiquant_offset ", given(offset) ? offset->sizes() : scale.sizes(),
+              " must have the shape of antiquant_scale ", scale.sizes(),
+              given(offset) ? " and its dtype, or int32 for int64" : "");
 
   Tensor right = wide(numbers);
   if (given(offset)) right = right + per_weight(name, "antiquant_offset", *offset, numbers, group);
@@ -93,16 +98,17 @@ struct Dynamically {
       : name(operator_name) {
     const c10::string_view mode = quant_mode.value_or("pertoken");
     QUANT_CHECK(mode == "pertoken" || mode == "pertensor", name, "quant_mode must be pertoken or pertensor, got ", mode);
-    QUANT_CHECK(x.dim() == 2 && x.scalar_type() == at::kHalf, name, "x must be a float16 matrix, got ", x.sizes(), " of ", x.dtype());
+    QUANT_CHECK(x.dim() == 2 && x.scalar_type() == at::kHalf, name, "x must be a float16 matrix, got ", x.sizes(), " of ",
+                x.dtype());
     Tensor value = wide(x);
     if (given(smooth)) {
-      QUANT_CHECK(smooth->dim() == 1 && smooth->size(0) == x.size(1), name, "smooth_scale ", smooth->sizes(), " does not fit x ",
-                  x.sizes());
+      QUANT_CHECK(smooth->dim() == 1 && smooth->size(0) == x.size(1), name, "smooth_scale ", smooth->sizes(),
+                  " does not fit x ", x.sizes());
       value = value * wide(*smooth);
     }
     if (given(x_scale)) {
-      QUANT_CHECK(x_scale->numel() == (mode == "pertensor" ? 1 : x.size(0)), name, "x_scale ", x_scale->sizes(), " does not fit ", mode,
-                  " and x ", x.sizes());
+      QUANT_CHECK(x_scale->numel() == (mode == "pertensor" ? 1 : x.size(0)), name, "x_scale ", x_scale->sizes(),
+                  " does not fit ", mode, " and x ", x.sizes());
       scale = wide(*x_scale).reshape({-1, 1});
     } else {
       absent(name, {{"quant_mode pertensor without x_scale", mode == "pertensor"}});
@@ -133,7 +139,7 @@ Tensor quant_matmul_dequant(const Tensor& x, const Tensor& weight, const Tensor&
                             const OptionalTensor& x_scale, const OptionalTensor& x_offset, const OptionalTensor& smooth,
                             std::optional<c10::string_view> mode) {
   const char* name = "npu_quant_matmul_dequant";
-  absent(name, {{"bias", &bias}, {"x_offset", &x_offset}});
+  absent(name, {{"bias", given(bias)}, {"x_offset", given(x_offset)}});
   QUANT_CHECK(weight.scalar_type() == at::kChar && weight.dim() == 2, name, "quantized_weight must be an int8 matrix");
   check_encoded(name, weight_scale, x_scale, mode);
   const Dynamically left(name, x, x_scale, smooth, mode);
@@ -144,16 +150,18 @@ Tensor quant_grouped_matmul_dequant(const Tensor& x, const Tensor& weight, const
                                     const OptionalTensor& bias, const OptionalTensor& x_scale, const OptionalTensor& x_offset,
                                     const OptionalTensor& smooth, std::optional<c10::string_view> mode) {
   const char* name = "npu_quant_grouped_matmul_dequant";
-  absent(name, {{"bias", &bias}, {"x_offset", &x_offset}});
-  QUANT_CHECK(weight.scalar_type() == at::kChar && weight.dim() == 3 && weight_scale.dim() == 2 && weight_scale.size(0) == weight.size(0),
+  absent(name, {{"bias", given(bias)}, {"x_offset", given(x_offset)}});
+  QUANT_CHECK(weight.scalar_type() == at::kChar && weight.dim() == 3 && weight_scale.dim() == 2 &&
+                  weight_scale.size(0) == weight.size(0),
               name, "quantized_weight must be int8 of three dimensions, with a row of weight_scale for each group");
-  QUANT_CHECK(list.dim() == 1 && list.size(0) == weight.size(0), name, "group_list ", list.sizes(), " does not fit ", weight.size(0),
-              " groups");
+  QUANT_CHECK(list.dim() == 1 && list.size(0) == weight.size(0), name, "group_list ", list.sizes(), " does not fit ",
+              weight.size(0), " groups");
   check_encoded(name, weight_scale, x_scale, mode);
   const Dynamically left(name, x, x_scale, smooth, mode);
   Tensor y = at::full({x.size(0), weight.size(1)}, std::numeric_limits<double>::quiet_NaN(), x.options());
   for (const Group& group : groups_of(name, list, 0, x.size(0)))
-    y.narrow(0, group.from, group.size).copy_(left.times(weight[group.index], weight_scale[group.index], group.from, group.size));
+    y.narrow(0, group.from, group.size)
+        .copy_(left.times(weight[group.index], weight_scale[group.index], group.from, group.size));
   return y;
 }
 
