@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <torch/library.h>
@@ -20,6 +21,7 @@
 
 #include "fallback.h"
 #include "kernels.h"
+#include "quant.h"
 
 namespace sim {
 
@@ -148,13 +150,21 @@ std::vector<Tensor> grouped_matmul(at::TensorList x, at::TensorList weight, Opti
                                    OptionalList a1, OptionalList a2, OptionalList token, const OptionalTensor& group_list,
                                    OptionalList i1, OptionalList i2, OptionalList i3, std::optional<int64_t> split,
                                    std::optional<int64_t> kind, std::optional<int64_t> list_type, std::optional<int64_t> act,
-                                   at::OptionalIntArrayRef, std::optional<int64_t> dtype, std::optional<int64_t>,
-                                       std::optional<int64_t>,
-                                   std::optional<int64_t>, std::optional<int64_t>) {
-  absent({{"scale", &scale}, {"offset", &offset}, {"antiquant_scale", &a1}, {"antiquant_offset", &a2}, {"per_token_scale",
-                                                                                                        &token},
-          {"activation_input", &i1}, {"activation_quant_scale", &i2}, {"activation_quant_offset", &i3}});
+                                   at::OptionalIntArrayRef, std::optional<int64_t> dtype, std::optional<int64_t> x_dtype,
+                                   std::optional<int64_t> weight_dtype, std::optional<int64_t> scale_dtype,
+                                   std::optional<int64_t> token_dtype) {
   TORCH_CHECK(kind.has_value(), "Requires manual passing group_type, current is None.");
+  absent({{"activation_input", &i1}, {"activation_quant_scale", &i2}, {"activation_quant_offset", &i3}});
+  quant::absent(kGrouped, {{"x_dtype", x_dtype.has_value()}, {"weight_dtype", weight_dtype.has_value()},
+                           {"scale_dtype", scale_dtype.has_value()}, {"per_token_scale_dtype", token_dtype.has_value()}});
+  quant::GroupedArguments quantised{x, weight, bias, scale, offset, a1, a2, token, std::nullopt, split.value_or(0), *kind,
+                                    act.value_or(0), std::nullopt};
+  if (quant::is_quantised(quantised)) {
+    if (dtype.has_value()) quantised.dtype = static_cast<at::ScalarType>(*dtype);
+    if (given(group_list) && !x.empty())
+      quantised.groups = quant::groups_of(kGrouped, *group_list, list_type.value_or(0), x[0].size(0));
+    return quant::quantised_grouped_matmul(quantised);
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(act.value_or(0) == 0, "anabatic sim: ", kGrouped, " with act_type is not simulated");
   TORCH_CHECK_NOT_IMPLEMENTED(list_type.value_or(0) <= 1, "anabatic sim: ", kGrouped, " with group_list_type 2 is not simulated");
   std::optional<std::vector<int64_t>> list;
@@ -168,9 +178,13 @@ std::vector<Tensor> grouped_matmul_list(at::TensorList x, at::TensorList weight,
                                         at::OptionalIntArrayRef group_list, OptionalList i1, OptionalList i2, OptionalList i3,
                                         std::optional<int64_t> split, std::optional<int64_t>, std::optional<int64_t>,
                                         std::optional<int64_t>, std::optional<at::ScalarType> dtype) {
-  absent({{"scale", &scale}, {"offset", &offset}, {"antiquant_scale", &a1}, {"antiquant_offset", &a2}, {"per_token_scale",
-                                                                                                        &token},
-          {"activation_input", &i1}, {"activation_quant_scale", &i2}, {"activation_quant_offset", &i3}});
+  absent({{"activation_input", &i1}, {"activation_quant_scale", &i2}, {"activation_quant_offset", &i3}});
+  quant::GroupedArguments quantised{x, weight, bias, scale, offset, a1, a2, token, std::nullopt, split.value_or(0), 0, 0, dtype};
+  if (quant::is_quantised(quantised)) {
+    if (group_list.has_value() && !group_list->empty() && !x.empty())
+      quantised.groups = quant::groups_of(kGrouped, at::tensor(*group_list, at::kLong), 0, x[0].size(0));
+    return quant::quantised_grouped_matmul(quantised);
+  }
   std::optional<std::vector<int64_t>> list;
   if (group_list.has_value() && !group_list->empty()) list = group_list->vec();
   return grouped({x, weight, bias, split.value_or(0), 0, dtype.value_or(x[0].scalar_type())}, list, false);

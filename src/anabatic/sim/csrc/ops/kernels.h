@@ -19,6 +19,7 @@ void register_comm_products(torch::Library& npu);
 void register_comm_experts(torch::Library& npu);
 void register_comm_grouped(torch::Library& npu);
 void register_casts(torch::Library& npu);
+void register_quant(torch::Library& npu);
 // Formulas of aten operators too: those whose NPU kernels differ from the CPU's.
 void register_fused_loss(torch::Library& npu, torch::Library& aten);
 

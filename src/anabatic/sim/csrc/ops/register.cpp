@@ -126,6 +126,7 @@ void install() {
   register_comm_experts(*formulas);
   register_comm_grouped(*formulas);
   register_casts(*formulas);
+  register_quant(*formulas);
   auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
   register_fused_loss(*formulas, *other);
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
