@@ -57,6 +57,12 @@ namespace sim {
 
 int visible_devices() { return static_cast<int>(visible().size()); }
 
+int logical_of(int physical) {
+  for (int i = 0; i < visible_devices(); i++)
+    if (visible()[i] == physical) return i;
+  return -1;
+}
+
 void set_current(int device) { current = device; }
 
 int current_or_default() {
