@@ -1,4 +1,4 @@
-"""Private formats: torch_npu's own code keeps the number and the size of the storage; the values stay where they are read."""
+"""Private formats: number and size of the storage are torch_npu's; the values stay where they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_formats_keep_number_size_and_values(sim: Sim) -> None:
 
         def cast(x, number):
             made = torch_npu.npu_format_cast(x, number)
-            return int(torch_npu.get_npu_format(made)), torch_npu.get_storage_size(made), torch.equal(made.cpu(), x.cpu())
+            size = torch_npu.get_storage_size(made)
+            return int(torch_npu.get_npu_format(made)), size, torch.equal(made.cpu(), x.cpu())
 
         x = torch.arange(15.0 * 17).view(15, 17).npu()
         told["nz"] = [cast(x.to(dtype), 29) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
