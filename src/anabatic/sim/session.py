@@ -27,6 +27,8 @@ from anabatic.sim.machine_spec import (
 )
 from anabatic.sim.native_build import SimulatorBuild
 
+CANN_PYTHON = Path(__file__).parent / "cann_python"
+"""Modules that CANN has and programs import: acl, tbe."""
 PROCESS_BYTES = 256 << 20
 """What one process with torch and torch_npu holds before it does anything (measured: 230 to 260 MB)."""
 
@@ -193,6 +195,7 @@ def build_environment(outer: Mapping[str, str], build: SimulatorBuild, segment: 
     inner[CANN_VARIABLE] = build.wheel.cann_release
     inner[PACKAGE_VARIABLE] = str(Path(__file__).parents[2])
     inner[INTERPRETER_VARIABLE] = sys.executable
+    _prepend_path(inner, "PYTHONPATH", CANN_PYTHON)
     _prepend_path(inner, "PYTHONPATH", build.wheel.folder)
     _prepend_path(inner, "LD_LIBRARY_PATH", build.library_folder)
     # The interpreter that the simulator was built for is the one that `python` means.

@@ -1,5 +1,4 @@
-// Casts, formats and float status. The simulated memory has one format, ND: a cast to a private format (FRACTAL_NZ) keeps the
-// values and the format, as a real NPU does while allow_internal_format is off.
+// Casts and float status. Formats are torch_npu's own (register.cpp, opapi/format.cpp).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/isfinite.h>
@@ -16,13 +15,6 @@ namespace sim {
 namespace {
 
 using at::Tensor;
-
-Tensor format_cast(const Tensor& x, int64_t, std::optional<int64_t>, std::optional<int64_t>) { return x.clone(); }
-Tensor format_cast_like(const Tensor& x, const Tensor&, std::optional<int64_t>, std::optional<int64_t>) { return x.clone(); }
-Tensor& format_cast_(Tensor& x, int64_t, std::optional<int64_t>, std::optional<int64_t>) { return x; }
-Tensor& format_cast_like_(Tensor& x, const Tensor& source, std::optional<int64_t>,
-                          std::optional<int64_t>) { return x.copy_(source); }
-Tensor format_cast_plain(const Tensor& x, int64_t) { return x.clone(); }
 
 Tensor dtype_cast(const Tensor& x, int64_t dtype, std::optional<int64_t>) { return x.to(static_cast<at::ScalarType>(dtype),
                                                                                         false, true); }
@@ -58,11 +50,6 @@ bool any_non_finite(at::TensorList grads) {
 }  // namespace
 
 void register_casts(torch::Library& npu) {
-  npu.impl("npu_format_cast", TORCH_FN(format_cast));
-  npu.impl("npu_format_cast.Tensor", TORCH_FN(format_cast_like));
-  npu.impl("npu_format_cast_.acl_format", TORCH_FN(format_cast_));
-  npu.impl("npu_format_cast_", TORCH_FN(format_cast_like_));
-  npu.impl("_npu_format_cast", TORCH_FN(format_cast_plain));
   npu.impl("npu_dtype_cast", TORCH_FN(dtype_cast));
   npu.impl("_npu_dtype_cast", TORCH_FN(dtype_cast_plain));
   npu.impl("_npu_dtype_cast_backward", TORCH_FN(dtype_cast_plain));

@@ -15,6 +15,7 @@ thread_local int current = -1;
 sim::Context contexts[SIM_MAX_DEVICES];
 bool active[SIM_MAX_DEVICES];
 bool initialised = false;
+bool operators = false;  // loaded
 std::mutex init_mutex;
 int64_t system_options[16];
 
@@ -57,6 +58,12 @@ namespace sim {
 
 int visible_devices() { return static_cast<int>(visible().size()); }
 
+int logical_of(int physical) {
+  for (int i = 0; i < visible_devices(); i++)
+    if (visible()[i] == physical) return i;
+  return -1;
+}
+
 void set_current(int device) { current = device; }
 
 int current_or_default() {
@@ -84,13 +91,17 @@ int sim_current_device(void) { return sim::current_or_default(); }
 
 aclError aclInit(const char*) {
   std::lock_guard<std::mutex> lock(init_mutex);
+  // The operators belong to the device: they arrive with it, whatever imported torch_npu and in whichever order. A program that
+  // uses the runtime alone (pyACL) has no torch for them; if torch_npu comes later, it calls here again.
+  if (!operators && dlopen("libtorch_npu.so", RTLD_NOLOAD | RTLD_LAZY) != nullptr) {
+    if (dlopen("libanabatic_sim_ops.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      fprintf(stderr, "anabatic sim: the operators cannot be loaded: %s\n", dlerror());
+      return sim::fail(ACL_ERROR_INTERNAL_ERROR, "aclInit", "the simulated operators cannot be loaded");
+    }
+    operators = true;
+  }
   if (initialised) return ACL_ERROR_REPEAT_INITIALIZE;
   sim::enter_process();
-  // The operators belong to the device: they arrive with it, whatever imported torch_npu and in whichever order.
-  if (dlopen("libanabatic_sim_ops.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    fprintf(stderr, "anabatic sim: the operators cannot be loaded: %s\n", dlerror());
-    return sim::fail(ACL_ERROR_INTERNAL_ERROR, "aclInit", "the simulated operators cannot be loaded");
-  }
   initialised = true;
   return ACL_SUCCESS;
 }

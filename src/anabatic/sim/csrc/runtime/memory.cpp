@@ -32,14 +32,20 @@ bool take_range(void* at, Range* range) {
   return true;
 }
 
-bool find_range(const void* at, Range* range) {
+bool find_range_from(const void* at, Range* range, int64_t* inside) {
   std::lock_guard<std::mutex> lock(ranges_mutex);
   auto next = ranges.upper_bound(reinterpret_cast<uintptr_t>(at));
   if (next == ranges.begin()) return false;
   --next;
-  if (reinterpret_cast<uintptr_t>(at) - next->first >= next->second.bytes) return false;
+  *inside = static_cast<int64_t>(reinterpret_cast<uintptr_t>(at) - next->first);
+  if (static_cast<uint64_t>(*inside) >= next->second.bytes) return false;
   *range = next->second;
   return true;
+}
+
+bool find_range(const void* at, Range* range) {
+  int64_t unused;
+  return find_range_from(at, range, &unused);
 }
 
 uint64_t round_up(uint64_t bytes, uint64_t step) { return (bytes + step - 1) / step * step; }
@@ -55,12 +61,13 @@ aclError allocate(void** pointer, size_t size, const char* call) {
   uint64_t bytes = round_up(size, 4096);
   int physical = sim_physical(device);
   if (!take_hbm(physical, bytes)) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, call, "EL0004: Failed to allocate memory");
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) {
+  int64_t offset;
+  void* at = map_device_memory(bytes, &offset);
+  if (at == nullptr) {
     give_hbm(physical, bytes);
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, call, "the host has no memory left for the simulated device");
   }
-  add_range(at, {bytes, device, DEVICE});
+  add_range(at, {bytes, device, DEVICE, offset, getpid()});
   *pointer = at;
   return ACL_SUCCESS;
 }
@@ -117,7 +124,11 @@ aclError aclrtFree(void* pointer) {
   sim::Range range;
   if (pointer == nullptr || !sim::take_range(pointer, &range))
     return sim::fail(ACL_ERROR_INVALID_PARAM, "aclrtFree", "the address was not allocated");
-  munmap(pointer, range.bytes);
+  if (range.imported) {
+    sim::add_range(pointer, range);
+    return sim::fail(ACL_ERROR_INVALID_PARAM, "aclrtFree", "the memory was imported: aclrtIpcMemClose closes it");
+  }
+  sim::unmap_device_memory(pointer, range);
   sim::give_hbm(sim_physical(range.device), range.bytes);
   return ACL_SUCCESS;
 }

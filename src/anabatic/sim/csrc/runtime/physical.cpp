@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <map>
 #include <mutex>
 
+#include "ipc.h"
 #include "memory.h"
 #include "state.h"
 
@@ -16,8 +18,16 @@ namespace {
 struct Pages {
   int fd;
   uint64_t bytes;
-  int device;  // logical
+  int device;             // logical
+  bool imported = false;  // another process's pages: that one has them in its account
 };
+
+// A shareable handle is one number: the process, its descriptor, the device, and some bits of the process's start against a later
+// process of the same number.
+constexpr int kPidBits = 22, kDescriptorBits = 20, kDeviceBits = 6, kStartBits = 16;
+static_assert(kPidBits + kDescriptorBits + kDeviceBits + kStartBits == 64);
+
+uint64_t low(uint64_t value, int bits) { return value & ((uint64_t{1} << bits) - 1); }
 
 std::mutex mutex;
 std::map<uintptr_t, uint64_t> reserved;
@@ -65,7 +75,7 @@ aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrt
 aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
   auto* pages = static_cast<Pages*>(handle);
   close(pages->fd);  // mapped addresses keep the pages alive
-  sim::give_hbm(sim_physical(pages->device), pages->bytes);
+  if (!pages->imported) sim::give_hbm(sim_physical(pages->device), pages->bytes);
   delete pages;
   return ACL_SUCCESS;
 }
@@ -88,6 +98,40 @@ aclError aclrtUnmapMem(void* address) {
   sim::Range range;
   sim::take_range(address, &range);
   mapped.erase(found);
+  return ACL_SUCCESS;
+}
+
+aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclrtMemHandleType, uint64_t, uint64_t* shareable) {
+  constexpr const char* call = "aclrtMemExportToShareableHandle";
+  const auto* pages = static_cast<Pages*>(handle);
+  if (pages == nullptr || shareable == nullptr) return sim::fail(ACL_ERROR_RT_PARAM_INVALID, call, "an argument is null");
+  const auto pid = static_cast<uint64_t>(getpid()), descriptor = static_cast<uint64_t>(pages->fd);
+  if (low(pid, kPidBits) != pid || low(descriptor, kDescriptorBits) != descriptor)
+    return sim::fail(ACL_ERROR_RT_PARAM_INVALID, call, "the process or descriptor number is too large for a handle");
+  *shareable = low(sim::start_time(getpid()), kStartBits);
+  *shareable = *shareable << kDeviceBits | static_cast<uint64_t>(sim_physical(pages->device));
+  *shareable = *shareable << kDescriptorBits | descriptor;
+  *shareable = *shareable << kPidBits | pid;
+  return ACL_SUCCESS;
+}
+
+// Whoever knows a handle may import it here: the list of processes is for hardware that several users share.
+aclError aclrtMemSetPidToShareableHandle(uint64_t, int32_t*, size_t) { return ACL_SUCCESS; }
+
+aclError aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t device, aclrtDrvMemHandle* handle) {
+  constexpr const char* call = "aclrtMemImportFromShareableHandle";
+  if (int code = sim::device_alive(device, call)) return code;
+  const int pid = static_cast<int>(low(shareable, kPidBits));
+  const int descriptor = static_cast<int>(low(shareable >> kPidBits, kDescriptorBits));
+  const uint64_t start = shareable >> (kPidBits + kDescriptorBits + kDeviceBits);
+  const uint64_t started = sim::start_time(pid);
+  const int fd = low(started, kStartBits) == start ? sim::open_descriptor(pid, started, descriptor) : -1;
+  struct stat found;
+  if (fd < 0 || fstat(fd, &found) != 0) {
+    if (fd >= 0) close(fd);
+    return sim::fail(ACL_ERROR_RT_PARAM_INVALID, call, "the process that exported the memory is gone");
+  }
+  *handle = new Pages{fd, static_cast<uint64_t>(found.st_size), device, true};
   return ACL_SUCCESS;
 }
 

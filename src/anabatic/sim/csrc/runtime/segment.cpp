@@ -56,23 +56,6 @@ SimSegment* attach() {
   return found;
 }
 
-uint64_t start_time(pid_t pid) {
-  char path[64], text[1024];
-  snprintf(path, sizeof path, "/proc/%d/stat", pid);
-  FILE* file = fopen(path, "r");
-  if (file == nullptr) return 0;
-  size_t got = fread(text, 1, sizeof text - 1, file);
-  fclose(file);
-  text[got] = '\0';
-  char* after = strrchr(text, ')');  // the name may hold spaces and brackets
-  if (after == nullptr) return 0;
-  unsigned long long value = 0;
-  // Fields 3 to 21 are skipped, field 22 is the start time (proc(5)).
-  char state = 'X';
-  sscanf(after + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &value);
-  return state == 'Z' || state == 'X' ? 0 : value;  // one that was not waited for has given everything back
-}
-
 void free_slot(SimProcess* slot) {
   SimSegment* segment = sim_segment();
   for (uint32_t i = 0; i < segment->devices; i++) {
@@ -87,7 +70,7 @@ void reap() {
   SimSegment* segment = sim_segment();
   for (auto& slot : segment->process) {
     int32_t pid = __atomic_load_n(&slot.pid, __ATOMIC_SEQ_CST);
-    if (pid > 0 && ((kill(pid, 0) != 0 && errno == ESRCH) || start_time(pid) != slot.started)) {
+    if (pid > 0 && ((kill(pid, 0) != 0 && errno == ESRCH) || sim::start_time(pid) != slot.started)) {
       int32_t expected = pid;  // one reaper wins
       if (__atomic_compare_exchange_n(&slot.pid, &expected, -1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) free_slot(&slot);
     }
@@ -122,6 +105,23 @@ extern "C" const char* aclGetRecentErrMsg(void) {
 }
 
 namespace sim {
+
+uint64_t start_time(int pid) {
+  char path[64], text[1024];
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  FILE* file = fopen(path, "r");
+  if (file == nullptr) return 0;
+  size_t got = fread(text, 1, sizeof text - 1, file);
+  fclose(file);
+  text[got] = '\0';
+  char* after = strrchr(text, ')');  // the name may hold spaces and brackets
+  if (after == nullptr) return 0;
+  unsigned long long value = 0;
+  // Fields 3 to 21 are skipped, field 22 is the start time (proc(5)).
+  char state = 'X';
+  sscanf(after + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &value);
+  return state == 'Z' || state == 'X' ? 0 : value;  // one that was not waited for has given everything back
+}
 
 int fail(int code, const char* call, const char* reason) {
   sim_set_error("%s failed, error code is %d: %s", call, code, reason);

@@ -61,8 +61,12 @@ bool host_has(uint64_t bytes);
 // Puts this process into the segment's table (once per process, also after fork).
 void enter_process();
 void leave_process();
+// Field 22 of /proc/PID/stat, which tells a process from a later one of the same number; 0: it is gone.
+uint64_t start_time(int pid);
 
 int visible_devices();
+// This process's number for a physical device; -1: not visible.
+int logical_of(int physical);
 // This thread's device; sets device 0 like the real runtime when the process never chose one. -1 with an error otherwise.
 int current_or_default();
 void set_current(int device);

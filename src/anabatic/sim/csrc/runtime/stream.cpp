@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "graph.h"
+#include "ipc.h"
 #include "state.h"
 #include "work.h"
 
@@ -28,13 +29,19 @@ aclError make_stream(aclrtStream* stream, uint32_t priority, uint32_t flags, con
 struct Recorded : sim::Event {
   sim::Fences after;
   sim::Graph* graph = nullptr;  // of the stream, where it was captured
+  sim::SharedEvent* shared = nullptr;  // where other processes may use it (ACL_EVENT_IPC)
 };
+
+sim::SharedEvent* shared(aclrtEvent event) { return static_cast<Recorded*>(event)->shared; }
 
 aclError make_event(aclrtEvent* event, uint32_t flags) {
   auto* made = new Recorded;
   made->flags = flags;
+  if ((flags & ACL_EVENT_IPC) != 0) made->shared = sim::make_shared_event();
   *event = made;
-  return ACL_SUCCESS;
+  if ((flags & ACL_EVENT_IPC) == 0 || made->shared != nullptr) return ACL_SUCCESS;
+  delete made;
+  return sim::fail(ACL_ERROR_RT_IPC_ERROR, "aclrtCreateEventExWithFlag", "no more events for several processes are left");
 }
 
 aclError alive(const char* call) {
@@ -79,13 +86,17 @@ sim::Mark paper_of(aclrtEvent event) {
 aclError synchronise_event(aclrtEvent event, int32_t timeout, const char* call) {
   if (sim::Graph* graph = capture_of(event)) return sim_capture_refuse(graph, call);
   int code = alive(call);
+  if (code == ACL_SUCCESS && shared(event) != nullptr) code = sim::await_shared_event(shared(event), timeout, call);
   if (code == ACL_SUCCESS) code = sim::await(after(event), timeout, call);
   if (code == ACL_SUCCESS) sim::paper_wait_until(paper_of(event));
   return code != ACL_SUCCESS ? code : sim_count_sync(call);
 }
 
 // Whether the work before an event is done: 0 not yet, 1 done, or an error in *code.
-bool passed(aclrtEvent event, int* code) { return sim::finished(after(event), code); }
+bool passed(aclrtEvent event, int* code) {
+  if (shared(event) != nullptr) return sim::shared_event_passed(shared(event), code);
+  return sim::finished(after(event), code);
+}
 
 uint64_t time_of(Recorded* event) {
   const uint64_t ended = sim::finished_ns(after(event));
@@ -175,11 +186,13 @@ aclError aclrtCreateEvent(aclrtEvent* event) { return make_event(event, ACL_EVEN
 aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) { return make_event(event, flag); }
 aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) { return make_event(event, flag); }
 aclError aclrtDestroyEvent(aclrtEvent event) {
+  if (shared(event) != nullptr) sim::drop_shared_event(shared(event));
   delete static_cast<Recorded*>(event);
   return ACL_SUCCESS;
 }
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   auto* recorded = static_cast<Recorded*>(event);
+  if (recorded->shared != nullptr) sim::record_shared_event(recorded->shared, stream);
   sim::Fences fences = sim::pending(sim::stream_of(stream));
   sim::Mark mark = sim::paper_record(sim::stream_of(stream));
   std::lock_guard<std::mutex> lock(event_mutex);
@@ -217,6 +230,7 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
     sim::join_capture(graph, sim::stream_of(stream));
     return ACL_SUCCESS;
   }
+  if (shared(event) != nullptr) sim::stream_wait_shared_event(stream, shared(event));
   sim::wait_for(sim::stream_of(stream), after(event));
   sim::paper_stream_wait(sim::stream_of(stream), paper_of(event));
   return ACL_SUCCESS;
@@ -235,6 +249,22 @@ aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent
   *milliseconds = static_cast<float>(static_cast<double>(static_cast<int64_t>(difference)) / 1e6);
   return ACL_SUCCESS;
 }
+aclError aclrtIpcGetEventHandle(aclrtEvent event, aclrtIpcEventHandle* handle) {
+  if (event == nullptr || shared(event) == nullptr)
+    return sim::fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcGetEventHandle", "the event was not made with ACL_EVENT_IPC");
+  return sim::fill_handle(shared(event), handle);
+}
+aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle handle, aclrtEvent* event) {
+  auto* made = new Recorded;
+  made->flags = ACL_EVENT_IPC;
+  made->shared = sim::open_handle(handle);
+  *event = made;
+  if (made->shared != nullptr) return ACL_SUCCESS;
+  delete made;
+  *event = nullptr;
+  return sim::fail(ACL_ERROR_RT_IPC_ERROR, "aclrtIpcOpenEventHandle", "the process that made the event is gone");
+}
+
 aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
   *microseconds = time_of(static_cast<Recorded*>(event)) / 1000;
   return ACL_SUCCESS;

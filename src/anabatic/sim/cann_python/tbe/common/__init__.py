@@ -1,0 +1,1 @@
+"""Parts of TBE that programs look up; see the package's docstring."""
