@@ -41,7 +41,7 @@ def test_routing_refuses(sim: Sim) -> None:
         "init no experts": "active_expert_range [0, -1) must lie in",
         "init capacity": "expert_capacity must be in [1, 8] with drop_pad_mode 1, got -1",
         "init mxfp8": "npu_moe_init_routing_v2 with quant_mode 2 of float is not simulated",
-        "init x_dtype": "npu_moe_init_routing_v2 with x_dtype is not simulated",
+        "init x_dtype": "npu_moe_init_routing_v2 with x_dtype other than hifloat8 unquantised is not simulated",
         "init offset": "offset belongs to quant_mode 0",
         "init int64": "expert_idx must be int32",
         "finalize skip": "skip2 needs skip1",

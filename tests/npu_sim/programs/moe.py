@@ -157,7 +157,9 @@ weight = torch.rand(8)
 def dropless(start, end, active_num, row_idx_type):
     order = sort_by_expert(idx, start, end)
     if row_idx_type == 1:
-        places = [i for i, _ in order] + [UNWRITTEN] * (24 - len(order))
+        behind = sorted((int(e), i) for i, e in enumerate(idx.flatten()) if e >= end)
+        before = [i for i, e in enumerate(idx.flatten()) if e < start]
+        places = [i for i, _ in order] + [i for _, i in behind] + before
     else:
         places = [-1] * 24
         for row, (i, _) in enumerate(order):
@@ -250,6 +252,9 @@ refused("init no experts", lambda: init(device, choice))
 refused("init capacity", lambda: init(device, choice, expert_num=5, drop_pad_mode=1))
 refused("init mxfp8", lambda: init(device, choice, expert_num=5, quant_mode=2))
 refused("init x_dtype", lambda: init(device, choice, expert_num=5, x_dtype=290))
+raw = torch.randint(0, 256, (8, 6)).byte()
+made = init(raw.npu(), choice, expert_num=5, x_dtype=290)[0]
+close("init hifloat8", [(made, raw[[i // 3 for i, _ in sort_by_expert(idx, 0, 5)]])], 0)
 refused("init offset", lambda: init(device, choice, expert_num=5, offset=offset.npu()))
 refused("init int64", lambda: init(device, idx.npu(), expert_num=5))
 

@@ -39,6 +39,7 @@ constexpr const char* kName = "npu_moe_init_routing_v2";
 constexpr int64_t kUnquantised = -1, kStatic = 0, kDynamic = 1;  // quant_mode
 constexpr int64_t kCumulative = 0, kCounts = 1, kPairs = 2;      // expert_tokens_num_type
 constexpr double kLargestInt8 = 127;
+constexpr int64_t kHifloat8 = 290;  // torch_npu.hifloat8, as uint8: rows are only moved
 
 Tensor int32(const Tensor& index) { return index.to(at::kInt); }
 
@@ -102,8 +103,8 @@ void check_quant(const Routing& job) {
     TORCH_CHECK_NOT_IMPLEMENTED(known, "anabatic sim: ", kName, " with quant_mode ", job.quant, " of ", job.x.dtype(),
                                 " is not simulated");
   };
-  const bool is_int8 = job.x.scalar_type() == at::kChar;
-  refuse_mode(is_float_of_npu(job.x) || (is_int8 && job.quant == kUnquantised));
+  const bool is_byte = job.x.scalar_type() == at::kChar || job.x.scalar_type() == at::kByte;
+  refuse_mode(is_float_of_npu(job.x) || (is_byte && job.quant == kUnquantised));
   refuse_mode(job.quant >= kUnquantised && job.quant <= kDynamic);
   const bool scaled = is_given(job.scale), shifted = is_given(job.offset);
   TORCH_CHECK(shifted == (job.quant == kStatic), kName, ": call aclnnMoeInitRoutingV3 failed, detail:EZ1001: offset belongs to ",
@@ -171,7 +172,7 @@ Four dropless(const Routing& job, const Tensor& order, const Tensor& experts, in
   const auto [values, scale] = values_of(job, {chosen.div(job.top_k(), "floor"), experts.narrow(0, 0, kept)});
   Tensor places;
   if (job.row_idx_type == 1) {
-    places = leading_rows(int32(order.narrow(0, 0, active)), all);
+    places = order;
   } else {
     places = at::full({all}, -1, order.options());
     places.index_copy_(0, order.narrow(0, 0, active), at::arange(active, order.options()));
@@ -196,11 +197,23 @@ Four padded(const Routing& job, const Tensor& order, const Tensor& experts, int6
           scale.defined() ? at::zeros({all}, wide).index_copy_(0, slots, scale) : unwritten({all}, wide)};
 }
 
+// Without rows torch_npu calls no kernel, and sets the counts to zero.
+Four nothing(const Routing& job) {
+  const auto options = job.x.options();
+  const auto dtype = job.quant == kUnquantised ? job.x.scalar_type() : at::kChar;
+  const Tensor counts = job.count_type == kPairs ? at::zeros({job.experts, 2}, options.dtype(at::kLong))
+                                                 : at::zeros({job.end - job.start}, options.dtype(at::kLong));
+  return {at::empty({0, job.x.size(1)}, options.dtype(dtype)), at::empty({0}, options.dtype(at::kInt)), counts,
+          at::empty({0}, options.dtype(at::kFloat))};
+}
+
 Four init_routing_v2(const Tensor& x, const Tensor& expert_idx, const OptionalTensor& scale, const OptionalTensor& offset,
                      int64_t active_num, int64_t expert_capacity, int64_t expert_num, int64_t drop_pad_mode,
                      int64_t expert_tokens_num_type, bool expert_tokens_num_flag, int64_t quant_mode,
                      at::IntArrayRef active_expert_range, int64_t row_idx_type, std::optional<int64_t> x_dtype) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!x_dtype.has_value(), "anabatic sim: ", kName, " with x_dtype is not simulated");
+  const bool is_hifloat8 = x_dtype == kHifloat8 && x.scalar_type() == at::kByte && quant_mode == kUnquantised;
+  TORCH_CHECK_NOT_IMPLEMENTED(is_hifloat8 || (!x_dtype.has_value() && x.scalar_type() != at::kByte), "anabatic sim: ", kName,
+                              " with x_dtype other than hifloat8 unquantised is not simulated");
   TORCH_CHECK_NOT_IMPLEMENTED(std::string_view(sim_segment()->soc).rfind("Ascend310P", 0) != 0, "anabatic sim: ", kName,
                               " is not simulated on the 310P, whose results differ");
   TORCH_CHECK(active_expert_range.empty() || active_expert_range.size() == 2,
@@ -210,13 +223,13 @@ Four init_routing_v2(const Tensor& x, const Tensor& expert_idx, const OptionalTe
                     expert_tokens_num_type, expert_tokens_num_flag, quant_mode, whole ? 0 : active_expert_range[0],
                     whole ? expert_num : active_expert_range[1], row_idx_type};
   check_index(job);
+  if (x.size(0) == 0) return nothing(job);
   check_quant(job);
-  // Active experts first, in order; the others behind them.
+  // Active experts first, then those behind them, then those before them.
   const Tensor flat = expert_idx.flatten().to(at::kLong);
-  const Tensor is_active = flat.ge(job.start).logical_and(flat.lt(job.end));
-  const Tensor keys = at::where(is_active, flat - job.start, at::full_like(flat, std::numeric_limits<int64_t>::max()));
+  const Tensor keys = at::where(flat.lt(job.start), at::full_like(flat, std::numeric_limits<int32_t>::max()), flat) - job.start;
   const Tensor order = at::argsort(keys, /*stable=*/true, 0, false);
-  const int64_t active = is_active.sum().item<int64_t>();
+  const int64_t active = keys.lt(job.end - job.start).sum().item<int64_t>();
   const Tensor experts = keys.index_select(0, order);
   return job.drop == 1 ? padded(job, order, experts, active) : dropless(job, order, experts, active);
 }
