@@ -71,6 +71,21 @@ void check_product(const c10::OperatorName& name, c10::ArrayRef<at::Tensor> inpu
               ", should be in dtype support list [DT_FLOAT,DT_FLOAT16,DT_BFLOAT16,].");
 }
 
+// Operators whose formats only chips after the simulated ones have (op-plugin docs; CANN docs, npu_quant_max and
+// npu_swiglu_group_quant), beside those with mx_quant in their names.
+constexpr std::array<std::string_view, 10> kLaterFormats = {
+    "npu::npu_transpose_quant_batchmatmul", "npu::npu_add_quant_matmul", "npu::npu_add_quant_matmul_", "npu::npu_add_quant_gmm",
+    "npu::npu_add_quant_gmm_", "npu::npu_dual_level_quant_matmul", "npu::npu_grouped_dynamic_block_quant", "npu::npu_quant_max",
+    "npu::npu_swiglu_group_quant", "npu::npu_swiglu_group_quant_backward"};
+
+const char* why_refused(std::string_view name) {
+  if (contains(kLaterFormats, name) || name.find("mx_quant") != std::string_view::npos)
+    return "it computes in FP8, HiFloat8 or MX formats, which no simulated chip has";
+  if (name == "npu::npu_matmul_compress_dequant") return "its weights are compressed in a format that is not public";
+  if (name.rfind("npu::npu_hans_", 0) == 0) return "the layout of its compressed data is not public";
+  return "a real NPU may have it";
+}
+
 c10::Device with_index(c10::Device device) {
   if (device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice();
@@ -229,8 +244,8 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
 }
 
 void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "anabatic sim: operator ", op.operator_name(),
-                              " is not simulated (a real NPU may have it): see docs/en/concepts/sim-fidelity.md");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "anabatic sim: operator ", op.operator_name(), " is not simulated (",
+                              why_refused(op.schema().name()), "): see docs/en/concepts/sim-fidelity.md");
 }
 
 void check_dtype(const c10::OperatorName& name, c10::ArrayRef<at::Tensor> tensors) {

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 
 #include <torch/library.h>
@@ -175,6 +176,30 @@ std::tuple<Tensor, Tensor> rms_norm_quant_v2(const Tensor& x, const Tensor& gamm
   return {quantised(scaled(y, scale, offset, divides), format), at::empty({0}, x.options().dtype(at::kFloat))};
 }
 
+// Blocks of the last dimension times a rotation, then one scale per row (ops-nn, matmul/rotate_quant/docs/aclnnRotateQuant.md).
+std::tuple<Tensor, Tensor> rotate_quant(const Tensor& x, const Tensor& rotation, const OptionalTensor& alpha,
+                                        std::optional<int64_t> dtype, std::optional<int64_t> axis,
+                                        std::optional<c10::string_view> round_mode, std::optional<int64_t> scale_alg,
+                                        std::optional<double> type_max, std::optional<bool> turned) {
+  const char* name = "npu_rotate_quant";
+  const Format format = int8_or_int4(name, "dst_dtype", dtype);
+  check_half(name, "x", x);
+  absent(name, {{"alpha", given(alpha)},
+                {"scale_alg", scale_alg.value_or(0) != 0},
+                {"dst_type_max", type_max.value_or(0) != 0},
+                {"transpose_y", turned.value_or(false)},
+                {"round_mode", round_mode.value_or("rint") != "rint"}});
+  QUANT_CHECK(x.dim() == 2 && (axis.value_or(-1) == -1 || axis == 1), name, "x must be a matrix and axis -1 or 1, got ",
+              x.sizes());
+  const int64_t size = rotation.size(-1);
+  QUANT_CHECK(
+      rotation.dim() == 2 && rotation.size(0) == size && rotation.scalar_type() == x.scalar_type() && x.size(1) % size == 0,
+      name, "rotation ", rotation.sizes(), " of ", rotation.dtype(), " does not fit x ", x.sizes());
+  const Tensor value = at::matmul(wide(x).reshape({-1, size}), wide(rotation)).reshape(x.sizes());
+  const Dynamic result = dynamic_rows(value, format);
+  return {result.y, result.scale};
+}
+
 }  // namespace
 
 void register_dynamic(torch::Library& npu) {
@@ -184,6 +209,7 @@ void register_dynamic(torch::Library& npu) {
   npu.impl("npu_add_rms_norm_dynamic_quant", TORCH_FN(add_rms_norm_dynamic_quant));
   npu.impl("npu_rms_norm_quant", TORCH_FN(rms_norm_quant));
   npu.impl("npu_rms_norm_quant_v2", TORCH_FN(rms_norm_quant_v2));
+  npu.impl("npu_rotate_quant", TORCH_FN(rotate_quant));
 }
 
 }  // namespace sim::quant

@@ -1,4 +1,4 @@
-// Grouped products of quantised matrices: the quantised forms of npu_grouped_matmul, npu_grouped_matmul_swiglu_quant,
+// Grouped products of quantised weight: the quantised forms of npu_grouped_matmul, npu_grouped_matmul_swiglu_quant,
 // npu_grouped_matmul_finalize_routing. Formulas from op-plugin's documentation (docs/zh/custom_APIs/torch_npu).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -242,12 +242,11 @@ std::vector<Tensor> quantised_grouped_matmul(const GroupedArguments& a) {
 
 namespace {
 
-// A weight in the layout of the cube cores, (groups, n / 32, k / 16, 16, 32) for int8, as a matrix per group.
-Tensor plain(const char* name, const Tensor& weight) {
-  if (weight.dim() == 3) return weight;
-  QUANT_CHECK(weight.dim() == 5 && weight.scalar_type() == at::kChar && weight.size(3) == 16 && weight.size(4) == 32, name,
-              "weight must have the shape (e, k, n) or (e, n / 32, k / 16, 16, 32), got ", weight.sizes());
-  return weight.permute({0, 2, 3, 1, 4}).reshape({weight.size(0), weight.size(2) * 16, weight.size(1) * 32});
+// A view of five dimensions shows the layout of the cube cores, which simulated memory does not have: npu_format_cast keeps (e,
+// k, n).
+void check_layout(const char* name, const Tensor& weight) {
+  absent(name, {{"a weight of five dimensions (FRACTAL_NZ)", weight.dim() == 5}});
+  QUANT_CHECK(weight.dim() == 3, name, "weight must have three dimensions, got ", weight.sizes());
 }
 
 struct SwigluArguments {
@@ -260,7 +259,8 @@ struct SwigluArguments {
 Dynamic grouped_swiglu(const SwigluArguments& a, const std::vector<Group>& groups) {
   const int64_t rows = a.x.size(0), columns = a.weight_scale.size(-1);
   QUANT_CHECK(a.x.dim() == 2 && columns % 2 == 0, a.name, "x must be a matrix and n even, got ", a.x.sizes(), " and ", columns);
-  const Tensor weight = plain(a.name, a.weight);
+  const Tensor& weight = a.weight;
+  check_layout(a.name, weight);
   QUANT_CHECK(weight.size(0) == static_cast<int64_t>(groups.size()) && a.weight_scale.size(0) == weight.size(0), a.name,
               weight.size(0), " weights, ", a.weight_scale.size(0), " scales and ", groups.size(), " groups");
   QUANT_CHECK(a.x_scale.dim() == 1 && a.x_scale.size(0) == rows, a.name, "x_scale ", a.x_scale.sizes(), " does not fit x ",
@@ -353,16 +353,16 @@ Tensor finalize_routing(const Tensor& x, const Tensor& weight, const Tensor& lis
                 {"pertoken_scale_dtype", token_dtype.has_value()}});
   TORCH_CHECK(dtype.value_or(at::kFloat) == at::kFloat, "The dtype should be float");
   TORCH_CHECK(list_type.value_or(1) == 1 || list_type == 0, "only support group_list_type's value 0 or 1.");
-  const Tensor matrices = plain(name, weight);
+  check_layout(name, weight);
   QUANT_CHECK(x.dim() == 2 && x.scalar_type() == at::kChar, name, "x must be an int8 matrix, got ", x.sizes(), " of ",
               x.dtype());
   QUANT_CHECK(given(scale) && given(token) && given(logit) && given(row_index), name,
               "scale, pertoken_scale, logit and row_index are needed");
-  const bool int4 = matrices.scalar_type() == at::kInt;
+  const bool int4 = weight.scalar_type() == at::kInt;
   if (!int4) absent(name, {{"bias of an int8 weight", given(bias)}, {"offset of an int8 weight", given(offset)}});
   const auto groups = groups_of(name, list, list_type.value_or(1), x.size(0));
-  QUANT_CHECK(matrices.size(0) == static_cast<int64_t>(groups.size()) && scale->size(0) == matrices.size(0), name,
-              matrices.size(0), " weights, ", scale->size(0), " scales and ", groups.size(), " groups");
+  QUANT_CHECK(weight.size(0) == static_cast<int64_t>(groups.size()) && scale->size(0) == weight.size(0), name, weight.size(0),
+              " weights, ", scale->size(0), " scales and ", groups.size(), " groups");
   QUANT_CHECK(logit->numel() == x.size(0) && row_index->numel() == x.size(0) && token->numel() == x.size(0), name,
               "pertoken_scale, logit and row_index must hold one number per row of x ", x.sizes());
   const int64_t columns = scale->size(-1), wanted = output_rows.value_or(0), rows = wanted == 0 ? x.size(0) : wanted;
@@ -371,7 +371,7 @@ Tensor finalize_routing(const Tensor& x, const Tensor& weight, const Tensor& lis
     if (group.size == 0) continue;
     Operands o{name,
                x.narrow(0, group.from, group.size),
-               matrices[group.index],
+               weight[group.index],
                std::nullopt,
                (*scale)[group.index],
                std::nullopt,
