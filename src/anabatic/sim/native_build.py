@@ -67,6 +67,9 @@ LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
 """Libraries that torch_npu opens under their own name, for functions that ours has under another."""
 STUB_LIBRARY = "ge_runner"
 """Holds what `generate_stub_source` writes."""
+ATB_LIBRARY, ATB_OPERATORS = "atb", "libop_plugin_atb.so"
+"""The acceleration library, and torch_npu's library that needs it. Ours holds stubs: with them torch_npu defines its operators
+of ATB, whose kernels the simulator then replaces."""
 SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
 """Programs of the simulated machine: name -> module."""
 
@@ -91,7 +94,7 @@ class SimulatorBuild:
     @property
     def is_complete(self) -> bool:
         """True when all of it is there: renamed into place, and nothing was removed since."""
-        names = (*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES, STUB_LIBRARY)
+        names = [*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES, STUB_LIBRARY, ATB_LIBRARY]
         files = [
             *(self.library_folder / f"lib{name}.so" for name in names),
             *(self.program_folder / name for name in SIMULATED_COMMANDS),
@@ -217,7 +220,7 @@ def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
             _build_shared_library(compiler, root, name, [])
         for name, target in LIBRARY_ALIASES.items():
             _build_shared_library(compiler, root, name, ["-Wl,--no-as-needed", f"-L{root / 'lib'}", f"-l{target}"])
-        _build_stub_library(build, compiler, root)
+        _build_stub_libraries(build, compiler, root)
         _write_programs(root / "bin")
         _write_cann_folder(root / "cann", build.wheel.cann_release)
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
@@ -339,14 +342,20 @@ def _build_shared_library(compiler: str, root: Path, name: str, words: list[str]
     _run_compiler([compiler, "-shared", "-fPIC", "-o", str(target), *words, soname], target.name)
 
 
-def _build_stub_library(build: SimulatorBuild, compiler: str, root: Path) -> None:
+def _build_stub_libraries(build: SimulatorBuild, compiler: str, root: Path) -> None:
     package = build.wheel.folder / "torch_npu"
-    needing = [*(package / "lib").glob("*.so"), *package.glob("_C*.so")]
-    needing = [path for path in needing if path.name != "libop_plugin_atb.so"]  # loaded on demand, needs ATB
-    text = generate_stub_source(needing, (root / "lib").glob("*.so"))
-    file = root / "stubs.c"
-    file.write_text(text, encoding="utf-8")
-    _build_shared_library(compiler, root, STUB_LIBRARY, ["-x", "c", str(file)])
+    wheel_libraries = [*(package / "lib").glob("*.so"), *package.glob("_C*.so")]
+    needing_atb = [path for path in wheel_libraries if path.name == ATB_OPERATORS]  # not in every wheel
+    needing_cann = [path for path in wheel_libraries if path.name != ATB_OPERATORS]
+    having = list((root / "lib").glob("*.so"))
+    sources = {
+        STUB_LIBRARY: generate_stub_source(needing_cann, having),
+        ATB_LIBRARY: generate_stub_source(needing_atb, having, _ATB_SYMBOL),
+    }
+    for name, text in sources.items():
+        file = root / f"stubs_{name}.c"
+        file.write_text(text, encoding="utf-8")
+        _build_shared_library(compiler, root, name, ["-x", "c", str(file)])
 
 
 def _write_programs(folder: Path) -> None:
@@ -391,6 +400,9 @@ def _run_compiler(words: list[str], what: str) -> None:
 _CANN_SYMBOL = re.compile(r"(acl|Acl|Hccl|Msprof|rt[A-Z]|hal[A-Z]|drv[A-Z]|_ZNK?2ge)\w*")
 """Names of CANN: everything else that is undefined belongs to Python, torch or the C library."""
 
+_ATB_SYMBOL = re.compile(r"_ZNK?3atb\w*")
+"""Mangled names of the namespace atb. All of torch_npu's uses return a status or nothing."""
+
 _C_PROLOGUE = """#include <stdio.h>
 
 static int refuse(const char* name, int* told) {
@@ -410,7 +422,9 @@ def _list_symbols(library: Path, kind: str) -> set[str]:
     return {line.split()[-1].partition("@")[0] for line in done.stdout.splitlines() if line.split()}
 
 
-def generate_stub_source(needing: Iterable[Path], having: Iterable[Path]) -> str:
+def generate_stub_source(
+    needing: Iterable[Path], having: Iterable[Path], wanted: re.Pattern[str] = _CANN_SYMBOL
+) -> str:
     """Return C that defines what libraries of the wheel need and ours do not have."""
     symbols: set[str] = set()
     present: set[str] = set()
@@ -419,6 +433,6 @@ def generate_stub_source(needing: Iterable[Path], having: Iterable[Path]) -> str
         present |= _list_symbols(library, "defined")
     for library in having:
         present |= _list_symbols(library, "defined")
-    names = sorted(name for name in symbols - present if _CANN_SYMBOL.fullmatch(name))
+    names = sorted(name for name in symbols - present if wanted.fullmatch(name))
     lines = [f'int {name}(void) {{ static int told; return refuse("{name}", &told); }}' for name in names]
     return "\n".join([_C_PROLOGUE, *lines, ""])

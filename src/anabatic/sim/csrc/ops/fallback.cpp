@@ -97,7 +97,7 @@ CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_
   const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {
     const auto type = strip_optional(argument.type());
-    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     Kind kind = Kind::Other;
     if (type->isSubtypeOf(*c10::TensorType::get())) kind = Kind::Tensor;
     else if (type->isSubtypeOf(*c10::ListType::ofTensors())) kind = Kind::TensorList;
@@ -105,6 +105,7 @@ CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_
     else if (type->kind() == c10::TypeKind::GeneratorType) kind = Kind::Generator;
     else if (type->kind() == c10::TypeKind::DeviceObjType) kind = Kind::Device;
     else if (argument.name() == "pin_memory") kind = Kind::PinMemory;
+    written |= kind == Kind::TensorList && argument.name() == "out";  // npu_fused_infer_attention_score.out does not say so
     random_ |= kind == Kind::Generator;
     arguments_.push_back({kind, written});
   }
@@ -118,7 +119,7 @@ CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_
     }
     returned_.push_back(source);
   }
-  mixes_ = contains(kMixing, schema.name());
+  mixes_ = contains(kMixing, schema.name()) || schema.name().rfind("atb::", 0) == 0;  // ATB reads lengths on the host
   synchronises_ = contains(kSynchronising, schema.name());
 }
 

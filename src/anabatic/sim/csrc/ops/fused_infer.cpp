@@ -1,20 +1,13 @@
-// The attention operators of inference: npu_prompt_flash_attention, npu_incre_flash_attention, npu_fused_infer_attention_score.
-// They have no derivative: used in training they cut the graph, here as on hardware.
-#include <ATen/TensorOperators.h>
+// The attention operators of inference: npu_prompt_flash_attention, npu_incre_flash_attention, npu_fused_infer_attention_score
+// (and _v2, with their variants for graphs). They have no derivative: used in training they cut the graph, here as on hardware.
+// What they compute is in infer_attention.cpp.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
-
 #include <torch/library.h>
 
-#include <array>
 #include <limits>
-#include <string_view>
-#include <tuple>
 
-#include "attention.h"
+#include "infer.h"
 #include "kernels.h"
 
 namespace sim {
@@ -22,152 +15,164 @@ namespace sim {
 namespace {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using Lengths = at::OptionalIntArrayRef;
+using infer::Arguments;
+using infer::FusedInfer;
 
-bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined() && tensor->numel() > 0; }
+constexpr int64_t kFar = std::numeric_limits<int32_t>::max();
 
-void absent(const char* name, std::initializer_list<std::pair<const char*, const OptionalTensor*>> arguments) {
-  for (const auto& [argument, tensor] : arguments)
-    TORCH_CHECK_NOT_IMPLEMENTED(!given(*tensor), "anabatic sim: ", name, " with ", argument, " is not simulated");
+// What int8 and int4 inputs or outputs need; the formula knows float16 and bfloat16.
+void refuse_quantised(const Arguments& arguments) {
+  arguments.refuse({"deq_scale1", "quant_scale1", "deq_scale2", "quant_scale2", "quant_offset2", "dequant_scale1",
+                    "dequant_scale2", "antiquant_scale", "antiquant_offset", "key_antiquant_scale", "key_antiquant_offset",
+                    "value_antiquant_scale", "value_antiquant_offset", "key_rope_antiquant_scale", "dequant_scale_query",
+                    "dequant_scale_key", "dequant_offset_key", "dequant_scale_value", "dequant_offset_value",
+                    "dequant_scale_key_rope", "quant_scale_out", "quant_offset_out", "quant_scale_p", "query_dtype", "key_dtype",
+                    "value_dtype", "query_rope_dtype", "key_rope_dtype", "out_dtype"});
 }
 
-void check_inputs(const char* name, const Tensor& q, const Tensor& k, const Tensor& v) {
-  TORCH_CHECK(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16, name,
-              ": call aclnn failed, detail:EZ1001: query must be float16 or bfloat16, got ", q.dtype());
-  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), name,
-              ": query, key and value must have one dtype, got ", q.dtype(), ", ", k.dtype(), ", ", v.dtype());
-}
-
-// The length of sequence `batch`; one number may stand for all.
-int64_t length_of(const char* name, const Lengths& lengths, int64_t batch, int64_t whole) {
-  if (!lengths.has_value() || lengths->empty()) return whole;
-  const int64_t length = (*lengths)[lengths->size() == 1 ? 0 : static_cast<size_t>(batch)];
-  TORCH_CHECK(length >= 0 && length <= whole, name, ": actual_seq_lengths has ", length, ", the tensor holds ", whole);
-  return length;
-}
-
-std::vector<Part> parts_of(const char* name, const Tensor& q, const Tensor& k, const Options& options, const Lengths& q_lengths,
-                           const Lengths& k_lengths) {
-  std::vector<Part> parts;
-  if (options.layout != "TND") {
-    for (const auto* lengths : {&q_lengths, &k_lengths})
-      TORCH_CHECK(!lengths->has_value() || (*lengths)->size() <= 1 || static_cast<int64_t>((*lengths)->size()) == q.size(0), name,
-                  ": actual_seq_lengths must have one number per sequence");
-    for (int64_t b = 0; b < q.size(0); b++)
-      parts.push_back({b, 0, length_of(name, q_lengths, b, q.size(2)), 0, length_of(name, k_lengths, b, k.size(2))});
-    return parts;
+FusedInfer fused_arguments(const Arguments& a) {
+  refuse_quantised(a);
+  const bool v2 = a.has("num_query_heads");
+  FusedInfer call;
+  call.name = a.name();
+  call.query = a.tensor("query");
+  call.key = a.tensor("key");
+  call.value = a.tensor("value");
+  call.pse = a.optional("pse_shift");
+  call.mask = a.optional("atten_mask");
+  call.block_table = a.optional("block_table");
+  call.query_rope = a.optional("query_rope");
+  call.key_rope = a.optional("key_rope");
+  call.query_lengths = a.lengths(v2 ? "actual_seq_qlen" : "actual_seq_lengths");
+  call.kv_lengths = a.lengths(v2 ? "actual_seq_kvlen" : "actual_seq_lengths_kv");
+  call.heads = a.integer(v2 ? "num_query_heads" : "num_heads");
+  call.kv_heads = a.integer("num_key_value_heads");
+  call.scale = a.real(v2 ? "softmax_scale" : "scale");
+  call.before = a.integer("pre_tokens");
+  call.after = a.integer("next_tokens");
+  call.mode = a.integer("sparse_mode");
+  call.block_size = a.integer("block_size");
+  call.layout = a.text("input_layout");
+  call.with_lse = a.flag(v2 ? "return_softmax_lse" : "softmax_lse_flag");
+  if (v2) {
+    call.sink = a.optional("learnable_sink");
+    return call;
   }
-  TORCH_CHECK(q_lengths.has_value() && k_lengths.has_value() && q_lengths->size() == k_lengths->size(), name,
-              ": layout TND needs actual_seq_lengths and actual_seq_lengths_kv of the same size");
-  int64_t q_from = 0, k_from = 0;
-  for (size_t i = 0; i < q_lengths->size(); i++) {
-    const int64_t q_end = (*q_lengths)[i], k_end = (*k_lengths)[i];
-    TORCH_CHECK(q_end >= q_from && k_end >= k_from && q_end <= q.size(2) && k_end <= k.size(2), name,
-                ": actual_seq_lengths of layout TND must be cumulative and end within the tensors");
-    parts.push_back({static_cast<int64_t>(i), q_from, q_end - q_from, k_from, k_end - k_from});
-    q_from = q_end;
-    k_from = k_end;
+  call.query_padding = a.optional("query_padding_size");
+  call.kv_padding = a.optional("kv_padding_size");
+  call.key_prefix = a.optional("key_shared_prefix");
+  call.value_prefix = a.optional("value_shared_prefix");
+  call.prefix_length = a.lengths("actual_shared_prefix_len");
+  return call;
+}
+
+void fused(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Arguments arguments(op, stack);
+  const auto [out, lse] = infer::fused_infer(fused_arguments(arguments));
+  arguments.finish({out, lse});
+}
+
+// The caller made the results (npu_fused_infer_attention_score.out, .._v2.out).
+void fused_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Arguments arguments(op, stack);
+  const std::vector<Tensor> made = arguments.tensors("out");
+  TORCH_CHECK(made.size() == 2, arguments.name(), ": out must hold attention_out and softmax_lse, got ", made.size(), " tensors");
+  const FusedInfer call = fused_arguments(arguments);
+  const auto [out, lse] = infer::fused_infer(call);
+  TORCH_CHECK(made[0].sizes() == out.sizes() && made[0].scalar_type() == out.scalar_type(), arguments.name(),
+              ": attention_out must be ", out.dtype(), " ", out.sizes(), ", got ", made[0].dtype(), " ", made[0].sizes());
+  made[0].copy_(out);
+  if (call.with_lse) {
+    TORCH_CHECK(made[1].sizes() == lse.sizes(), arguments.name(), ": softmax_lse must be ", lse.sizes(), ", got ",
+                made[1].sizes());
+    made[1].copy_(lse);
   }
-  return parts;
+  arguments.finish({made[0], made[1]});
 }
 
-struct Result {
-  Tensor out, lse;  // in the layout; [B, N, S, 1] or [T, N, 1]
-};
-
-Result infer(const char* name, const Tensor& query, const Tensor& key, const Tensor& value, const Options& options,
-             int64_t key_heads,
-             const Lengths& q_lengths, const Lengths& k_lengths, std::string_view out_layout) {
-  check_inputs(name, query, key, value);
-  TORCH_CHECK(options.layout == "BSH" || options.layout == "BSND" || options.layout == "BNSD" || options.layout == "TND", name,
-              ": input_layout ", options.layout, " is not one of BSH, BSND, BNSD, TND");
-  check_mask(name, options);
-  const int64_t groups = key_heads == 0 ? options.heads : key_heads;
-  TORCH_CHECK(options.heads > 0 && options.heads % groups == 0, name, ": num_heads ", options.heads,
-              " is no multiple of num_key_value_heads ", groups);
-  const Tensor q = heads_first(query, options.layout, options.heads), k = heads_first(key, options.layout, groups),
-               v = heads_first(value, options.layout, groups);
-  TORCH_CHECK(q.size(1) == options.heads && k.size(1) == groups && v.size(1) == groups, name, ": num_heads is ", options.heads,
-              " and num_key_value_heads ", groups, ", query has ", q.size(1), " heads and key ", k.size(1));
-  Tensor out = at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
-  Tensor lse = at::full({q.size(0), q.size(1), q.size(2), 1}, std::numeric_limits<float>::infinity(),
-                        q.options().dtype(at::kFloat));
-  for (const Part& part : parts_of(name, q, k, options, q_lengths, k_lengths)) {
-    if (part.q_rows == 0 || part.k_rows == 0) continue;
-    const Scores s = attention_scores(part_rows(q, part, true, options), part_rows(k, part, false, options), part, options);
-    const Tensor result = at::bmm(s.weights.view({groups, -1, part.k_rows}), part_rows(v, part, false, options));
-    const int64_t b = options.layout == "TND" ? 0 : part.batch;
-    out[b].narrow(1, part.q_from, part.q_rows).copy_(result.view({options.heads, part.q_rows, -1}));
-    lse[b].narrow(1, part.q_from, part.q_rows).copy_(s.max + s.sum.log());
-  }
-  if (options.layout == "TND") lse = lse.squeeze(0).transpose(0, 1).contiguous();
-  return {heads_back(out, out_layout), lse};
+// The memory that the kernel needs for itself: none here. Its dtype is that of query
+// (FusedInferAttentionScoreKernelNpuOpApi.cpp).
+void fused_workspace(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Arguments arguments(op, stack);
+  fused_arguments(arguments);
+  arguments.finish({at::empty({0}, arguments.tensor("query").options())});
 }
 
-Tensor prompt(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor&, const OptionalTensor& mask,
-              const OptionalTensor& pse, Lengths lengths, const OptionalTensor& d1, const OptionalTensor& q1,
-                  const OptionalTensor& d2,
-              const OptionalTensor& q2, const OptionalTensor& o2, int64_t heads, double scale, int64_t before, int64_t after,
-              c10::string_view layout, int64_t key_heads, Lengths k_lengths, int64_t mode) {
-  const char* name = "npu_prompt_flash_attention";
-  absent(name, {{"deq_scale1", &d1}, {"quant_scale1", &q1}, {"deq_scale2", &d2}, {"quant_scale2", &q2}, {"quant_offset2", &o2}});
-  const Options options{heads, layout, pse, mask, scale, 1.0, before, after, mode, 0};
-  return infer(name, q, k, v, options, key_heads, lengths, k_lengths, layout).out;
+void fused_outputs(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Arguments a(op, stack);
+  refuse_quantised(a);
+  const bool v2 = a.has("num_query_heads");
+  const auto [out, lse] = infer::fused_infer_outputs(
+      a.name(), a.tensor("query"), a.tensor("value"), a.text("input_layout"), a.is_given("block_table"),
+      a.integer(v2 ? "num_query_heads" : "num_heads"), a.integer("num_key_value_heads"),
+      a.flag(v2 ? "return_softmax_lse" : "softmax_lse_flag"));
+  a.finish({out, lse});
 }
 
-Tensor incremental(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor&, const OptionalTensor& mask,
-                   const OptionalTensor& pse, c10::OptionalArrayRef<c10::SymInt> lengths, const OptionalTensor& a1,
-                   const OptionalTensor& a2, const OptionalTensor& table, const OptionalTensor& d1, const OptionalTensor& q1,
-                   const OptionalTensor& d2, const OptionalTensor& q2, const OptionalTensor& o2, const OptionalTensor& padding,
-                   int64_t heads, double scale, c10::string_view layout, int64_t key_heads, int64_t, int64_t) {
-  const char* name = "npu_incre_flash_attention";
-  absent(name, {{"antiquant_scale", &a1}, {"antiquant_offset", &a2}, {"block_table", &table}, {"dequant_scale1", &d1},
-                {"quant_scale1", &q1}, {"dequant_scale2", &d2}, {"quant_scale2", &q2}, {"quant_offset2", &o2},
-                {"kv_padding_size", &padding}});
-  const int64_t far = std::numeric_limits<int32_t>::max();
-  const Options options{heads, layout, pse, mask, scale, 1.0, far, far, 0, 0};
-  const auto k_lengths = lengths.has_value() ? Lengths(C10_AS_INTARRAYREF_SLOW(*lengths)) : Lengths();
-  const Result result = infer(name, q, k, v, options, key_heads, Lengths(), k_lengths, layout);
-  const int64_t rows = heads_first(q, layout, heads).size(2);
-  TORCH_CHECK(rows == 1, name, ": call aclnn failed, detail:EZ1001: query must hold one token per sequence, got ", rows);
-  return result.out;
+void prompt(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Arguments a(op, stack);
+  refuse_quantised(a);
+  FusedInfer call;
+  call.name = a.name();
+  call.query = a.tensor("query");
+  call.key = a.tensor("key");
+  call.value = a.tensor("value");
+  call.pse = a.optional("pse_shift");
+  call.mask = a.optional("atten_mask");
+  call.query_lengths = a.lengths("actual_seq_lengths");
+  call.kv_lengths = a.lengths("actual_seq_lengths_kv");
+  call.heads = a.integer("num_heads");
+  call.kv_heads = a.integer("num_key_value_heads");
+  call.scale = a.real("scale_value");
+  call.before = a.integer("pre_tokens");
+  call.after = a.integer("next_tokens");
+  call.mode = a.integer("sparse_mode");
+  call.layout = a.text("input_layout");
+  infer::refuse_value(a.name(), "sparse_mode 9", call.mode == 9);
+  a.finish({infer::fused_infer(call).first});
 }
 
-std::tuple<Tensor, Tensor> fused(
-    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& pse, const OptionalTensor& mask,
-    c10::OptionalArrayRef<c10::SymInt> lengths, c10::OptionalArrayRef<c10::SymInt> k_lengths, const OptionalTensor& d1,
-    const OptionalTensor& q1, const OptionalTensor& d2, const OptionalTensor& q2, const OptionalTensor& o2,
-        const OptionalTensor& a1,
-    const OptionalTensor& a2, const OptionalTensor& k1, const OptionalTensor& k2, const OptionalTensor& v1,
-        const OptionalTensor& v2,
-    const OptionalTensor& table, const OptionalTensor& q_padding, const OptionalTensor& k_padding, const OptionalTensor& k_prefix,
-    const OptionalTensor& v_prefix, c10::OptionalArrayRef<c10::SymInt>, const OptionalTensor& q_rope,
-        const OptionalTensor& k_rope,
-    const OptionalTensor& rope_scale, int64_t heads, double scale, int64_t before, int64_t after, c10::string_view layout,
-    int64_t key_heads, int64_t mode, int64_t, int64_t, int64_t, int64_t, int64_t, bool with_lse) {
-  const char* name = "npu_fused_infer_attention_score";
-  absent(name, {{"dequant_scale1", &d1}, {"quant_scale1", &q1}, {"dequant_scale2", &d2}, {"quant_scale2", &q2},
-                {"quant_offset2", &o2}, {"antiquant_scale", &a1}, {"antiquant_offset", &a2}, {"key_antiquant_scale", &k1},
-                {"key_antiquant_offset", &k2}, {"value_antiquant_scale", &v1}, {"value_antiquant_offset", &v2},
-                {"block_table", &table}, {"query_padding_size", &q_padding}, {"kv_padding_size", &k_padding},
-                {"key_shared_prefix", &k_prefix}, {"value_shared_prefix", &v_prefix}, {"query_rope", &q_rope}, {"key_rope",
-                                                                                                                &k_rope},
-                {"key_rope_antiquant_scale", &rope_scale}});
-  const bool turned = layout == "BNSD_BSND";
-  const Options options{heads, turned ? "BNSD" : std::string_view(layout), pse, mask, scale, 1.0, before, after, mode, 0};
-  const auto ends = lengths.has_value() ? Lengths(C10_AS_INTARRAYREF_SLOW(*lengths)) : Lengths();
-  const auto k_ends = k_lengths.has_value() ? Lengths(C10_AS_INTARRAYREF_SLOW(*k_lengths)) : Lengths();
-  const Result result = infer(name, q, k, v, options, key_heads, ends, k_ends, turned ? "BSND" : std::string_view(layout));
-  return {result.out, with_lse ? result.lse : at::empty({0}, result.lse.options())};
+void incremental(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Arguments a(op, stack);
+  refuse_quantised(a);
+  FusedInfer call;
+  call.name = a.name();
+  call.query = a.tensor("query");
+  call.key = a.tensor("key");
+  call.value = a.tensor("value");
+  call.pse = a.optional("pse_shift");
+  call.mask = a.optional("atten_mask");
+  call.block_table = a.optional("block_table");
+  call.kv_padding = a.optional("kv_padding_size");
+  call.kv_lengths = a.lengths("actual_seq_lengths");
+  call.heads = a.integer("num_heads");
+  call.kv_heads = a.integer("num_key_value_heads");
+  call.scale = a.real("scale_value");
+  call.before = call.after = kFar;
+  call.block_size = a.integer("block_size");
+  call.layout = a.text("input_layout");
+  TORCH_CHECK(call.layout == "BSH" || call.layout == "BSND" || call.layout == "BNSD", a.name(), ": input_layout ", call.layout,
+              " is not one of BSH, BSND, BNSD");
+  const int64_t rows = infer::to_heads(call.query, call.layout, call.heads).size(2);
+  TORCH_CHECK(rows == 1, a.name(), ": call aclnn failed, detail:EZ1001: query must hold one token per sequence, got ", rows);
+  a.finish({infer::fused_infer(call).first});
 }
 
 }  // namespace
 
 void register_fused_infer(torch::Library& npu) {
-  npu.impl("npu_prompt_flash_attention", TORCH_FN(prompt));
-  npu.impl("npu_incre_flash_attention", TORCH_FN(incremental));
-  npu.impl("npu_fused_infer_attention_score", TORCH_FN(fused));
+  npu.impl("npu_prompt_flash_attention", torch::CppFunction::makeFromBoxedFunction<&prompt>());
+  npu.impl("npu_incre_flash_attention", torch::CppFunction::makeFromBoxedFunction<&incremental>());
+  for (const char* name : {"npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"})
+    npu.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused>());
+  for (const char* name : {"npu_fused_infer_attention_score.out", "npu_fused_infer_attention_score_v2.out"})
+    npu.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused_out>());
+  for (const char* name : {"_npu_fused_infer_attention_score_get_max_workspace",
+                           "_npu_fused_infer_attention_score_v2_get_max_workspace"})
+    npu.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused_workspace>());
+  for (const char* name : {"_npu_fused_infer_attention_score_infer_output",
+                           "_npu_fused_infer_attention_score_v2_infer_output"})
+    npu.impl(name, torch::CppFunction::makeFromBoxedFunction<&fused_outputs>());
 }
 
 }  // namespace sim

@@ -11,6 +11,7 @@ void register_attention_route(torch::Library& aten, torch::Library& autograd);
 void register_fused_norm(torch::Library& npu);
 void register_fused_attention(torch::Library& npu);
 void register_fused_infer(torch::Library& npu);
+void register_infer(torch::Library& npu, torch::Library& atb);
 void register_fused_experts(torch::Library& npu);
 void register_moe_gating(torch::Library& npu);
 void register_moe_routing(torch::Library& npu);

@@ -61,19 +61,20 @@ class Composed final : public c10::OperatorKernel {
   c10::SafeKernelFunction kernel_;
 };
 
-void take_over(torch::Library& aten, torch::Library& npu, const std::unordered_set<std::string>& ours) {
+void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, const std::unordered_set<std::string>& ours) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::PrivateUse1)) {
     const std::string full = text(name);
     const bool is_aten = full.rfind("aten::", 0) == 0;
-    if ((!is_aten && full.rfind("npu::", 0) != 0) || kKept.count(full) != 0 || ours.count(full) != 0) {
+    const bool is_atb = full.rfind("atb::", 0) == 0;  // of libop_plugin_atb.so
+    if ((!is_aten && !is_atb && full.rfind("npu::", 0) != 0) || kKept.count(full) != 0 || ours.count(full) != 0) {
       note(full, ours.count(full) != 0 ? "own" : "kept");
       continue;
     }
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value()) continue;  // a kernel without an operator
     const std::string local = full.substr(full.find("::") + 2);
-    torch::Library& library = is_aten ? aten : npu;
+    torch::Library& library = is_aten ? aten : is_atb ? atb : npu;
     if (kComposed.count(full) != 0) {
       note(full, "composed");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Composed>(*op,
@@ -117,8 +118,11 @@ void install() {
   // Never freed: kernels must outlive every tensor.
   auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto* npu = new torch::Library(torch::Library::IMPL, "npu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto* atb = new torch::Library(torch::Library::IMPL, "atb", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto* autograd = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
   auto* formulas = new torch::Library(torch::Library::IMPL, "npu", kFormula, __FILE__, __LINE__);
+  auto* atb_formulas = new torch::Library(torch::Library::IMPL, "atb", kFormula, __FILE__, __LINE__);
+  register_infer(*formulas, *atb_formulas);
   register_fused_norm(*formulas);
   register_fused_attention(*formulas);
   register_fused_infer(*formulas);
@@ -136,7 +140,7 @@ void install() {
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
                                                "aten::_local_scalar_dense", "aten::native_dropout",
                                                "aten::scaled_dot_product_attention"};
-  take_over(*aten, *npu, own);
+  take_over(*aten, *npu, *atb, own);
   take_over_autograd(*autograd, {"aten::scaled_dot_product_attention"});
   register_copies(*aten);
   register_attention_route(*aten, *autograd);
