@@ -106,9 +106,7 @@ def _write_reports(
 
 
 def _require_memory(npus: int) -> None:
-    import psutil
-
-    free = psutil.virtual_memory().available
+    free = process_info.read_available_memory()
     if npus * PROCESS_BYTES > free:
         raise UserError(
             f"--npus {npus}: a process for each needs {format_size(npus * PROCESS_BYTES)}, this host has "
