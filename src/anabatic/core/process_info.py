@@ -1,4 +1,4 @@
-"""Whether a process that was noted earlier still lives, and this process's limit of open files."""
+"""Processes and free memory as /proc shows them, for parts that import no psutil, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,35 @@ def read_start_time(pid: int) -> int:
 def is_alive(pid: int, start_time: int) -> bool:
     """Return whether the process with this id is the one that started then: its id may belong to another by now."""
     return pid > 0 and read_start_time(pid) == start_time != 0
+
+
+def list_descendants(pid: int) -> list[tuple[int, int]]:
+    """Return (id, start time) of every living process below `pid`: children, their children and so on."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split()  # proc(5): 3 state, 4 parent, 22 start time
+        if fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append((int(folder.name), int(fields[19])))
+    found, left = [], [pid]
+    while left:
+        below = children.get(left.pop(), [])
+        found += below
+        left += [child for child, _ in below]
+    return found
+
+
+def read_available_memory() -> int:
+    """Return the bytes that new processes can get without swapping (MemAvailable, proc(5))."""
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise OSError("/proc/meminfo has no line MemAvailable")
 
 
 def allow_open_files(count: int) -> int:

@@ -108,9 +108,7 @@ def _write_reports(
 
 
 def _require_memory(npus: int) -> None:
-    import psutil
-
-    free = psutil.virtual_memory().available
+    free = process_info.read_available_memory()
     if npus * PROCESS_BYTES > free:
         raise UserError(
             f"--npus {npus}: a process for each needs {format_size(npus * PROCESS_BYTES)}, this host has "
@@ -203,6 +201,8 @@ def build_environment(outer: Mapping[str, str], build: SimulatorBuild, segment: 
     _prepend_path(inner, "PATH", build.program_folder)
     inner["ASCEND_HOME_PATH"] = inner["ASCEND_TOOLKIT_HOME"] = str(build.cann_folder)
     inner["ASCEND_OPP_PATH"] = str(build.cann_folder / "opp")
+    if build.torch.is_cuda_build:
+        inner["CUDA_VISIBLE_DEVICES"] = ""  # torch_npu refuses a torch that sees another accelerator
     inner["TASK_QUEUE_ENABLE"] = "0"  # operators run at once; the runtime insists on it (csrc/runtime/device.cpp)
     return inner
 

@@ -27,10 +27,11 @@ SHM_PREFIX = "anabatic-sim-"
 _SHM = Path("/dev/shm")
 
 
-_COUNTERS = (
+COUNTER_NAMES = (
     *("hbm_total", "hbm_used", "hbm_peak", "busy_ns", "paper_ns", "operators", "syncs", "h2d_calls", "h2d_bytes"),
     *("d2h_calls", "d2h_bytes", "d2d_calls", "d2d_bytes", "collectives", "collective_bytes", "allocations"),
 )
+"""What is counted for each device (`SimDevice`)."""
 
 
 class SimFault(ctypes.Structure):
@@ -50,7 +51,7 @@ class SimDevice(ctypes.Structure):
     """Memory, time and counters of one device."""
 
     _fields_ = [
-        *((name, c_uint64) for name in _COUNTERS),
+        *((name, c_uint64) for name in COUNTER_NAMES),
         ("health", c_uint32),
         ("link_down", c_uint32),
         ("lost", c_uint32),

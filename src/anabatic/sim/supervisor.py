@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from anabatic.core import process_info
 from anabatic.core.errors import UserError
 from anabatic.sim import shared_memory
 
@@ -170,20 +171,19 @@ def _wait_for_exit(child: subprocess.Popen[bytes], pipe: int) -> int:
 
 def _terminate_children() -> None:
     """End what COMMAND left running: everything below us is ours, because orphans come to us."""
-    import psutil
-
-    me = psutil.Process()
+    me = os.getpid()
     for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
-        children = me.children(recursive=True)
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(number)
+        children = process_info.list_descendants(me)
+        for pid, started in children:
+            with contextlib.suppress(ProcessLookupError):
+                if process_info.is_alive(pid, started):
+                    os.kill(pid, number)
         deadline = time.monotonic() + patience
         while children and time.monotonic() < deadline:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            children = me.children(recursive=True)
+            children = process_info.list_descendants(me)
             time.sleep(0.02)
         if not children:
             return

@@ -45,6 +45,8 @@ class TorchInstallation:
 
     version: str
     folder: Path
+    is_cuda_build: bool = False
+    """torch_npu loads beside it only where no GPU is visible (`_check_device_conflict` in its __init__.py)."""
 
     @property
     def base_version(self) -> str:
@@ -66,19 +68,15 @@ def find_installed_torch() -> TorchInstallation:
     """Return the torch of this interpreter.
 
     Raises:
-        UserError: there is none, or it is a CUDA build.
+        UserError: there is none.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("torch is not installed", "pip install torch (the CPU build) into this environment")
+        raise UserError("torch is not installed", "pip install torch into this environment; the CPU build is smaller")
     folder = Path(spec.submodule_search_locations[0])
     text = (folder / "version.py").read_text(encoding="utf-8")
-    if re.search(r"^cuda(: [^=]*)? = '", text, re.M):
-        raise UserError(
-            f"torch {importlib.metadata.version('torch')} is a CUDA build; torch_npu rejects it where an NPU is",
-            "use an environment with the CPU build: pip install torch --index-url https://download.pytorch.org/whl/cpu",
-        )
-    return TorchInstallation(importlib.metadata.version("torch"), folder)
+    cuda = re.search(r"^cuda(: [^=]*)? = '", text, re.M) is not None
+    return TorchInstallation(importlib.metadata.version("torch"), folder, cuda)
 
 
 _REQUIRED_FILES = ("torch_npu/__init__.py", "torch_npu/lib/libtorch_npu.so")
