@@ -113,6 +113,8 @@ class Program:
     requirements: tuple[str, ...]
     bare: tuple[str, ...]
     """Requirements that are installed without their dependencies."""
+    removed: tuple[str, ...]
+    """Files below site-packages that are removed: PyPI's wheel has them for CUDA, and the program can do without."""
     runs: tuple[Run, ...]
     repository: str | None = None
     commit: str | None = None
@@ -121,7 +123,7 @@ class Program:
     """True: the run needs the tiny models and rows of inputs.py, made with this environment's transformers."""
 
 
-_PROGRAM_KEYS = {"title", "version", "requirements", "bare", "runs", "source", "inputs", "defaults"}
+_PROGRAM_KEYS = {"title", "version", "requirements", "bare", "removed", "runs", "source", "inputs", "defaults"}
 _RUN_KEYS = {
     "name",
     "one",
@@ -161,6 +163,7 @@ def read_program(path: Path) -> Program:
         version=str(table["version"]),
         requirements=tuple(table["requirements"]),
         bare=tuple(table.get("bare", ())),
+        removed=tuple(table.get("removed", ())),
         runs=runs,
         repository=source.get("repository"),
         commit=source.get("commit"),
@@ -221,9 +224,9 @@ def _call(words: Sequence[str], log: Path, **options: Any) -> None:
 def prepare_environment(program: Program) -> Path:
     """Return the folder of the program's virtual environment; programs with the same requirements share one."""
     torch = [word for word in program.requirements if word.startswith(("torch==", "torchvision==", "torchaudio=="))]
-    key = hashlib.sha256("\0".join((*sorted(program.requirements), *program.bare, sys.version)).encode()).hexdigest()[
-        :12
-    ]
+    key = hashlib.sha256(
+        "\0".join((*sorted(program.requirements), *program.bare, *program.removed, sys.version)).encode()
+    ).hexdigest()[:12]
     folder = cache_folder() / "environments" / key
     if (folder / "ready").is_file():
         return folder
@@ -239,6 +242,9 @@ def prepare_environment(program: Program) -> Path:
     _call([*pip, *program.requirements, *ALWAYS_INSTALLED], log)
     if program.bare:
         _call([*pip, "--no-deps", *program.bare], log)
+    for pattern in program.removed:
+        for file in folder.glob(f"lib/python3*/site-packages/{pattern}"):
+            file.unlink()
     (folder / "ready").write_text("\n".join(program.requirements) + "\n", encoding="utf-8")
     return folder
 
@@ -358,7 +364,8 @@ def run_devices(program: Program, run: Run, devices: int) -> Outcome:
     environment = prepare_environment(program)
     source = prepare_source(program)
     inputs = prepare_inputs(environment) if program.inputs else None
-    work = cache_folder() / "work" / f"{program.name}-{run.name}-{devices}"
+    name = re.sub(r"\W+", "-", f"{program.name}-{run.name}")  # settings are not all quoted by everybody
+    work = cache_folder() / "work" / f"{name}-{devices}"
     logs = cache_folder() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     places = {"model": inputs and inputs / "qwen2", "data": inputs, "source": source, "here": FOLDER}
