@@ -1,0 +1,565 @@
+"""Run programs of other projects, unmodified, on simulated NPUs and beside it on the CPU; one table of what they did.
+
+python scripts/sim_programs.py                 # run all of scripts/programs/*.yaml, print the table
+python scripts/sim_programs.py --only trl      # one of them, or one run: trl/sft
+python scripts/sim_programs.py --docs          # also write results.json and the pages
+python scripts/sim_programs.py --docs --only none    # write the pages from results.json alone
+python scripts/sim_programs.py --prepare       # only make the environments
+
+Each program gets a virtual environment with pinned versions below the cache folder (`programs/`), which has
+`anabatic sim` from this checkout on its path. Programs that are not in a package come from their repository at a pinned
+commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+from anabatic.core.paths import get_cache_root  # noqa: E402 - of this checkout
+
+FOLDER = ROOT / "scripts" / "programs"
+RESULTS = FOLDER / "results.json"
+PAGE = "docs/{language}/concepts/sim-programs.md"
+BEGIN, END = "<!-- programs: python scripts/sim_programs.py --docs -->", "<!-- end of programs -->"
+ALWAYS_INSTALLED = ("psutil", "pyyaml", "rich")
+"""What `anabatic sim` itself imports."""
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "COLUMNS": "200",
+}
+"""No run may load anything, and all of them share the cores of one machine."""
+RESULT_WORDS = {
+    "equal": ("same losses", "loss 一致"),
+    "close": ("losses within tolerance", "loss 在容差内"),
+    "runs": ("runs", "可运行"),
+    "differs": ("other losses", "loss 不一致"),
+    "fails": ("fails", "失败"),
+    "fails everywhere": ("fails, on the CPU too", "失败（CPU 上也失败）"),
+}
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+"""What follows these and their options is the program."""
+_ERROR_LINE = re.compile(
+    r"^(?:\[rank\d+\]:\s*|\S*\d\]:\s*)?((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Exit)\b.*)", re.M
+)
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of a program."""
+
+    program: str
+    name: str
+    command: str
+    """For one device; `{model}`, `{data}`, `{work}` and `{source}` are folders, `{here}` is scripts/programs."""
+    command_two: str | None
+    """For two devices."""
+    cpu: tuple[str, str]
+    """Words that follow `command` and `command_two` on the CPU."""
+    losses: str | None
+    """A regular expression whose first group is a loss, once per step."""
+    tolerance: float
+    expected: Mapping[int, Mapping[str, str]]
+    """Devices -> the known cause of a failure, by language, with `match`: what stands in its output."""
+    on_cpu: bool
+    """False: the program refuses to run without an accelerator."""
+    environment: Mapping[str, str]
+    cpu_environment: Mapping[str, str]
+    seconds: int
+
+    @property
+    def key(self) -> str:
+        """Name on the command line and in results.json."""
+        return f"{self.program}/{self.name}"
+
+    def commands(self) -> dict[int, str]:
+        """Return the command by number of devices."""
+        pairs = ((1, self.command), (2, self.command_two))
+        return {devices: text for devices, text in pairs if text}
+
+
+@dataclass(frozen=True)
+class Program:
+    """One file of scripts/programs."""
+
+    name: str
+    title: str
+    version: str
+    requirements: tuple[str, ...]
+    bare: tuple[str, ...]
+    """Requirements that are installed without their dependencies."""
+    removed: tuple[str, ...]
+    """Files below site-packages that are removed: PyPI's wheel has them for CUDA, and the program can do without."""
+    runs: tuple[Run, ...]
+    repository: str | None = None
+    commit: str | None = None
+    paths: tuple[str, ...] = ()
+    inputs: bool = True
+    """True: the run needs the tiny models and rows of inputs.py, made with this environment's transformers."""
+
+
+_PROGRAM_KEYS = {"title", "version", "requirements", "bare", "removed", "runs", "source", "inputs", "defaults"}
+_RUN_KEYS = {
+    "name",
+    "one",
+    "two",
+    "cpu",
+    "cpu_two",
+    "losses",
+    "tolerance",
+    "expected",
+    "on_cpu",
+    "environment",
+    "cpu_environment",
+    "seconds",
+}
+
+
+def read_program(path: Path) -> Program:
+    """Return a program from its file.
+
+    Raises:
+        ValueError: a key is unknown or missing, a version is not pinned, or a pattern has no group.
+    """
+    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    _require(set(table) <= _PROGRAM_KEYS, path, f"unknown keys {sorted(set(table) - _PROGRAM_KEYS)}")
+    _require({"title", "version", "requirements", "runs"} <= set(table), path, "title, version, requirements, runs")
+    for requirement in (*table["requirements"], *table.get("bare", ())):
+        _require("==" in requirement, path, f"{requirement} is not pinned with ==")
+    source = table.get("source") or {}
+    _require(set(source) in (set(), {"repository", "commit", "paths"}), path, "source: repository, commit, paths")
+    _require(not source or re.fullmatch(r"[0-9a-f]{40}", str(source["commit"])), path, "source.commit: 40 hex digits")
+    defaults = table.get("defaults") or {}
+    runs = tuple(_read_run(path, {**defaults, **row}) for row in table["runs"])
+    _require(len({run.name for run in runs}) == len(runs), path, "two runs have the same name")
+    return Program(
+        name=path.stem,
+        title=table["title"],
+        version=str(table["version"]),
+        requirements=tuple(table["requirements"]),
+        bare=tuple(table.get("bare", ())),
+        removed=tuple(table.get("removed", ())),
+        runs=runs,
+        repository=source.get("repository"),
+        commit=source.get("commit"),
+        paths=tuple(source.get("paths", ())),
+        inputs=table.get("inputs", True),
+    )
+
+
+def _read_run(path: Path, row: Mapping[str, Any]) -> Run:
+    _require(set(row) <= _RUN_KEYS, path, f"unknown keys of a run: {sorted(set(row) - _RUN_KEYS)}")
+    _require("name" in row and ("one" in row or "two" in row), path, "a run has a name, and `one` or `two`")
+    losses = row.get("losses")
+    _require(losses is None or re.compile(losses).groups == 1, path, f"{row['name']}: losses needs one group")
+    expected = row.get("expected") or {}
+    for devices, cause in expected.items():
+        _require(devices in (1, 2) and set(cause) == {"match", "en", "zh"}, path, "expected: {1|2: {match, en, zh}}")
+    return Run(
+        program=path.stem,
+        name=str(row["name"]),
+        command=row.get("one", ""),
+        command_two=row.get("two"),
+        cpu=(row.get("cpu", ""), row.get("cpu_two", row.get("cpu", ""))),
+        losses=losses,
+        tolerance=float(row.get("tolerance", 1e-4)),
+        expected=expected,
+        on_cpu=row.get("on_cpu", True),
+        environment=row.get("environment") or {},
+        cpu_environment=row.get("cpu_environment") or {},
+        seconds=int(row.get("seconds", 500)),
+    )
+
+
+def _require(condition: object, path: Path, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{path.name}: {what}")
+
+
+def read_programs(folder: Path = FOLDER) -> list[Program]:
+    """Return all programs, in the order of their files' names."""
+    return [read_program(path) for path in sorted(folder.glob("*.yaml"))]
+
+
+def cache_folder() -> Path:
+    """Environments, checkouts and logs."""
+    return get_cache_root() / "programs"
+
+
+def _call(words: Sequence[str], log: Path, **options: Any) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {shlex.join(words)}\n")
+        file.flush()
+        code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, **options).returncode
+    if code:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]
+        raise RuntimeError(f"{shlex.join(words)[:200]}: exit {code}: {last} ({log})")
+
+
+def prepare_environment(program: Program) -> Path:
+    """Return the folder of the program's virtual environment; programs with the same requirements share one."""
+    torch = [word for word in program.requirements if word.startswith(("torch==", "torchvision==", "torchaudio=="))]
+    key = hashlib.sha256(
+        "\0".join((*sorted(program.requirements), *program.bare, *program.removed, sys.version)).encode()
+    ).hexdigest()[:12]
+    folder = cache_folder() / "environments" / key
+    if (folder / "ready").is_file():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    _say(f"{program.name}: an environment with {' '.join(program.requirements)}")
+    _call([sys.executable, "-m", "venv", str(folder)], log)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
+    index = ["--index-url", os.environ["TORCH_INDEX"]] if os.environ.get("TORCH_INDEX") else []
+    _call([*pip, *index, *torch], log)  # the CPU build before anything asks for another
+    _call([*pip, *program.requirements, *ALWAYS_INSTALLED], log)
+    if program.bare:
+        _call([*pip, "--no-deps", *program.bare], log)
+    for pattern in program.removed:
+        for file in folder.glob(f"lib/python3*/site-packages/{pattern}"):
+            file.unlink()
+    (folder / "ready").write_text("\n".join(program.requirements) + "\n", encoding="utf-8")
+    return folder
+
+
+def prepare_source(program: Program) -> Path | None:
+    """Return the checkout of the program's pinned commit, without its history."""
+    if program.repository is None or program.commit is None:
+        return None
+    folder = cache_folder() / "sources" / f"{program.name}-{program.commit[:12]}"
+    if (folder / ".git" / "ready").is_file():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log = folder.with_suffix(".log")
+    git = ["git", "-C", str(folder)]
+    _call([*git, "init", "--quiet"], log)
+    _call([*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", program.repository, program.commit], log)
+    _call([*git, "checkout", "--quiet", "FETCH_HEAD", "--", *program.paths], log)
+    (folder / ".git" / "ready").touch()
+    return folder
+
+
+def prepare_inputs(environment: Path) -> Path:
+    """Return the folder of tiny models and rows that inputs.py makes with this environment."""
+    script = FOLDER / "inputs.py"
+    folder = environment / f"inputs-{hashlib.sha256(script.read_bytes()).hexdigest()[:12]}"
+    if not folder.is_dir():
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        log = environment / "inputs.log"
+        words = [str(environment / "bin" / "python"), str(script), str(part)]
+        _call(words, log, env={**_clean_environment(environment), **OFFLINE})
+        part.rename(folder)
+    return folder
+
+
+def _clean_environment(environment: Path) -> dict[str, str]:
+    dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    kept = {
+        key: value for key, value in os.environ.items() if key not in dropped and not key.startswith("ANABATIC_SIM_")
+    }
+    kept["PATH"] = f"{environment / 'bin'}{os.pathsep}{kept['PATH']}"
+    return kept
+
+
+@dataclass
+class Side:
+    """What one command did."""
+
+    code: int
+    seconds: float
+    losses: list[float]
+    error: str
+    output: str
+
+
+@dataclass
+class Outcome:
+    """A row of the table."""
+
+    run: str
+    title: str
+    version: str
+    command: str
+    devices: int
+    losses: list[float]
+    cpu_losses: list[float]
+    difference: float | None
+    result: str
+    cause: dict[str, str]
+    seconds: float
+    date: str
+
+
+def find_losses(pattern: str | None, output: str) -> list[float]:
+    """Return the numbers that `pattern` finds."""
+    return [float(text) for text in re.findall(pattern, output)] if pattern else []
+
+
+def find_error(output: str) -> str:
+    """Return the line that names the error: the last exception that is not a launcher's, else the last line."""
+    errors = [found.strip() for found in _ERROR_LINE.findall(output)]
+    own = [line for line in errors if not re.search(r"ChildFailedError|CalledProcessError|SystemExit", line)]
+    lines = own or errors or output.strip().splitlines()[-1:]
+    return lines[-1][:400] if lines else "no output"
+
+
+def run_side(words: Sequence[str], run: Run, variables: Mapping[str, str], work: Path, log: Path) -> Side:
+    """Run a command in `work`, with a limit in time; its output goes to `log`."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    started = time.monotonic()
+    with log.open("w", encoding="utf-8") as file:
+        file.write(f"$ {shlex.join(words)}\n")
+        file.flush()
+        child = subprocess.Popen(
+            words, cwd=work, env=dict(variables), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = child.wait(run.seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGTERM)
+            code = -1 if child.wait(60) else 0
+            file.write(f"TimeoutError: did not end within {run.seconds} s\n")
+    output = _ANSI.sub("", log.read_text(encoding="utf-8", errors="replace").partition("\n")[2])
+    return Side(
+        code,
+        time.monotonic() - started,
+        find_losses(run.losses, output) if code == 0 else [],
+        find_error(output) if code else "",
+        output,
+    )
+
+
+def run_devices(program: Program, run: Run, devices: int) -> Outcome:
+    """Run a command on `devices` simulated NPUs and on the CPU."""
+    environment = prepare_environment(program)
+    source = prepare_source(program)
+    inputs = prepare_inputs(environment) if program.inputs else None
+    name = re.sub(r"\W+", "-", f"{program.name}-{run.name}")  # settings are not all quoted by everybody
+    work = cache_folder() / "work" / f"{name}-{devices}"
+    logs = cache_folder() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    places = {"model": inputs and inputs / "qwen2", "data": inputs, "source": source, "here": FOLDER}
+    text = run.commands()[devices]
+    sides = {}
+    for where in ("npu", "cpu") if run.on_cpu else ("npu",):
+        folder = work.with_name(f"{work.name}-{where}")
+        words = shlex.split(fill(text, {**places, "work": folder}))
+        variables = {**_clean_environment(environment), **OFFLINE, **run.environment}
+        variables["HF_HOME"] = str(folder / "hub")
+        if where == "npu":
+            python = str(environment / "bin" / "python")
+            words = [python, "-m", "anabatic", "sim", "--npus", str(devices), "--", *words]
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), variables.get("PYTHONPATH"))))
+        else:
+            words += shlex.split(fill(run.cpu[devices - 1], {**places, "work": folder}))
+            variables |= run.cpu_environment
+        variables = {key: fill(value, {**places, "work": folder}) for key, value in variables.items()}
+        _say(f"{run.key}, {devices} x {where}")
+        sides[where] = run_side(words, run, variables, folder, logs / f"{folder.name}.log")
+        _say(f"{run.key}, {devices} x {where}: exit {sides[where].code} {sides[where].error} {sides[where].losses[:4]}")
+        if sides[where].code == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    return judge(program, run, devices, sides["npu"], sides.get("cpu"))
+
+
+def fill(text: str, places: Mapping[str, object]) -> str:
+    """Put folders in the place of `{name}`; other braces stay."""
+    for name, value in places.items():
+        text = text.replace("{" + name + "}", str(value))
+    return text
+
+
+def judge(program: Program, run: Run, devices: int, npu: Side, cpu: Side | None) -> Outcome:
+    """Compare both sides."""
+    difference: float | None = None
+    cause: dict[str, str] = {}
+    if npu.code:
+        result = "fails everywhere" if cpu and cpu.code else "fails"
+        cause = {"en": npu.error, "zh": npu.error}
+        known = run.expected.get(devices)
+        if known and known["match"] in npu.output:
+            cause = {"en": known["en"], "zh": known["zh"]}
+    elif run.losses is None or cpu is None:
+        result = "runs"
+    elif cpu.code:
+        result, cause = "runs", {"en": f"on the CPU: {cpu.error}", "zh": f"CPU 上：{cpu.error}"}
+    elif not npu.losses or len(npu.losses) != len(cpu.losses):
+        counts = len(npu.losses), len(cpu.losses)
+        result = "differs"
+        cause = {
+            "en": f"{counts[0]} losses, on the CPU {counts[1]}",
+            "zh": f"loss {counts[0]} 个，CPU 上 {counts[1]} 个",
+        }
+    else:
+        difference = max(abs(a - b) for a, b in zip(npu.losses, cpu.losses, strict=True))
+        result = "equal" if difference == 0 else "close" if difference <= run.tolerance else "differs"
+        difference = None if difference != difference else difference  # NaN is no JSON
+    return Outcome(
+        run=run.key,
+        title=program.title,
+        version=program.version,
+        command=shown_command(run.commands()[devices]),
+        devices=devices,
+        losses=npu.losses[:50],
+        cpu_losses=cpu.losses[:50] if cpu else [],
+        difference=difference,
+        result=result,
+        cause=cause,
+        seconds=round(npu.seconds, 1),
+        date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def shown_command(text: str) -> str:
+    """Return the start of a command: what is run, without its settings."""
+    words = shlex.split(text)
+    shown = [fill(word, {"source": "", "here": "scripts/programs"}).lstrip("/") for word in words]
+    kept: list[str] = []
+    for index, word in enumerate(shown):
+        if (
+            word.startswith("-")
+            and word not in ("-m",)
+            and kept
+            and kept[0] not in ("torchrun", "accelerate", "deepspeed")
+        ):
+            break
+        if index and "=" in word and not word.startswith("-"):
+            break
+        kept.append(word)
+        if word.endswith((".py", ".yaml")) or (len(kept) > 1 and kept[-2] == "-m"):
+            break
+    return " ".join(kept)
+
+
+def render_table(outcomes: Sequence[Outcome], language: int) -> str:
+    """Return the generated part of a page."""
+    head = (
+        "| program | version | command | devices | losses | largest difference | result |",
+        "| 程序 | 版本 | 命令 | 设备数 | loss 数 | 最大差值 | 结果 |",
+    )[language]
+    lines = [head, "|---|---|---|---:|---:|---:|---|"]
+    code = ("en", "zh")[language]
+    for row in outcomes:
+        word = RESULT_WORDS[row.result][language]
+        cause = row.cause.get(code, "").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+        result = f"{word}: {cause}" if cause else word
+        difference = "-" if row.difference is None else "0" if row.difference == 0 else f"{row.difference:.1e}"
+        name = row.run.partition("/")[2]
+        lines.append(
+            f"| {row.title}, {name} | {row.version} | `{row.command}` | {row.devices} | {len(row.losses) or '-'} "
+            f"| {difference} | {result} |"
+        )
+    return "\n".join(lines)
+
+
+def read_results(path: Path = RESULTS) -> dict[str, Outcome]:
+    """Return the stored rows by `PROGRAM/RUN@DEVICES`."""
+    if not path.is_file():
+        return {}
+    return {key: Outcome(**row) for key, row in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def expected_keys(programs: Sequence[Program]) -> list[str]:
+    """Return the keys of results.json in the order of the table."""
+    return [f"{run.key}@{devices}" for program in programs for run in program.runs for devices in run.commands()]
+
+
+def write_results(outcomes: Mapping[str, Outcome], programs: Sequence[Program]) -> None:
+    """Write results.json; rows of runs that no longer exist are left out."""
+    rows = {key: asdict(outcomes[key]) for key in expected_keys(programs) if key in outcomes}
+    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_pages(outcomes: Mapping[str, Outcome], programs: Sequence[Program]) -> None:
+    """Write the table into the pages."""
+    rows = [outcomes[key] for key in expected_keys(programs) if key in outcomes]
+    for language, folder in enumerate(("en", "zh")):
+        page = ROOT / PAGE.format(language=folder)
+        before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+        table = render_table(rows, language)
+        page.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _chosen(programs: Sequence[Program], only: Sequence[str]) -> Iterator[tuple[Program, Run]]:
+    for program in programs:
+        for run in program.runs:
+            if not only or program.name in only or run.key in only:
+                yield program, run
+
+
+def main() -> int:
+    """Run what is chosen; return 1 when something differs from what its file expects."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a program, or PROGRAM/RUN")
+    parser.add_argument("--devices", type=int, choices=(1, 2), help="only the runs on this number of devices")
+    parser.add_argument("--docs", action="store_true", help="write results.json and the pages")
+    parser.add_argument("--prepare", action="store_true", help="only make environments and checkouts")
+    arguments = parser.parse_args()
+    programs = read_programs()
+    bad = 0
+    fresh: list[Outcome] = []
+    for program, run in _chosen(programs, arguments.only):
+        if arguments.prepare:
+            prepare_source(program)
+            prepare_environment(program)
+            continue
+        for devices in run.commands():
+            if arguments.devices not in (None, devices):
+                continue
+            outcome = run_devices(program, run, devices)
+            fresh.append(outcome)
+            bad += not is_expected(run, outcome)
+            if arguments.docs:
+                # Read again each time: two of these can work on different programs.
+                write_results({**read_results(), f"{run.key}@{devices}": outcome}, programs)
+    if arguments.docs:
+        write_pages(read_results(), programs)
+    sys.stdout.write(render_table(fresh, 0) + "\n")
+    return 1 if bad else 0
+
+
+def is_expected(run: Run, outcome: Outcome) -> bool:
+    """Return whether a run did what its file says: the same losses, or the known failure."""
+    known = run.expected.get(outcome.devices)
+    if known:
+        return outcome.cause.get("en") == known["en"]
+    return outcome.result in ("equal", "close", "runs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
