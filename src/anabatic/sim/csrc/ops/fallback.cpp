@@ -12,6 +12,7 @@
 #include "alias.h"
 #include "capture.h"
 #include "count.h"
+#include "products.h"
 #include "saturate.h"
 
 namespace sim {
@@ -71,9 +72,13 @@ void check_product(const c10::OperatorName& name, c10::ArrayRef<at::Tensor> inpu
               ", should be in dtype support list [DT_FLOAT,DT_FLOAT16,DT_BFLOAT16,].");
 }
 
+c10::DeviceIndex current_device() {
+  static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
+  return guard.getDevice().index();
+}
+
 c10::Device with_index(c10::Device device) {
-  if (device.has_index()) return device;
-  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice();
+  return device.has_index() ? device : c10::Device(c10::DeviceType::PrivateUse1, current_device());
 }
 
 }  // namespace
@@ -105,6 +110,7 @@ CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_
   }
   mixes_ = contains(kMixing, schema.name());
   synchronises_ = contains(kSynchronising, schema.name());
+  multiplies_ = is_product(schema.name());
 }
 
 void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -186,11 +192,13 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   }
 
   {
-    const c10::DeviceGuard guard(call.device());
+    c10::OptionalDeviceGuard guard;
+    if (current_device() != call.device().index()) guard.reset_device(call.device());
     const at::AutoDispatchBelowADInplaceOrView below;
     // A formula's temporaries would not exist on the device: only its results are taken from there, by Call::out.
     const DeviceMemory memory(!to_host && key_ == c10::DispatchKey::CPU);
-    op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
+    if (multiplies_) run_product(op, key_, stack);
+    else op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
     if (!kept.empty()) call.settle();
     const size_t first = stack->size() - returned_.size();
     if (saturates()) {
