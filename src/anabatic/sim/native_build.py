@@ -72,6 +72,8 @@ ATB_LIBRARY, ATB_OPERATORS = "atb", "libop_plugin_atb.so"
 of ATB, whose kernels the simulator then replaces."""
 SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
 """Programs of the simulated machine: name -> module."""
+LAUNCHER_COMMANDS = {"torchrun": "anabatic.launch.local.simulated_torchrun"}
+"""Programs of the environment with a faster start on a simulated machine: name -> module."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class SimulatorBuild:
         names = [*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES, STUB_LIBRARY, ATB_LIBRARY]
         files = [
             *(self.library_folder / f"lib{name}.so" for name in names),
-            *(self.program_folder / name for name in SIMULATED_COMMANDS),
+            *(self.program_folder / name for name in (*SIMULATED_COMMANDS, *LAUNCHER_COMMANDS)),
         ]
         return self.cann_folder.is_dir() and all(file.is_file() for file in files)
 
@@ -365,9 +367,14 @@ def _write_programs(folder: Path) -> None:
             f"import os, sys; sys.path.insert(0, os.environ['{PACKAGE_VARIABLE}']); from {module} import "
             f"main; sys.exit(main())"
         )
-        script = folder / name
-        script.write_text(f'#!/bin/sh\nexec "${INTERPRETER_VARIABLE}" -S -E -c "{run}" "$@"\n', encoding="utf-8")
-        script.chmod(0o755)
+        _write_script(folder / name, f'"${INTERPRETER_VARIABLE}" -S -E -c "{run}"')
+    for name, module in LAUNCHER_COMMANDS.items():
+        _write_script(folder / name, f'"${INTERPRETER_VARIABLE}" -m {module}')
+
+
+def _write_script(path: Path, command: str) -> None:
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
 
 
 def _write_cann_folder(root: Path, release: str) -> None:

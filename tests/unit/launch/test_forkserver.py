@@ -13,6 +13,7 @@ import pytest
 
 from anabatic.launch.local import forkserver
 from anabatic.launch.local.forkserver import Forkserver
+from anabatic.launch.local.simulated_torchrun import list_program_imports
 from unit.launch.stage import until
 
 
@@ -90,9 +91,63 @@ def test_a_server_that_cannot_import_forks_nobody(capfd: pytest.CaptureFixture[s
     assert "nothing_of_that_name" in capfd.readouterr().err
 
 
-def test_only_training_on_a_processor_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_a_real_accelerator_does_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forkserver.list_preload_modules("cpu", "a.b").startswith("a.b,")
     for device in ("npu", "cuda", "mps"):
         assert not forkserver.list_preload_modules(device, "a.b")
-    monkeypatch.setenv("ANABATIC_SIM_SEGMENT", "some machine")
+    monkeypatch.setattr(forkserver, "_ACCELERATOR_FILES", ("null",))  # a device that is there
     assert not forkserver.list_preload_modules("auto", "a.b")
+
+
+def test_training_on_simulated_devices_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forkserver.SIMULATION_VARIABLE, "some machine")
+    for device in ("auto", "npu"):
+        assert forkserver.list_preload_modules(device, "a.b").startswith("a.b,")
+    assert not forkserver.list_preload_modules("cuda", "a.b")
+
+
+def run_program(server: Forkserver, folder: Path, text: str, *words: str, **more: str) -> int:
+    program = folder / "program.py"
+    program.write_text(text, encoding="utf-8")
+    worker = server.fork_worker([str(program), *words], variables(**more), is_program=True)
+    assert worker is not None
+    return worker.wait(timeout=240)
+
+
+def test_a_program_runs_as_with_its_own_python(server: Forkserver, tmp_path: Path) -> None:
+    """Arguments, variables, its folder for imports, a main module whose classes can be pickled, and its exit code."""
+    (tmp_path / "neighbour.py").write_text("VALUE = 7\n", encoding="utf-8")
+    text = """
+import os, pickle, sys
+import neighbour
+
+class Own:
+    pass
+
+pickle.loads(pickle.dumps(Own()))
+assert __name__ == "__main__" and sys.argv[1:] == ["--word"] and os.environ["RANK"] == "5"
+sys.exit(neighbour.VALUE)
+"""
+    assert run_program(server, tmp_path, text, "--word", RANK="5") == 7
+
+
+def test_a_program_that_fails_shows_its_own_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    server = Forkserver("json")
+    assert run_program(server, tmp_path, "def broken():\n    raise ValueError('no')\n\nbroken()\n") == 1
+    server.close()
+    printed = capfd.readouterr().err
+    assert printed.startswith("Traceback (most recent call last):\n") and printed.endswith("ValueError: no\n")
+    assert "forkserver" not in printed and "runpy" not in printed and printed.count("File ") == 2
+
+
+def test_what_a_program_imports_first_is_found() -> None:
+    source = '''"""Docstring."""
+from __future__ import annotations
+import os, torch
+from transformers import AutoModel, AutoTokenizer
+import mine
+os.environ["X"] = "1"
+import peft
+'''
+    assert list_program_imports(source) == ["torch", "transformers:AutoModel", "transformers:AutoTokenizer"]
+    assert list_program_imports("import torch\ndef (") == []

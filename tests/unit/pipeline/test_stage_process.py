@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from anabatic.core import relaunch
+from anabatic.launch.local import forkserver
 from anabatic.recipes.pipeline import stage_process
 from anabatic.recipes.pipeline.stage_plan import StagePlan, plan_stages
 from anabatic.recipes.pipeline.stage_process import StageProcess, can_be_forked
@@ -27,7 +28,7 @@ def plan(root: Path, **devices: object) -> list[StagePlan]:
 
 
 def test_stages_that_compute_on_a_processor_are_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANABATIC_SIM_SEGMENT", "some machine")  # so that `auto` is no processor
+    monkeypatch.setattr(forkserver, "_ACCELERATOR_FILES", ("null",))  # so that `auto` is no processor
     cpu = {"type": "cpu"}
     stages = plan(tmp_path, base=cpu, sft={"type": "cpu", "nproc": 2}, talk=cpu)
     assert [stage.name for stage in stages if can_be_forked(stage)] == ["base", "talk"]

@@ -26,7 +26,7 @@ from anabatic.core import relaunch
 from anabatic.core.stop_signals import FIRST_SIGNAL, StopRequest
 from anabatic.launch import rendezvous_endpoint
 from anabatic.launch.local import worker_reports
-from anabatic.launch.local.forkserver import PRELOAD_VARIABLE, WORKER_COMMAND, Forkserver
+from anabatic.launch.local.forkserver import PRELOAD_VARIABLE, SIMULATION_VARIABLE, WORKER_COMMAND, Forkserver
 from anabatic.launch.rendezvous import describe_store_error
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def main() -> None:
         _install_worker_fork(server)
     root = relaunch.get_reports_folder()
     if root is not None:
-        _install_agent(root, replaces_devices=not modules)
+        # Workers that are forked run on a processor, which is not replaced, or on simulated NPUs.
+        _install_agent(root, replaces_devices=not modules or SIMULATION_VARIABLE in os.environ)
     handlers: list[MachineRendezvous] = []
     if root is not None and (root / worker_reports.MACHINE_FILE).is_file():
         machine = json.loads((root / worker_reports.MACHINE_FILE).read_text(encoding="utf-8"))

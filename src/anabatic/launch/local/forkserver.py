@@ -1,8 +1,8 @@
 """A server that imports the workers' modules once and forks workers: ranks, those of restarts, and stages of pipelines.
 
 Name and idea are those of `multiprocessing`'s forkserver (Python documentation, "Contexts and start methods"). It is
-used on CPUs only: forks with an accelerator's driver loaded are untested. A fork copies only the calling thread, so the
-server exits if an import has started threads.
+used on CPUs and on simulated NPUs: forks with an accelerator's driver loaded are untested. A fork copies only the
+calling thread, so the server exits if an import has started threads or has initialized a device.
 
 Its user, the agent or the pipeline, and the server are connected by a pair of sockets with lines of JSON: `{"words",
 "environment"}` and `{"reap"}` to the server, `{"pid"}` and `{"pid", "code"}` back. The server reaps a worker only after
@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -25,7 +26,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ PRELOAD_VARIABLE = "ANABATIC_PRELOAD"
 """Environment variable: the modules that the server imports, separated by commas; empty: no server."""
 WORKER_COMMAND = (sys.executable, "-u", "-m", "anabatic")
 """Start of the command line of a worker that can be forked: the agent of torch 2.13 adds `-u`."""
+SIMULATION_VARIABLE = "ANABATIC_SIM_SEGMENT"
+"""Set inside of `anabatic sim`, whose NPUs are memory of this machine."""
 _ACCELERATOR_FILES = ("nvidiactl", "davinci_manager", "davinci0", "kfd")
 """Devices under /dev that indicate an accelerator."""
 _OF_SEVERAL_RANKS = "torch.distributed.checkpoint,torch.distributed.fsdp"
@@ -57,12 +60,16 @@ def list_preload_modules(device: str, recipe: str) -> str:
 
 
 def is_forkable(device: str) -> bool:
-    """Return whether processes for the setting `device.type` may be forked: those on a processor, on Linux."""
-    if sys.platform != "linux" or device not in ("cpu", "auto"):
+    """Return whether processes for the setting `device.type` may be forked.
+
+    Those on a processor and on simulated NPUs may, on Linux.
+    """
+    if sys.platform != "linux":
         return False
-    simulated = "ANABATIC_SIM_SEGMENT" in os.environ
-    has_accelerator = simulated or any(Path("/dev", name).exists() for name in _ACCELERATOR_FILES)
-    return device == "cpu" or not has_accelerator
+    if SIMULATION_VARIABLE in os.environ:
+        return device in ("cpu", "auto", "npu")
+    has_accelerator = any(Path("/dev", name).exists() for name in _ACCELERATOR_FILES)
+    return device == "cpu" or (device == "auto" and not has_accelerator)
 
 
 class ForkedWorker:
@@ -110,9 +117,16 @@ class Forkserver:
         self._workers: dict[int, ForkedWorker] = {}
         self._forked_pids: list[int] = []
 
-    def fork_worker(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedWorker | None:
-        """Start a worker; None if the server has ended, because an import failed or it cannot fork."""
-        request = json.dumps({"words": list(arguments), "environment": dict(environment)}) + "\n"
+    def fork_worker(
+        self, arguments: Sequence[str], environment: Mapping[str, str], is_program: bool = False
+    ) -> ForkedWorker | None:
+        """Start a worker; None if the server has ended, because an import failed or it cannot fork.
+
+        Args:
+            is_program: the arguments are those of `python -u`, not of the command line.
+        """
+        worker = {"words": list(arguments), "environment": dict(environment), "is_program": is_program}
+        request = json.dumps(worker) + "\n"
         with contextlib.suppress(OSError):
             self._socket.sendall(request.encode())
             while not self._forked_pids and self._read_messages(None):
@@ -161,15 +175,27 @@ class Forkserver:
         return True
 
 
-def _serve_forks(modules: str, connection: socket.socket) -> None:
-    """Import the modules, then fork on request until the agent closes the connection."""
+def _import_modules(modules: str) -> None:
+    """Import modules, and names of them, with commas between.
+
+    Raises:
+        SystemExit: a fork would not work after it.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does before torch is loaded
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library starts its threads when it is loaded
-    quick_imports.install_quick_imports()
-    for name in modules.split(","):
-        importlib.import_module(name)
+    if "anabatic." in modules:
+        quick_imports.install_quick_imports()
+    with _unopened_devices():
+        for name in modules.split(","):
+            module, _, attribute = name.partition(":")
+            getattr(importlib.import_module(module), attribute or "__name__", None)  # transformers imports on demand
     if len(os.listdir("/proc/self/task")) > 1:
         raise SystemExit("anabatic: an import has started a thread, so workers are not forked")
+
+
+def _serve_forks(modules: str, connection: socket.socket) -> None:
+    """Import the modules, then fork on request until the agent closes the connection."""
+    _import_modules(modules)
     gc.collect()
     gc.freeze()  # a collection would copy the shared pages
     wakeup_read, wakeup_write = os.pipe()
@@ -205,12 +231,34 @@ def _serve_forks(modules: str, connection: socket.socket) -> None:
                         signal.signal(signum, signal.SIG_DFL)
                     for descriptor in (connection.detach(), wakeup_read, wakeup_write, group_read):
                         os.close(descriptor)
-                    _run_worker_command(message["words"], message["environment"])
+                    run = _run_program if message["is_program"] else _run_worker_command
+                    run(message["words"], message["environment"])
             os.close(group_write)
             os.read(group_read, 1)  # returns once the group exists: a signal to it may follow the answer at once
             os.close(group_read)
             running.add(pid)
             _send_message(connection, {"pid": pid})
+
+
+@contextlib.contextmanager
+def _unopened_devices() -> Iterator[None]:
+    """Keep imports from asking a simulated NPU: its answers depend on variables of each worker.
+
+    Raises:
+        SystemExit: an import has initialized the device.
+    """
+    if SIMULATION_VARIABLE not in os.environ:
+        yield
+        return
+    npu: Any = importlib.import_module("torch").npu
+    is_available = npu.is_available
+    npu.is_available = lambda: True
+    try:
+        yield
+    finally:
+        npu.is_available = is_available
+    if npu.is_initialized():
+        raise SystemExit("anabatic: an import has initialized the NPU, so workers are not forked")
 
 
 def _receive_request(connection: socket.socket) -> bytes:
@@ -248,6 +296,39 @@ def _run_worker_command(arguments: list[str], environment: dict[str, str]) -> No
         relaunch.unblock_group_signals()
     sys.argv = ["anabatic", *arguments]
     runpy.run_module("anabatic", run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+def _run_program(words: list[str], environment: dict[str, str]) -> None:
+    """Run a program in the forked worker as `python -u` does, and exit."""
+    relaunch.tie_to_parent()
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if threads != os.environ.get("OMP_NUM_THREADS", "") and threads.isdecimal() and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(threads))  # libgomp has read its variable when torch was loaded
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    relaunch.unblock_group_signals()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        raw = io.FileIO(stream.fileno(), "wb", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True))
+    is_module = words[0] == "-m"
+    sys.argv = words[1:] if is_module else words
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
+    try:
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            trace = trace.tb_next  # what the program has to do with
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
     sys.exit(0)
 
 

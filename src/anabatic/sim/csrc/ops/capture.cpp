@@ -12,6 +12,7 @@
 
 #include "../sim.h"
 #include "count.h"
+#include "products.h"
 
 namespace sim {
 
@@ -116,7 +117,8 @@ int run_operator(void* argument) {
   return run_task(call.op.schema().name().c_str(), [&] {
     call.addresses.check();
     torch::jit::Stack stack(call.arguments.begin(), call.arguments.end());
-    call.op.redispatchBoxed(c10::DispatchKeySet(call.key), &stack);
+    if (is_product(call.op.schema().name())) run_product(call.op, call.key, &stack);
+    else call.op.redispatchBoxed(c10::DispatchKeySet(call.key), &stack);
     take_flops();  // counted when it was captured
     size_t next = 0;
     for (const c10::IValue& value : stack)

@@ -68,14 +68,15 @@ void flip_weight_bit(const OpCall& call, int physical) {
 void count_launch(const OpCall& call) {
   const int physical = sim_physical(call.device);
   if (physical < 0) return;
-  if (void* graph = capture_on(call.device)) {
+  void* const stream = stream_of(call.device);
+  if (void* graph = sim_capturing() == 0 ? nullptr : sim_capture(stream)) {
     const Work work = work_of(call);
     return sim_capture_work(graph, {work.unit, work.flops, work.bytes});
   }
   __atomic_fetch_add(&sim_segment()->device[physical].operators, 1, __ATOMIC_RELAXED);
   sim_slow(physical, call.host_ns);
   const Work work = work_of(call);
-  const SimOp op{call.name.name.c_str(), call.name.overload_name.c_str(), call.device, stream_of(call.device), work.unit,
+  const SimOp op{call.name.name.c_str(), call.name.overload_name.c_str(), call.device, stream, work.unit,
                  work.flops, work.bytes, call.host_ns};
   sim_paper_op(&op);
   if (sim_reporting() != 0 && torch::autograd::get_current_node() != nullptr) backward.store(true, std::memory_order_relaxed);

@@ -12,6 +12,7 @@
 #include "alias.h"
 #include "capture.h"
 #include "count.h"
+#include "products.h"
 #include "saturate.h"
 
 namespace sim {
@@ -71,7 +72,7 @@ void check_product(const c10::OperatorName& name, c10::ArrayRef<at::Tensor> inpu
               ", should be in dtype support list [DT_FLOAT,DT_FLOAT16,DT_BFLOAT16,].");
 }
 
-// Operators whose formats only chips after the simulated ones have (op-plugin docs; CANN docs, npu_quant_max and
+// Operators whose formats only the 950 family has (op-plugin docs; CANN docs, npu_quant_max and
 // npu_swiglu_group_quant), beside those with mx_quant in their names.
 constexpr std::array<std::string_view, 10> kLaterFormats = {
     "npu::npu_transpose_quant_batchmatmul", "npu::npu_add_quant_matmul", "npu::npu_add_quant_matmul_", "npu::npu_add_quant_gmm",
@@ -80,15 +81,19 @@ constexpr std::array<std::string_view, 10> kLaterFormats = {
 
 const char* why_refused(std::string_view name) {
   if (contains(kLaterFormats, name) || name.find("mx_quant") != std::string_view::npos)
-    return "it computes in FP8, HiFloat8 or MX formats, which no simulated chip has";
+    return "it computes in FP8, HiFloat8 or MX formats, which are not simulated";
   if (name == "npu::npu_matmul_compress_dequant") return "its weights are compressed in a format that is not public";
   if (name.rfind("npu::npu_hans_", 0) == 0) return "the layout of its compressed data is not public";
   return "a real NPU may have it";
 }
 
+c10::DeviceIndex current_device() {
+  static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
+  return guard.getDevice().index();
+}
+
 c10::Device with_index(c10::Device device) {
-  if (device.has_index()) return device;
-  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice();
+  return device.has_index() ? device : c10::Device(c10::DeviceType::PrivateUse1, current_device());
 }
 
 }  // namespace
@@ -121,6 +126,7 @@ CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_
   }
   mixes_ = contains(kMixing, schema.name()) || schema.name().rfind("atb::", 0) == 0;  // ATB reads lengths on the host
   synchronises_ = contains(kSynchronising, schema.name());
+  multiplies_ = is_product(schema.name());
 }
 
 void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -202,11 +208,13 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   }
 
   {
-    const c10::DeviceGuard guard(call.device());
+    c10::OptionalDeviceGuard guard;
+    if (current_device() != call.device().index()) guard.reset_device(call.device());
     const at::AutoDispatchBelowADInplaceOrView below;
     // A formula's temporaries would not exist on the device: only its results are taken from there, by Call::out.
     const DeviceMemory memory(!to_host && key_ == c10::DispatchKey::CPU);
-    op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
+    if (multiplies_) run_product(op, key_, stack);
+    else op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
     if (!kept.empty()) call.settle();
     const size_t first = stack->size() - returned_.size();
     if (saturates()) {

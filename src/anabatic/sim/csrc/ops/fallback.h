@@ -32,6 +32,7 @@ class CpuKernel final : public c10::OperatorKernel {
   bool random_ = false;
   bool mixes_ = false;  // may take CPU tensors beside simulated ones
   bool synchronises_ = false;
+  bool multiplies_ = false;
 };
 
 // Refuses an operator that is not simulated, by its name.
