@@ -32,7 +32,7 @@ def test_what_cannot_be_simulated_says_why(sim: Sim) -> None:
                 print(str(error).splitlines()[0])
         """
     ).splitlines()
-    formats = "it computes in FP8, HiFloat8 or MX formats, which no simulated chip has"
+    formats = "it computes in FP8, HiFloat8 or MX formats, which are not simulated"
     assert "npu::npu_dynamic_mx_quant is not simulated" in printed[0] and formats in printed[0]
     assert "npu::npu_add_quant_matmul_ is not simulated" in printed[1] and formats in printed[1]
     assert "compressed in a format that is not public" in printed[2]

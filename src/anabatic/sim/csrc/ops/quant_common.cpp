@@ -63,7 +63,7 @@ Format format_of(const char* name, const char* argument, std::optional<int64_t> 
   }
   const char* known = refused_format(*dtype);
   TORCH_CHECK_NOT_IMPLEMENTED(known == nullptr, "anabatic sim: ", name, " with ", argument, " ", known,
-                              " is not simulated: no simulated chip has this format");
+                              " is not simulated: a format of the 950 family");
   QUANT_CHECK(false, name, argument, " ", *dtype, " is no dtype of a quantised tensor");
 }
 
