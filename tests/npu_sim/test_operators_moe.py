@@ -11,8 +11,14 @@ from npu_sim import ranks
 from npu_sim.conftest import Sim
 
 
-def test_routing_on_one_device(sim: Sim) -> None:
-    found: dict[str, Any] = json.loads(sim.program("moe.py").splitlines()[-1])
+@pytest.fixture(scope="module")
+def found(_built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program for one device found."""
+    result: dict[str, Any] = json.loads(Sim(tmp_path_factory.mktemp("one")).program("moe.py").splitlines()[-1])
+    return result
+
+
+def test_routing_on_one_device(found: dict[str, Any]) -> None:
     values = {name: result for name, result in found.items() if not isinstance(result, str | list)}
     assert [name for name, result in values.items() if result is not True] == []
     assert len(values) > 120
@@ -26,8 +32,7 @@ def test_routing_on_one_device(sim: Sim) -> None:
     assert found["re-routing rest"] == [True, True, True]
 
 
-def test_routing_refuses(sim: Sim) -> None:
-    found: dict[str, str] = json.loads(sim.program("moe.py").splitlines()[-1])
+def test_routing_refuses(found: dict[str, Any]) -> None:
     expected = {
         "gate groups": "24 experts do not make 5 groups",
         "gate k": "k must be in [1, 6], got 7",

@@ -164,7 +164,8 @@ def refused(name, call):
 x = torch.randn(2, 8).npu().requires_grad_()
 refused("add_rms_norm", lambda: torch_npu.npu_add_rms_norm(x, x, torch.ones(8).npu())[0].sum().backward())
 refused("on_cpu", lambda: torch_npu.npu_rms_norm(torch.randn(2, 8), torch.ones(8)))
-refused("missing", lambda: torch_npu.npu_moe_gating_top_k_softmax(torch.randn(4, 8).npu(), k=2))
+coded = [torch.zeros(64).npu() for _ in range(5)]  # a format that is not public
+refused("missing", lambda: torch_npu.npu_hans_decode(*coded[:4], out=coded[4]))
 refused(
     "triangle",
     lambda: fa(*(torch.randn(1, 2, 4, 8).npu() for _ in range(3)), 2, "BNSD", atten_mask=causal.npu(), sparse_mode=2),

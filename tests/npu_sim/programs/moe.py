@@ -38,10 +38,10 @@ def gate(x, k, bias, groups, kept, mode, norm_type, factor=1.0, eps=1e-20):
     """Rows one by one, with Python's sort (stable: the first of equals)."""
     weights, chosen = [], []
     scores = torch.sigmoid(x) if norm_type == 1 else torch.softmax(x, -1)
-    for row in scores:
+    for row, plain in zip(scores, scores.detach(), strict=True):
         value = [
             float(a) + (float(b) if bias is not None else 0.0)
-            for a, b in zip(row, row if bias is None else bias, strict=True)
+            for a, b in zip(plain, plain if bias is None else bias, strict=True)
         ]
         each = len(value) // groups
         worth = []
