@@ -14,6 +14,7 @@ commit.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -33,7 +34,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
-from anabatic.core.paths import get_cache_root  # noqa: E402 - of this checkout
+from anabatic.core.paths import get_cache_root, write_atomic  # noqa: E402 - of this checkout
 
 FOLDER = ROOT / "scripts" / "programs"
 RESULTS = FOLDER / "results.json"
@@ -494,10 +495,14 @@ def expected_keys(programs: Sequence[Program]) -> list[str]:
     return [f"{run.key}@{devices}" for program in programs for run in program.runs for devices in run.commands()]
 
 
-def write_results(outcomes: Mapping[str, Outcome], programs: Sequence[Program]) -> None:
-    """Write results.json; rows of runs that no longer exist are left out."""
-    rows = {key: asdict(outcomes[key]) for key in expected_keys(programs) if key in outcomes}
-    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def add_result(key: str, outcome: Outcome) -> None:
+    """Put a row into results.json; two of these programs can work on different rows."""
+    with (cache_folder() / "results.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcomes = {**read_results(), key: outcome}
+        order = expected_keys(read_programs())  # as they are now; rows of runs that are gone are left out
+        rows = {name: asdict(outcomes[name]) for name in order if name in outcomes}
+        write_atomic(RESULTS, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_pages(outcomes: Mapping[str, Outcome], programs: Sequence[Program]) -> None:
@@ -545,10 +550,9 @@ def main() -> int:
             fresh.append(outcome)
             bad += not is_expected(run, outcome)
             if arguments.docs:
-                # Read again each time: two of these can work on different programs.
-                write_results({**read_results(), f"{run.key}@{devices}": outcome}, programs)
+                add_result(f"{run.key}@{devices}", outcome)
     if arguments.docs:
-        write_pages(read_results(), programs)
+        write_pages(read_results(), read_programs())
     sys.stdout.write(render_table(fresh, 0) + "\n")
     return 1 if bad else 0
 
