@@ -24,6 +24,12 @@ F16, BF16 = torch.float16, torch.bfloat16
 call = torch_npu.npu_quant_matmul
 
 
+def restored(numbers: torch.Tensor, offset: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The weight in the dtype of the scale; float16 rounds the sum as well."""
+    value = numbers.to(F16) + offset if scale.dtype == F16 else numbers.float() + offset.float()
+    return (value.float() * scale.float()).to(scale.dtype).double()
+
+
 def silu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(x)
 
@@ -152,7 +158,7 @@ def weight_quant() -> None:
     for dtype, wide in ((F16, F16), (BF16, torch.float32)):
         x, scale, offset = torch.randn(5, 64).to(dtype), torch.rand(24).to(dtype), torch.randn(24).to(dtype)
         bias = torch.randn(24).to(wide)
-        weight = ((w.float() + offset.float()) * scale.float()).to(dtype).double()
+        weight = restored(w, offset, scale)
         exact, arguments = x.double() @ weight, (scale.npu(), offset.npu())
         close(call(x.npu(), w.npu(), *arguments, bias=bias.npu()), exact + bias.double(), 1e-2, 5e-2)
         turned = w.t().contiguous().npu().t()
@@ -165,14 +171,14 @@ def weight_quant() -> None:
         got = call(x.npu(), w.npu(), groups.npu(), antiquant_group_size=32)
         close(got, x.double() @ spread, 1e-2, 5e-2)
         small = whole(-8, 7, 64, 24, dtype=torch.int32)
-        four = ((small.float() + offset.float()) * scale.float()).to(dtype).double()
+        four = restored(small, offset, scale)
         for right in (
             torch_npu.npu_convert_weight_to_int4pack(small.npu()),
             torch_npu.npu_convert_weight_to_int4pack(small.t().contiguous().npu()).t(),
         ):
             close(call(x.npu(), right, *arguments), x.double() @ four, 1e-2, 5e-2)
     x, scale, offset = torch.randn(5, 64).to(F16), torch.rand(24).to(F16), torch.randn(24).to(F16)
-    weight = ((w.float() + offset.float()) * scale.float()).to(F16).double()
+    weight = restored(w, offset, scale)
     quant, shift = torch.rand(24) * 0.1, torch.randn(24) * 9
     exact = x.double() @ weight * short(quant) + shift.round()
     got = call(x.npu(), w.npu(), scale.npu(), offset.npu(), quant.npu(), shift.npu())
@@ -329,7 +335,7 @@ def grouped_antiquant() -> None:
         parts = torch.rand(3, 2, 16).to(dtype)
         lists = {"antiquant_scale": [scale], "antiquant_offset": [offset], "bias": [bias]}
         for numbers, given in ((w, w), (small, packed(small))):
-            weight = ((numbers.float() + offset.float()[:, None]) * scale.float()[:, None]).to(dtype).double()
+            weight = restored(numbers, offset[:, None], scale[:, None])
             rows_of = by_group(ENDS)
             exact = torch.cat([x[rows].double() @ weight[group] + bias[group].double() for group, rows in rows_of])
             close(grouped(x, [given], **lists), exact, 1e-2, 5e-2)

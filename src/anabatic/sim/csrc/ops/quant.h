@@ -43,6 +43,10 @@ Tensor unpack_int4(const Tensor& packed);
 // it is the transposed view of a packed one. int8 is returned as it is.
 Tensor unpack_matrix(const char* name, const Tensor& packed, int64_t rows);
 
+// ((numbers + offset) * scale) in `dtype`, in which the cube cores read a weight; in float16 the sum is rounded too (op-plugin,
+// test_npu_grouped_matmul.py: A16W4).
+Tensor antiquant(const Tensor& numbers, const OptionalTensor& offset, const Tensor& scale, at::ScalarType dtype);
+
 // The product of small integers (at most 8 bits), exact in int32.
 Tensor integer_product(const char* name, const Tensor& left, const Tensor& right);
 

@@ -126,6 +126,13 @@ Tensor unpack_matrix(const char* name, const Tensor& packed, int64_t rows) {
   return unpack_int4(packed.transpose(-1, -2)).transpose(-1, -2);
 }
 
+Tensor antiquant(const Tensor& numbers, const OptionalTensor& offset, const Tensor& scale, at::ScalarType dtype) {
+  Tensor value = wide(numbers);
+  if (given(offset)) value = value + *offset;
+  if (given(offset) && dtype == at::kHalf) value = wide(value.to(dtype));
+  return wide((value * scale).to(dtype));
+}
+
 Tensor integer_product(const char* name, const Tensor& left, const Tensor& right) {
   const int64_t inner = left.size(-1);
   QUANT_CHECK(left.dim() >= 2 && right.dim() >= 2 && right.size(-2) == inner, name, "the shapes ", left.sizes(), " and ",

@@ -161,7 +161,8 @@ Tensor rms_norm_quant(const Tensor& x, const Tensor& gamma, const Tensor& beta, 
   check_half(name, "x", x);
   QUANT_CHECK(scale.numel() == 1 && offset.numel() == 1, name, "scale and offset must hold one number");
   const Tensor y = rms_normed(name, x, gamma, beta, epsilon, nullptr);
-  return quantised(scaled(y, scale.reshape({1}), offset.reshape({1}), false), format);
+  // Divided: op-plugin's page multiplies, but CANN's (ops-nn, norm/rms_norm_quant/docs) and its kernel divide.
+  return quantised(scaled(y, scale.reshape({1}), offset.reshape({1}), true), format);
 }
 
 std::tuple<Tensor, Tensor> rms_norm_quant_v2(const Tensor& x, const Tensor& gamma, const Tensor& scale,
@@ -195,7 +196,8 @@ std::tuple<Tensor, Tensor> rotate_quant(const Tensor& x, const Tensor& rotation,
   QUANT_CHECK(
       rotation.dim() == 2 && rotation.size(0) == size && rotation.scalar_type() == x.scalar_type() && x.size(1) % size == 0,
       name, "rotation ", rotation.sizes(), " of ", rotation.dtype(), " does not fit x ", x.sizes());
-  const Tensor value = at::matmul(wide(x).reshape({-1, size}), wide(rotation)).reshape(x.sizes());
+  // The cube cores hand the rotated numbers on in the dtype of x (op-plugin, test_npu_rotate_quant.py).
+  const Tensor value = wide(at::matmul(wide(x).reshape({-1, size}), wide(rotation)).reshape(x.sizes()).to(x.scalar_type()));
   const Dynamic result = dynamic_rows(value, format);
   return {result.y, result.scale};
 }

@@ -135,9 +135,9 @@ Tensor antiquantised(const Operands& o) {
   };
   QUANT_CHECK(o.scale->scalar_type() == o.x.scalar_type(), o.name, "antiquant_scale must have the dtype of x, got ",
               o.scale->dtype());
-  Tensor right = wide(numbers);
-  if (given(o.offset)) right = right + spread("antiquant_offset", *o.offset);
-  right = wide((right * spread("antiquant_scale", *o.scale)).to(o.x.scalar_type()));
+  OptionalTensor shift;
+  if (given(o.offset)) shift = spread("antiquant_offset", *o.offset);
+  const Tensor right = antiquant(numbers, shift, spread("antiquant_scale", *o.scale), o.x.scalar_type());
   const Tensor y = at::matmul(wide(o.x), right);
   add_flops(2.0 * static_cast<double>(y.numel()) * static_cast<double>(rows));
   return given(o.bias) ? y + wide(*o.bias) : y;

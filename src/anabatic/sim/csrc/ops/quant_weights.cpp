@@ -64,11 +64,13 @@ Tensor weight_quant_batchmatmul(const Tensor& x, const Tensor& weight, const Ten
               " must have the shape of antiquant_scale ", scale.sizes(),
               given(offset) ? " and its dtype, or int32 for int64" : "");
 
-  Tensor right = wide(numbers);
-  if (given(offset)) right = right + per_weight(name, "antiquant_offset", *offset, numbers, group);
+  OptionalTensor shift;
+  if (given(offset)) shift = per_weight(name, "antiquant_offset", *offset, numbers, group);
   const Tensor factor = per_weight(name, "antiquant_scale", encoded ? scale_of(scale) : scale, numbers, group);
-  // The cube cores read the weight in the dtype of x; an encoded scale is applied to their result.
-  if (!encoded) right = wide((right * factor).to(x.scalar_type()));
+  // An encoded scale is applied to the result of the cube cores.
+  const Tensor right = !encoded       ? antiquant(numbers, shift, factor, x.scalar_type())
+                       : given(shift) ? wide(numbers) + *shift
+                                      : wide(numbers);
   Tensor y = at::matmul(wide(x), right);
   if (encoded) y = y * factor;
   add_flops(2.0 * static_cast<double>(y.numel()) * static_cast<double>(inner));
