@@ -130,7 +130,6 @@ class Call {
                 ": query_rope and key_rope must be given together");
     TORCH_CHECK(is_given(c_.key_prefix) == is_given(c_.value_prefix), name,
                 ": key_shared_prefix and value_shared_prefix must be given together");
-    TORCH_CHECK(paged_ || c_.block_size == 0 || c_.block_table.has_value(), name, ": block_size without block_table");
     const bool rope = is_given(c_.query_rope), padded = is_given(c_.query_padding) || is_given(c_.kv_padding);
     refuse_value(name, "query_padding_size or kv_padding_size and block_table, query_rope or packed sequences",
                  padded && (paged_ || rope || packed_));
