@@ -105,6 +105,15 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A repository at one commit."""
+
+    repository: str
+    commit: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """One file of scripts/programs."""
 
@@ -117,9 +126,8 @@ class Program:
     removed: tuple[str, ...]
     """Files below site-packages that are removed: PyPI's wheel has them for CUDA, and the program can do without."""
     runs: tuple[Run, ...]
-    repository: str | None = None
-    commit: str | None = None
-    paths: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+    """Checkouts: `{source}`, `{source_2}`."""
     inputs: bool = True
     """True: the run needs the tiny models and rows of inputs.py, made with this environment's transformers."""
 
@@ -152,9 +160,11 @@ def read_program(path: Path) -> Program:
     _require({"title", "version", "requirements", "runs"} <= set(table), path, "title, version, requirements, runs")
     for requirement in (*table["requirements"], *table.get("bare", ())):
         _require("==" in requirement, path, f"{requirement} is not pinned with ==")
-    source = table.get("source") or {}
-    _require(set(source) in (set(), {"repository", "commit", "paths"}), path, "source: repository, commit, paths")
-    _require(not source or re.fullmatch(r"[0-9a-f]{40}", str(source["commit"])), path, "source.commit: 40 hex digits")
+    sources = table.get("source") or []
+    sources = sources if isinstance(sources, list) else [sources]
+    for source in sources:
+        _require(set(source) == {"repository", "commit", "paths"}, path, "source: repository, commit, paths")
+        _require(re.fullmatch(r"[0-9a-f]{40}", str(source["commit"])), path, "source.commit: 40 hex digits")
     defaults = table.get("defaults") or {}
     runs = tuple(_read_run(path, {**defaults, **row}) for row in table["runs"])
     _require(len({run.name for run in runs}) == len(runs), path, "two runs have the same name")
@@ -166,9 +176,7 @@ def read_program(path: Path) -> Program:
         bare=tuple(table.get("bare", ())),
         removed=tuple(table.get("removed", ())),
         runs=runs,
-        repository=source.get("repository"),
-        commit=source.get("commit"),
-        paths=tuple(source.get("paths", ())),
+        sources=tuple(Source(row["repository"], row["commit"], tuple(row["paths"])) for row in sources),
         inputs=table.get("inputs", True),
     )
 
@@ -250,11 +258,11 @@ def prepare_environment(program: Program) -> Path:
     return folder
 
 
-def prepare_source(program: Program) -> Path | None:
-    """Return the checkout of the program's pinned commit, without its history."""
-    if program.repository is None or program.commit is None:
-        return None
-    folder = cache_folder() / "sources" / f"{program.name}-{program.commit[:12]}"
+def prepare_source(source: Source) -> Path:
+    """Return the checkout of a pinned commit, without its history."""
+    name = source.repository.rpartition("/")[2]
+    key = hashlib.sha256("\0".join(source.paths).encode()).hexdigest()[:6]
+    folder = cache_folder() / "sources" / f"{name}-{source.commit[:12]}-{key}"
     if (folder / ".git" / "ready").is_file():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -262,10 +270,19 @@ def prepare_source(program: Program) -> Path | None:
     log = folder.with_suffix(".log")
     git = ["git", "-C", str(folder)]
     _call([*git, "init", "--quiet"], log)
-    _call([*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", program.repository, program.commit], log)
-    _call([*git, "checkout", "--quiet", "FETCH_HEAD", "--", *program.paths], log)
+    _call([*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", source.repository, source.commit], log)
+    _call([*git, "checkout", "--quiet", "FETCH_HEAD", "--", *source.paths], log)
     (folder / ".git" / "ready").touch()
     return folder
+
+
+def find_places(program: Program, environment: Path) -> dict[str, object]:
+    """Return what stands for `{name}` in commands, apart from `{work}`."""
+    inputs = prepare_inputs(environment) if program.inputs else None
+    places: dict[str, object] = {"model": inputs and inputs / "qwen2", "data": inputs, "here": FOLDER}
+    for number, source in enumerate(program.sources, 1):
+        places["source" if number == 1 else f"source_{number}"] = prepare_source(source)
+    return places
 
 
 def prepare_inputs(environment: Path) -> Path:
@@ -363,13 +380,11 @@ def run_side(words: Sequence[str], run: Run, variables: Mapping[str, str], work:
 def run_devices(program: Program, run: Run, devices: int) -> Outcome:
     """Run a command on `devices` simulated NPUs and on the CPU."""
     environment = prepare_environment(program)
-    source = prepare_source(program)
-    inputs = prepare_inputs(environment) if program.inputs else None
+    places = find_places(program, environment)
     name = re.sub(r"\W+", "-", f"{program.name}-{run.name}")  # settings are not all quoted by everybody
     work = cache_folder() / "work" / f"{name}-{devices}"
     logs = cache_folder() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    places = {"model": inputs and inputs / "qwen2", "data": inputs, "source": source, "here": FOLDER}
     text = run.commands()[devices]
     sides = {}
     for where in ("npu", "cpu") if run.on_cpu else ("npu",):
@@ -444,7 +459,7 @@ def judge(program: Program, run: Run, devices: int, npu: Side, cpu: Side | None)
 def shown_command(text: str) -> str:
     """Return the start of a command: what is run, without its settings."""
     words = shlex.split(text)
-    shown = [fill(word, {"source": "", "here": "scripts/programs"}).lstrip("/") for word in words]
+    shown = [fill(word, {"source": "", "source_2": "", "here": "scripts/programs"}).lstrip("/") for word in words]
     kept: list[str] = []
     for index, word in enumerate(shown):
         if (
@@ -540,8 +555,7 @@ def main() -> int:
     fresh: list[Outcome] = []
     for program, run in _chosen(programs, arguments.only):
         if arguments.prepare:
-            prepare_source(program)
-            prepare_environment(program)
+            find_places(program, prepare_environment(program))
             continue
         for devices in run.commands():
             if arguments.devices not in (None, devices):
