@@ -3,6 +3,8 @@
 
 #include <torch/library.h>
 
+#include <string_view>
+
 namespace sim {
 
 void register_copies(torch::Library& aten);
@@ -23,5 +25,26 @@ void register_casts(torch::Library& npu);
 void register_quant(torch::Library& npu);
 // Formulas of aten operators too: those whose NPU kernels differ from the CPU's.
 void register_fused_loss(torch::Library& npu, torch::Library& aten);
+// Operators beside language models.
+void register_aten_gaps(torch::Library& npu, torch::Library& aten);
+void register_batch_norm(torch::Library& npu, torch::Library& aten);
+void register_recurrent(torch::Library& npu, torch::Library& aten);
+void register_packing(torch::Library& aten);
+void register_legacy_shape(torch::Library& npu);
+void register_legacy_activation(torch::Library& npu);
+void register_legacy_dropout(torch::Library& npu);
+void register_legacy_norm(torch::Library& npu);
+void register_legacy_conv(torch::Library& npu);
+void register_legacy_attention(torch::Library& npu);
+void register_legacy_optimizer(torch::Library& npu);
+void register_legacy_misc(torch::Library& npu);
+void register_vision_overlap(torch::Library& npu);
+void register_vision_boxes(torch::Library& npu);
+void register_vision_select(torch::Library& npu);
+void register_vision_pooling(torch::Library& npu);
+void register_sparse(torch::Library& aten);
+// Losses whose labels may be int32: the CPU's kernels behind a cast.
+bool takes_int_target(std::string_view name);
+torch::CppFunction kernel_with_int_target(const c10::OperatorHandle& op);
 
 }  // namespace sim

@@ -37,6 +37,9 @@ const std::unordered_set<std::string_view> kKept = {
 // Made of other operators: the CPU's own composition runs on the simulated tensors.
 const std::unordered_set<std::string_view> kComposed = {"aten::_to_copy", "aten::contiguous", "aten::_lazy_clone"};
 
+// Operators that torch_npu leaves to the CPU, which has none of its own either.
+constexpr std::array<const char*, 1> kAdded = {"_thnn_fused_gru_cell_backward"};
+
 std::string text(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
@@ -82,6 +85,9 @@ void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, c
     } else if (op->hasKernelForDispatchKey(kFormula)) {
       note(full, "formula");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op, kFormula)));
+    } else if (takes_int_target(full)) {
+      note(full, "cpu");
+      library.impl(local.c_str(), kernel_with_int_target(*op));
     } else if (is_aten && op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       note(full, "cpu");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op)));
@@ -89,6 +95,10 @@ void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, c
       note(full, "refused");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
     }
+  }
+  for (const char* name : kAdded) {
+    const auto op = dispatcher.findSchemaOrThrow((std::string("aten::") + name).c_str(), "");
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(op, kFormula)));
   }
 }
 
@@ -137,12 +147,32 @@ void install() {
   register_quant(*formulas);
   auto* other = new torch::Library(torch::Library::IMPL, "aten", kFormula, __FILE__, __LINE__);
   register_fused_loss(*formulas, *other);
+  register_aten_gaps(*formulas, *other);
+  register_batch_norm(*formulas, *other);
+  register_recurrent(*formulas, *other);
+  register_legacy_shape(*formulas);
+  register_legacy_activation(*formulas);
+  register_legacy_dropout(*formulas);
+  register_legacy_norm(*formulas);
+  register_legacy_conv(*formulas);
+  register_legacy_attention(*formulas);
+  register_legacy_optimizer(*formulas);
+  register_vision_overlap(*formulas);
+  register_vision_boxes(*formulas);
+  register_vision_pooling(*formulas);
+  register_vision_select(*formulas);
+  register_legacy_misc(*formulas);
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
                                                "aten::_local_scalar_dense", "aten::native_dropout",
                                                "aten::scaled_dot_product_attention"};
   take_over(*aten, *npu, *atb, own);
+                                               "aten::scaled_dot_product_attention", "aten::_pack_padded_sequence",
+                                               "aten::_to_sparse", "aten::_to_sparse.sparse_dim"};
+  take_over(*aten, *npu, own);
   take_over_autograd(*autograd, {"aten::scaled_dot_product_attention"});
   register_copies(*aten);
+  register_packing(*aten);
+  register_sparse(*aten);
   register_attention_route(*aten, *autograd);
   watch_steps();
 }

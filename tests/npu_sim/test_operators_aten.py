@@ -1,0 +1,29 @@
+"""aten operators that only an NPU has, sparse tensors, int32 labels and SyncBatchNorm equal the CPU's results."""
+
+from __future__ import annotations
+
+import json
+
+from npu_sim.conftest import PROGRAMS, Sim
+
+ROUNDING = 1e-5
+
+
+def test_operators_without_a_cpu_kernel(sim: Sim) -> None:
+    told = json.loads(sim.program("aten_gaps.py"))
+    assert told["wrong"] == {}
+    assert told["checked"] > 50
+    assert "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs" in told["refused"]["mm dtype"]
+    assert "input dtypes must be the same" in told["refused"]["mm mixed"]
+    assert "weight must be [out channels, 1, [1, 1]]" in told["refused"]["depthwise kernel"]
+    assert "expected target dtype to be Long or Byte" in told["refused"]["float labels"]
+    assert "'aten::addmm' is not currently supported on the NPU backend" in told["refused"]["sparse product"]
+
+
+def test_synchronised_batch_norm(sim: Sim) -> None:
+    script = str(PROGRAMS / "sync_batch_norm.py")
+    done = sim.command("torchrun", "--standalone", "--nproc_per_node", "2", script, flags=["--npus", "2"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert len(errors) == 2
+    assert max(errors) < ROUNDING
