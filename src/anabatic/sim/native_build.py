@@ -24,6 +24,7 @@ from typing import Any
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import get_cache_root, make_write_error, open_atomic_folder
+from anabatic.sim import prebuilt_libraries
 from anabatic.sim.machine_spec import INTERPRETER_VARIABLE, OTHER_CACHE_HINT, PACKAGE_VARIABLE
 from anabatic.sim.torch_npu_wheel import (
     PYTHON_TAG,
@@ -38,7 +39,7 @@ _HEADER_SECONDS, _TORCH_SECONDS, _PLAIN_SECONDS = 12, 4, 1
 """CPU time of compiling torch's headers, a file that uses them, and one without (measured, g++ 12)."""
 _PROGRESS_SECONDS = 15.0
 
-CSRC = Path(__file__).parent / "csrc"
+CSRC = prebuilt_libraries.CSRC
 _TORCH_HEADER = CSRC / "torch_headers.h"
 
 
@@ -150,15 +151,22 @@ def prepare_build() -> SimulatorBuild:
     """
     torch = find_installed_torch()
     root = simulator_folder()
-    compiler = _find_compiler()
-    wheel = find_unpacked_wheel(root / "wheels", torch)
+    choice = prebuilt_libraries.choose_prebuilt(torch)
+    prebuilt = choice.libraries
+    compiler = "" if prebuilt else _find_compiler(choice.reason)
+    version, modules = (prebuilt.torch_npu, prebuilt.modules) if prebuilt else ("", ())
+    wheel = find_unpacked_wheel(root / "wheels", torch, version)
     if wheel and (build := _locate_build(root, torch, wheel, compiler)).is_complete:
         return build  # nothing to wait for
     with _lock_folder(root):
         _remove_unfinished(root)
-        wheel = fetch_wheel(root / "wheels", torch)
+        wheel = fetch_wheel(root / "wheels", torch, version, modules)
         build = _locate_build(root, torch, wheel, compiler)
-        if not build.is_complete:
+        if not build.is_complete and prebuilt:
+            _copy_prebuilt(build, choice.folder)
+        elif not build.is_complete:
+            if choice.reason:
+                log.info(choice.reason)
             _compile_simulator(build, compiler)
     return build
 
@@ -174,11 +182,22 @@ def _locate_build(root: Path, torch: TorchInstallation, wheel: TorchNpuWheel, co
     return SimulatorBuild(torch, wheel, root / "builds" / _build_key(torch, wheel, compiler))
 
 
-def _find_compiler() -> str:
+def _copy_prebuilt(build: SimulatorBuild, folder: Path) -> None:
+    """Make a build of compiled libraries."""
+    build.root.parent.mkdir(parents=True, exist_ok=True)
+    with open_atomic_folder(build.root, OTHER_CACHE_HINT) as root:
+        shutil.copytree(folder / "lib", root / "lib")
+        (root / "bin").mkdir()
+        _write_programs(root / "bin")
+        _write_cann_folder(root / "cann", build.wheel.cann_release)
+    log.debug(f"the simulator is that of {folder}, nothing was compiled")
+
+
+def _find_compiler(reason: str = "") -> str:
     name = os.environ.get("CXX") or next((word for word in ("g++", "c++", "clang++") if shutil.which(word)), None)
     if name is None or not shutil.which(name):
         raise UserError(
-            f"no C++ compiler: {name or 'g++'} is not on the PATH",
+            f"no C++ compiler: {name or 'g++'} is not on the PATH" + (f"; {reason}" if reason else ""),
             "install one: apt install g++, or dnf install gcc-c++ (CXX names another)",
         )
     return name
@@ -197,12 +216,12 @@ def _compiler_version(compiler: str) -> str:
 def _build_key(torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) -> str:
     # No paths: every environment of this machine with the same torch and Python uses the same build.
     size = (torch.folder / "lib/libtorch_cpu.so").stat().st_size  # differs between builds of one version
-    what = (torch.version, str(size), wheel.version, PYTHON_TAG, _compiler_version(compiler))
+    version = _compiler_version(compiler) if compiler else "prebuilt"
+    what = (torch.version, str(size), wheel.version, PYTHON_TAG, version)
     digest = hashlib.sha256("\0".join(what).encode())
     for name in ("native_build.py",):
         digest.update((CSRC.parent / name).read_bytes())
-    for path in sorted(CSRC.rglob("*.*")):
-        digest.update(path.relative_to(CSRC).as_posix().encode() + path.read_bytes())
+    digest.update(prebuilt_libraries.digest_sources().encode())
     return f"{wheel.version}-{digest.hexdigest()[:16]}"
 
 
@@ -269,15 +288,10 @@ def _include_flags(build: SimulatorBuild, library: NativeLibrary) -> list[str]:
     return [f"-isystem{path}" for path in folders]
 
 
-def _uses_old_abi(torch: TorchInstallation) -> bool:
-    """True for a torch that was compiled with libstdc++'s old strings (some wheels up to 2.6)."""
-    return b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string" not in (torch.folder / "lib/libc10.so").read_bytes()
-
-
 def _make_compile_flags(build: SimulatorBuild, library: NativeLibrary) -> list[str]:
     words = ["-std=c++20", "-O2", "-fPIC", "-Wall", "-Wno-deprecated-declarations", f"-I{CSRC}"]
     words.append(f"-ffile-prefix-map={CSRC}=csrc")
-    if library.uses_torch and _uses_old_abi(build.torch):
+    if library.uses_torch and build.torch.uses_old_abi:
         words.append("-D_GLIBCXX_USE_CXX11_ABI=0")
     return words + _include_flags(build, library)
 

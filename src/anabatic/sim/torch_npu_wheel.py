@@ -10,11 +10,14 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import py_compile
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +56,12 @@ class TorchInstallation:
         """`2.13.0` of `2.13.0+cpu`."""
         return self.version.partition("+")[0]
 
+    @property
+    def uses_old_abi(self) -> bool:
+        """True for a torch that was compiled with libstdc++'s old strings (some wheels up to 2.6)."""
+        needle = b"torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_string"
+        return needle not in (self.folder / "lib/libc10.so").read_bytes()
+
 
 @dataclass(frozen=True)
 class TorchNpuWheel:
@@ -84,12 +93,10 @@ _REQUIRED_FILES = ("torch_npu/__init__.py", "torch_npu/lib/libtorch_npu.so")
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
-def find_unpacked_wheel(root: Path, torch: TorchInstallation) -> TorchNpuWheel | None:
-    """Return the newest matching wheel that is already unpacked below `root`."""
-    folders = [
-        *root.glob(f"torch_npu-{torch.base_version}-{PYTHON_TAG}"),
-        *root.glob(f"torch_npu-{torch.base_version}.post*-{PYTHON_TAG}"),
-    ]
+def find_unpacked_wheel(root: Path, torch: TorchInstallation, version: str = "") -> TorchNpuWheel | None:
+    """Return the wheel of this version, or else the newest matching one, that is already unpacked below `root`."""
+    patterns = [version] if version else [torch.base_version, f"{torch.base_version}.post*"]
+    folders = [folder for pattern in patterns for folder in root.glob(f"torch_npu-{pattern}-{PYTHON_TAG}")]
     complete = [folder for folder in folders if all((folder / part).is_file() for part in _REQUIRED_FILES)]
     return max(map(_wheel_of_folder, complete), key=_post_release, default=None)
 
@@ -98,14 +105,18 @@ def _post_release(wheel: TorchNpuWheel) -> int:
     return int(wheel.version.partition(".post")[2] or 0)
 
 
-def fetch_wheel(root: Path, torch: TorchInstallation) -> TorchNpuWheel:
+def fetch_wheel(root: Path, torch: TorchInstallation, version: str = "", modules: Sequence[str] = ()) -> TorchNpuWheel:
     """Return the matching wheel, unpacked below `root`; download it when it is not there.
+
+    Args:
+        version: take this one; default: the newest for this torch.
+        modules: files to compile to bytecode; default: all.
 
     Raises:
         UserError: no wheel matches this machine or this torch.
         Failure: it cannot be downloaded.
     """
-    if wheel := find_unpacked_wheel(root, torch):
+    if wheel := find_unpacked_wheel(root, torch, version):
         return wheel
     if platform.system() != "Linux" or platform.machine() not in SUPPORTED_ARCHITECTURES:
         raise UserError(
@@ -115,17 +126,26 @@ def fetch_wheel(root: Path, torch: TorchInstallation) -> TorchNpuWheel:
     root.mkdir(parents=True, exist_ok=True)
     log.info(f"fetching torch_npu for torch {torch.base_version} into {root} (about 45 MB, once)")
     with open_atomic_folder(root / "download", OTHER_CACHE_HINT) as download:
-        _download_wheel(download, torch)
+        _download_wheel(download, torch, version)
         file = next(download.glob("torch_npu-*.whl"))
-        version = file.name.split("-")[1]
-        target = root / f"torch_npu-{version}-{PYTHON_TAG}"
+        target = root / f"torch_npu-{file.name.split('-')[1]}-{PYTHON_TAG}"
         with open_atomic_folder(target, OTHER_CACHE_HINT) as unpacked, zipfile.ZipFile(file) as archive:
             archive.extractall(unpacked)
-            # Every start would compile some of it otherwise, and show the warnings of its old escape sequences.
-            words = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(unpacked / "torch_npu")]
-            subprocess.run(words, capture_output=True)
+            _compile_modules(unpacked, modules)
     shutil.rmtree(root / "download", ignore_errors=True)
     return _wheel_of_folder(target)
+
+
+def _compile_modules(folder: Path, modules: Sequence[str]) -> None:
+    """Compile to bytecode: every start would do it otherwise, and show the warnings of old escape sequences."""
+    if modules:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in modules:
+                py_compile.compile(str(folder / name), doraise=False, quiet=2)
+        return
+    words = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(folder / "torch_npu")]
+    subprocess.run(words, capture_output=True)
 
 
 def _wheel_of_folder(folder: Path) -> TorchNpuWheel:
@@ -133,8 +153,8 @@ def _wheel_of_folder(folder: Path) -> TorchNpuWheel:
     return TorchNpuWheel(version, folder, CANN_RELEASES.get(version.partition(".post")[0], "9.2.0"))
 
 
-def _download_wheel(target: Path, torch: TorchInstallation) -> None:
-    requirement = f"torch_npu=={torch.base_version}.*"
+def _download_wheel(target: Path, torch: TorchInstallation, version: str) -> None:
+    requirement = f"torch_npu=={version or torch.base_version + '.*'}"
     words = [
         sys.executable,
         "-m",

@@ -4,12 +4,12 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch_npu/csrc/core/NPUStorageImpl.h>
 
 #include <cstring>
 
 #include "../sim.h"
+#include "count.h"
 
 namespace sim {
 
@@ -78,8 +78,7 @@ namespace {
 
 // Collectives run beside the host: an operator waits for those that its stream waits for.
 void settle_stream(c10::Device device) {
-  static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  sim_settle(guard.getStream(device).native_handle());
+  sim_settle(stream_of(device));
 }
 
 }  // namespace

@@ -19,8 +19,7 @@ namespace {
 std::atomic<bool> backward{false};
 
 void* stream_of(int device) {
-  static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  return guard.getStream(c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device))).native_handle();
+  return sim::stream_of(c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)));
 }
 
 }  // namespace
