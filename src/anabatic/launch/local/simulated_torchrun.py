@@ -20,8 +20,16 @@ _PRELOADED_PACKAGES = ("torch", "torch_npu", "transformers", "peft", "accelerate
 """Packages whose import neither starts threads nor depends on the rank."""
 
 
+_ALWAYS_IMPORTED = ("torch", "torch.distributed", "torch._dynamo")
+"""The last one by the first step of every optimizer of torch 2.13 (`torch._disable_dynamo`)."""
+_IMPORTED_LATER = {"transformers": "transformers.modeling_utils"}
+"""Package -> what it imports when it makes its first model."""
+
+
 def list_program_imports(source: str) -> list[str]:
     """Return what a program imports before it does anything else, from the known packages: `module` or `module:name`.
+
+    What these packages import on demand comes last.
 
     Args:
         source: text of the program; one that does not parse imports nothing.
@@ -38,7 +46,9 @@ def list_program_imports(source: str) -> list[str]:
             found += [f"{statement.module}:{alias.name}" for alias in statement.names if alias.name != "*"]
         elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):  # a docstring
             break
-    return [name for name in found if name.replace(":", ".").partition(".")[0] in _PRELOADED_PACKAGES]
+    known = {name: name.replace(":", ".").partition(".")[0] for name in found}
+    later = [_IMPORTED_LATER[package] for package in dict.fromkeys(known.values()) if package in _IMPORTED_LATER]
+    return [name for name, package in known.items() if package in _PRELOADED_PACKAGES] + later
 
 
 def _read_program(arguments: Any) -> str:
@@ -70,7 +80,7 @@ def main() -> None:
 
     arguments = run.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if arguments.nproc_per_node != "1":
-        server = Forkserver(",".join(["torch", "torch.distributed", *list_program_imports(_read_program(arguments))]))
+        server = Forkserver(",".join([*_ALWAYS_IMPORTED, *list_program_imports(_read_program(arguments))]))
         atexit.register(server.close)
         _fork_ranks(server)
     run.main(sys.argv[1:])
