@@ -164,11 +164,9 @@ void install() {
   register_legacy_misc(*formulas);
   const std::unordered_set<std::string> own = {"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
                                                "aten::_local_scalar_dense", "aten::native_dropout",
-                                               "aten::scaled_dot_product_attention"};
-  take_over(*aten, *npu, *atb, own);
                                                "aten::scaled_dot_product_attention", "aten::_pack_padded_sequence",
                                                "aten::_to_sparse", "aten::_to_sparse.sparse_dim"};
-  take_over(*aten, *npu, own);
+  take_over(*aten, *npu, *atb, own);
   take_over_autograd(*autograd, {"aten::scaled_dot_product_attention"});
   register_copies(*aten);
   register_packing(*aten);
