@@ -19,6 +19,7 @@ from house import tree
 PAGES = [*sorted(tree.ROOT.glob("*.md")), *sorted((tree.ROOT / "docs").rglob("*.md"))]
 OTHER_PROGRAMS = set(
     [
+        "anabatic-sim",
         "curl",
         "docker",
         "helm",
@@ -33,6 +34,7 @@ OTHER_PROGRAMS = set(
         "source",
         "ssh",
         "pip",
+        "pytest",
         "export",
         "echo",
         "eval",

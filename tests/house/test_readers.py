@@ -17,6 +17,8 @@ OWN = {
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",
     "sandbox/remote_calls.py": "messages of a hostile program; what they hold is checked as it is decoded",
+    "sim/prebuilt_libraries.py": "a table of the package",
+    "sim/pytest_own_simulation.py": "between the processes of a test",
     "sim/simulation_report.py": "what simulated devices have written",
     "train/guards/bad_steps.py": "between the ranks of a job",
     "vessels/words/segments.py": "a text that was just made",

@@ -71,9 +71,14 @@ HOW = (
     How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
     How("python scripts/fetch_web", "elsewhere", "needs npm and the network; tests/house/test_web_libraries.py"),
     How(
-        "python scripts/(torch_npu_tests|pytorch_tests)",
+        "python scripts/(torch_npu_tests|pytorch_tests|sim_programs)",
         "elsewhere",
         "takes an hour; tests/npu_sim/test_torch_npu_tests.py runs a sample",
+    ),
+    How(
+        "anabatic-sim|(PYTHONPATH=. )?pytest",
+        "elsewhere",
+        "tests/npu_sim/test_pytest_plugin.py makes the project of the page",
     ),
     How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),

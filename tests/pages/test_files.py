@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from anabatic.config.loading import settings
 from anabatic.data.readers.document import ColumnMapping, Document
@@ -64,12 +65,20 @@ def group(file: Path) -> None:
     assert len(plan.tasks) == 3 and len(plan.groups) == 1
 
 
+def action(file: Path) -> None:
+    """A workflow with our action: it takes what the page gives it."""
+    given = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]["npu"]["steps"][1]
+    described = yaml.safe_load((blocks.tree.ROOT / "packaging/github-action/action.yml").read_text(encoding="utf-8"))
+    assert given["uses"].endswith("/packaging/github-action@main") and set(given["with"]) <= set(described["inputs"])
+
+
 YAML: dict[tuple[str, int], Callable[[Path], None]] = {
     ("guides/explain.md", 0): knowledge_entries,
     ("guides/fine-tuning.md", 0): curriculum,
     ("guides/kubernetes.md", 0): fine_tuning,
     ("guides/migration.md", 0): fine_tuning,
     ("guides/pipelines.md", 0): pipeline,
+    ("guides/test-your-project.md", 0): action,
     ("guides/tasks.md", 0): task,
     ("guides/tasks.md", 1): task,
     ("guides/tasks.md", 2): group,
