@@ -126,7 +126,7 @@ CpuKernel::CpuKernel(const c10::OperatorHandle& op, c10::DispatchKey key) : key_
   }
   mixes_ = contains(kMixing, schema.name()) || schema.name().rfind("atb::", 0) == 0;  // ATB reads lengths on the host
   synchronises_ = contains(kSynchronising, schema.name());
-  multiplies_ = is_product(schema.name());
+  multiplies_ = is_product(schema.name()) && schema.overload_name().rfind("dtype", 0) != 0;  // those sum in fp32 as it is
 }
 
 void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

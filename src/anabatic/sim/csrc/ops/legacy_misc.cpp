@@ -10,12 +10,9 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/renorm.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <limits>
@@ -85,29 +82,6 @@ Tensor sign_bits_unpack(const Tensor& x, int64_t size, at::ScalarType dtype) {
   return (bits * 2 - 1).to(dtype).reshape({size, -1});
 }
 
-// -inf for what top-k and top-p leave out, in the order of the steps on the page.
-Tensor top_k_top_p(const Tensor& logits, const OptionalTensor& p, const OptionalTensor& k) {
-  TORCH_CHECK(logits.dim() == 2, "npu_top_k_top_p: logits must be 2-D, got ", logits.sizes());
-  const bool with_k = value_of(k).defined(), with_p = value_of(p).defined();
-  TORCH_CHECK(with_k || with_p, "npu_top_k_top_p: p and k must not both be None");
-  constexpr double kNever = -std::numeric_limits<double>::infinity();
-  auto [sorted, indices] = at::sort(widened(logits), /*stable=*/true, -1, false);
-  if (with_k) {
-    TORCH_CHECK(k->dim() == 1 && k->size(0) == logits.size(0) && k->min().item<int64_t>() >= 1 &&
-                    k->max().item<int64_t>() <= std::min<int64_t>(logits.size(1), 1024),
-                "npu_top_k_top_p: k must have a number from 1 to min(1024, ", logits.size(1), ") for each row");
-    const Tensor least = sorted.gather(1, (logits.size(1) - k->to(at::kLong)).unsqueeze(1));
-    sorted = sorted.masked_fill(sorted.lt(least), kNever);
-  }
-  if (with_p) {
-    TORCH_CHECK(p->dim() == 1 && p->size(0) == logits.size(0), "npu_top_k_top_p: p must have a number for each row");
-    Tensor hidden = at::softmax(sorted, -1).cumsum(-1).le(1 - widened(*p).unsqueeze(1));
-    hidden.select(1, -1).fill_(false);
-    sorted = sorted.masked_fill(hidden, kNever);
-  }
-  return at::zeros_like(sorted).scatter(1, indices, sorted).to(logits.scalar_type());
-}
-
 Tensor& sim_exponential_(Tensor& x, double rate, std::optional<at::Generator> generator) {
   return x.exponential_(rate, generator);
 }
@@ -168,7 +142,6 @@ void register_legacy_misc(torch::Library& npu) {
   npu.impl("npu_ifmr", TORCH_FN(ifmr));
   npu.impl("npu_sign_bits_pack", TORCH_FN(sign_bits_pack));
   npu.impl("npu_sign_bits_unpack", TORCH_FN(sign_bits_unpack));
-  npu.impl("npu_top_k_top_p", TORCH_FN(top_k_top_p));
   npu.impl("npu_sim_exponential_", TORCH_FN(sim_exponential_));
   npu.impl("_npu_index_add", TORCH_FN(index_add));
   npu.impl("_npu_index_add_", TORCH_FN(index_add_));
