@@ -68,8 +68,8 @@ LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
 STUB_LIBRARY = "ge_runner"
 """Holds what `generate_stub_source` writes."""
 ATB_LIBRARY, ATB_OPERATORS = "atb", "libop_plugin_atb.so"
-"""The acceleration library, and torch_npu's library that needs it. Ours holds stubs: with them torch_npu defines its operators
-of ATB, whose kernels the simulator then replaces."""
+"""The acceleration library, and torch_npu's library that needs it. Ours holds stubs: with them torch_npu defines its
+operators of ATB, whose kernels the simulator then replaces."""
 SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
 """Programs of the simulated machine: name -> module."""
 
@@ -94,7 +94,13 @@ class SimulatorBuild:
     @property
     def is_complete(self) -> bool:
         """True when all of it is there: renamed into place, and nothing was removed since."""
-        names = [*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES, STUB_LIBRARY, ATB_LIBRARY]
+        names = [
+            *(library.name for library in LIBRARIES),
+            *EMPTY_LIBRARIES,
+            *LIBRARY_ALIASES,
+            STUB_LIBRARY,
+            ATB_LIBRARY,
+        ]
         files = [
             *(self.library_folder / f"lib{name}.so" for name in names),
             *(self.program_folder / name for name in SIMULATED_COMMANDS),
