@@ -76,6 +76,7 @@ def test_caches_rotations_and_filters(sim: Sim) -> None:
         "normed_offset": "npu_kv_rmsnorm_rope_cache with k_rope_offset is not simulated",
         "normed_mode": "cache_mode ND is unknown",
         "interleave_size": "x must be \\[B, N, S, 64\\]",
+        "mrope_mode": "rotary_mode only support half or interleave",
         "mrope_sections": "mrope_section must add up to 32",
         "top_k_beyond": "k must lie between 1 and 30",
         "merged_counts": "2 lse and 3 local_out",

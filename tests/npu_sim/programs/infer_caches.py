@@ -210,7 +210,7 @@ def columns(half, sections, interleaved):
 
 for sections, mode in (([12, 10, 10], "default"), ([12, 10, 10], "interleave"), ([8, 8, 8, 8], "default")):
     cos, sin = (columns(half, sections, mode == "interleave") for half in range(2))
-    for style in ("half", "interleaved"):
+    for style in ("half", "interleave"):
         out = torch_npu.npu_mrope(
             rows[: len(sections)].npu(), query.npu(), key.npu(), table.npu(), 96, mrope_section=sections,
             rotary_mode=style, cache_mode=mode,
@@ -219,6 +219,10 @@ for sections, mode in (([12, 10, 10], "default"), ([12, 10, 10], "interleave"), 
         check(f"mrope_key_{len(sections)}_{mode}_{style}", out[1], turned(key, cos, sin, style == "half"), 1e-5)
 out = torch_npu.npu_mrope(rows[0].npu(), query.npu(), key.npu(), table.npu(), 96, mrope_section=[0, 0, 0])
 check("mrope_plain", out[0], turned(query, *table[rows[0]].chunk(2, -1), True), 1e-5)
+refused(
+    "mrope_mode",
+    lambda: torch_npu.npu_mrope(rows[0].npu(), query.npu(), key.npu(), table.npu(), 96, rotary_mode="interleaved"),
+)
 refused(
     "mrope_sections",
     lambda: torch_npu.npu_mrope(rows[:3].npu(), query.npu(), key.npu(), table.npu(), 96, mrope_section=[8, 8, 8]),

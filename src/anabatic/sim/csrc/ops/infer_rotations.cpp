@@ -51,8 +51,9 @@ std::tuple<Tensor, Tensor> mrope(const Tensor& positions, const Tensor& query, c
                                  std::optional<c10::string_view> rotary_mode, std::optional<c10::string_view> cache_mode) {
   const char* name = "npu_mrope";
   const std::string rotary(rotary_mode.value_or("half")), cache(cache_mode.value_or("default"));
-  TORCH_CHECK(rotary == "half" || rotary == "interleaved", name, ": rotary_mode must be half or interleaved, got ", rotary);
-  TORCH_CHECK(cache == "default" || cache == "interleave", name, ": cache_mode must be default or interleave, got ", cache);
+  // The documentation says interleaved, torch_npu takes interleave (RopeWithSinCosCacheKernelNpuOpApi.cpp).
+  TORCH_CHECK(rotary == "half" || rotary == "interleave", "rotary_mode only support half or interleave, got ", rotary);
+  TORCH_CHECK(cache == "default" || cache == "interleave", "cache_mode only support default or interleave, got ", cache);
   TORCH_CHECK(query.dim() == 2 && key.dim() == 2 && cos_sin_cache.dim() == 2, name,
               ": query, key and cos_sin_cache must have 2 dimensions, got ", query.sizes(), ", ", key.sizes(), " and ",
               cos_sin_cache.sizes());
@@ -68,8 +69,7 @@ std::tuple<Tensor, Tensor> mrope(const Tensor& positions, const Tensor& query, c
   const Tensor rows = cos_sin_cache.index({positions.to(at::kLong)}).to(at::kFloat);  // [T, D] or [M, T, D]
   Tensor cos = rows.narrow(-1, 0, rotary_size / 2), sin = rows.narrow(-1, rotary_size / 2, rotary_size / 2);
   if (sections.empty()) {
-    TORCH_CHECK(positions.dim() == 1 && cache == "default", name, ": without mrope_section positions must have 1 dimension and "
-                "cache_mode be default");
+    TORCH_CHECK(positions.dim() == 1, name, ": without mrope_section positions must have 1 dimension, got ", positions.sizes());
   } else {
     TORCH_CHECK(positions.dim() == 2 && positions.size(0) == static_cast<int64_t>(sections.size()) &&
                     (sections.size() == 3 || (sections.size() == 4 && cache == "default")), name, ": mrope_section has ",
