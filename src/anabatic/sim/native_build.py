@@ -120,6 +120,11 @@ class SimulatorBuild:
         """What ASCEND_HOME_PATH names."""
         return self.root / "cann"
 
+    @property
+    def entry_point_folder(self) -> Path:
+        """What tells torch to load cann_python/anabatic_sim_torch.py: part of PYTHONPATH."""
+        return self.root / "python"
+
 
 def simulator_folder() -> Path:
     """Everything of the simulator outside the package: wheels, builds, lock."""
@@ -245,6 +250,7 @@ def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
         _build_stub_libraries(build, compiler, root)
         _write_programs(root / "bin")
         _write_cann_folder(root / "cann", build.wheel.cann_release)
+        _write_entry_point(root / "python")
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
 
 
@@ -401,6 +407,15 @@ def _write_cann_folder(root: Path, release: str) -> None:
     arch.mkdir()
     lines = f"package_name=Ascend-cann-toolkit\nversion={release}\narch={platform.machine()}\nos=linux\npath={root}\n"
     (arch / "ascend_toolkit_install.info").write_text(lines, encoding="utf-8")
+
+
+def _write_entry_point(root: Path) -> None:
+    """Write the metadata of a package with an entry point of torch, which our own wheel must not contain twice."""
+    folder = root / "anabatic_sim_torch-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: anabatic-sim-torch\nVersion: 1\n", encoding="utf-8")
+    entry = "[torch.backends]\nanabatic_sim_torch = anabatic_sim_torch:prepare\n"
+    (folder / "entry_points.txt").write_text(entry, encoding="utf-8")
 
 
 def _run_compiler(words: list[str], what: str) -> None:

@@ -194,6 +194,7 @@ def build_environment(outer: Mapping[str, str], build: SimulatorBuild, segment: 
     inner[PACKAGE_VARIABLE] = str(Path(__file__).parents[2])
     inner[INTERPRETER_VARIABLE] = sys.executable
     _prepend_path(inner, "PYTHONPATH", CANN_PYTHON)
+    _prepend_path(inner, "PYTHONPATH", build.entry_point_folder)
     _prepend_path(inner, "PYTHONPATH", build.wheel.folder)
     _prepend_path(inner, "LD_LIBRARY_PATH", build.library_folder)
     # The interpreter that the simulator was built for is the one that `python` means.

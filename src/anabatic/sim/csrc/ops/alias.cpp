@@ -142,6 +142,7 @@ at::Tensor Call::out(const at::Tensor& cpu) {
     data.unsafe_set_device(device_);
   } else {  // made by a helper thread or a library of its own
     data = c10::GetAllocator(c10::DeviceType::PrivateUse1)->allocate(owner->nbytes());
+    if (void* graph = capture_on(device_.index())) sim_capture_save(graph, data.get(), owner->nbytes());
     std::memcpy(data.get(), owner->data(), owner->nbytes());
   }
   c10::Storage made = npu_storage(std::move(data), owner->nbytes(), cpu);

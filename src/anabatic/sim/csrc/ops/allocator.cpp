@@ -5,6 +5,7 @@
 
 #include "../sim.h"
 #include "alias.h"
+#include "count.h"
 
 namespace sim {
 
@@ -19,6 +20,9 @@ class Switching final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (!on_device || bytes == 0) return host_->allocate(bytes);
     c10::DataPtr data = device()->allocate(bytes);
+    // In a capture this may be memory that the graph itself reuses, whose contents of now the first replay still has to read.
+    if (sim_capturing() != 0)
+      if (void* graph = capture_on(data.device().index())) sim_capture_save(graph, data.get(), bytes);
     data.unsafe_set_device(c10::Device(c10::DeviceType::CPU));
     return data;
   }
