@@ -66,11 +66,10 @@ class MadePackage(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        folder = root / PACKAGE
-        if not folder.is_dir():
+        if not (root / PACKAGE).is_dir():  # in a source archive hatchling finds it by its name
             folder = root / "build" / PACKAGE
             make_package(find_sources(root), folder)
-        build_data["force_include"][str(folder)] = PACKAGE
+            build_data["force_include"][str(folder)] = PACKAGE
         prebuilt = os.environ.get(PREBUILT_VARIABLE)
         if prebuilt and self.target_name == "wheel":
             build_data["force_include"][prebuilt] = f"{PACKAGE}/sim/prebuilt"
