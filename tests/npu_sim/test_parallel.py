@@ -23,7 +23,7 @@ def test_losses_are_those_of_gloo(sim: Sim, world: int, ways: str, rounding: flo
 
 
 def test_torchrun(sim: Sim) -> None:
-    """The usual launcher, on a script that knows nothing of the simulation."""
+    """The usual launcher, on a script that knows nothing of the simulation; its ranks are forked after the imports."""
     script = sim.folder / "script.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -32,10 +32,11 @@ def test_torchrun(sim: Sim) -> None:
         "x = torch.full((2,), float(dist.get_rank() + 1), device='npu')\n"
         "dist.all_reduce(x)\n"
         "dist.barrier()\n"
-        "os.write(1, f'sum {x.tolist()}\\n'.encode())  # in one piece: both ranks write here\n"
+        "server = 'launch.local.forkserver' in open(f'/proc/{os.getppid()}/cmdline').read()\n"
+        "os.write(1, f'sum {x.tolist()} {server}\\n'.encode())  # in one piece: both ranks write here\n"
         "dist.destroy_process_group()\n",
         encoding="utf-8",
     )
     done = sim.command("torchrun", "--standalone", "--nproc_per_node", "2", str(script), flags=["--npus", "2"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("sum [3.0, 3.0]") == 2
+    assert done.stdout.count("sum [3.0, 3.0] True") == 2
