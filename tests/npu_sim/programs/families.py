@@ -1,7 +1,7 @@
 """Small models of many families from their configuration, on the CPU and on the device: prints a line for each.
 
-A line says "same" when losses, gradient norms and greedily generated tokens agree in every bit; under autocast, when losses
-and norms agree within the rounding of bf16: the simulator multiplies in fp32 where the CPU has no instructions for bf16.
+A line says "same" when losses, gradient norms and greedily generated tokens agree in every bit; under autocast, when
+losses and norms agree within the rounding of bf16: the simulator multiplies in fp32 on a CPU without bf16.
 """
 
 import sys
