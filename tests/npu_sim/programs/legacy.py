@@ -300,9 +300,9 @@ compare.same(
 )
 compare.refuse("transposed", lambda: torch_npu.npu_fused_attention_score(*there, mask.npu(), 0.25, 1.0, True))
 
-width, heads, rows = 32, 2, 64
+width, heads, rows = 256, 16, 64
 tensors = [torch.randn(rows, width).half() * 0.5 for _ in range(3)]
-weights = [torch.randn(width, width).half() * 0.2 for _ in range(4)]
+weights = [torch.randn(width, width).half() * 0.06 for _ in range(4)]
 biases = [torch.randn(width).half() * 0.1 for _ in range(4)]
 adds = torch.randn(4, heads, 16, 16).half()
 leaves = [part.double().requires_grad_() for part in (*tensors, *weights, *biases)]

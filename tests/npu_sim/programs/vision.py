@@ -83,7 +83,7 @@ compare.same(
 )
 back = torch_npu.npu_bounding_box_decode(
     rows.npu(), torch_npu.npu_bounding_box_encode(rows.npu(), (rows + 0.3).npu(), 0.1, 0, 0, 0, 0.1, 0.1, 0.2, 0.2),
-    0.01, 0, 0, 0, 0.1, 0.1, 0.2, 0.2, (100, 100), 0.016,
+    0.1, 0, 0, 0, 0.1, 0.1, 0.2, 0.2, (100, 100), 0.016,
 )  # fmt: skip
 compare.same("coders are inverse", back, (rows + 0.3).clamp_min(0), 1e-4)
 anchor = torch.tensor([[[30.69], [32.6], [45.94], [59.88], [-44.53]]])

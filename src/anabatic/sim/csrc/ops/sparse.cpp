@@ -5,7 +5,6 @@
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
-#include <ATen/ops/_to_sparse.h>
 #include <ATen/ops/copy_sparse_to_sparse.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/DeviceGuard.h>
@@ -68,7 +67,7 @@ Tensor to_sparse_of(const Tensor& x, std::optional<int64_t> sparse_dim) {
   const at::AutoDispatchBelowADInplaceOrView below;
   SparseCall call("aten::_to_sparse");
   const Tensor dense = call.in(x);
-  const Tensor made = call.out(sparse_dim.has_value() ? at::_to_sparse(dense, *sparse_dim) : at::_to_sparse(dense));
+  const Tensor made = call.out(sparse_dim.has_value() ? dense._to_sparse(*sparse_dim) : dense._to_sparse());
   synchronise("aten::_to_sparse");
   return made;
 }
