@@ -37,7 +37,7 @@ def one_overlap(p, g, kind):
 
 
 boxes, truth = torch.rand(4, 12) * 5 + 1, torch.rand(4, 12) * 5 + 1
-for kind in ("giou", "diou"):
+for kind in ("giou", "diou", "ciou"):
     ours = getattr(torch_npu, f"npu_{kind}")
     compare.gradients(
         f"npu_{kind}",
@@ -46,8 +46,6 @@ for kind in ("giou", "diou"):
         [boxes, truth],
         1e-4,
     )
-expected = torch.stack([one_overlap(boxes[:, i], truth[:, i], "ciou") for i in range(12)])
-compare.same("npu_ciou", torch_npu.npu_ciou(boxes.npu(), truth.npu(), True, False, 0).flatten(), expected, 1e-4)
 some = truth[:, :5]
 cross = torch.stack([torch.stack([one_overlap(boxes[:, i], some[:, j], "diou") for i in range(12)]) for j in range(5)])
 compare.same("npu_diou cross", torch_npu.npu_diou(boxes.npu(), some.npu(), True, True, 0), cross)

@@ -61,11 +61,6 @@ Three fused_score(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
   return {rows_of(context).to(q.scalar_type()), soft.to(q.scalar_type()), kept.to(at::kByte).reshape({-1})};
 }
 
-Tensor fused_score_only(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const at::Scalar& scale,
-                        double keep_prob, bool t1, bool t2, bool t3, bool t4, bool t5, bool t6) {
-  return std::get<0>(fused_score(q, k, v, mask, scale, keep_prob, t1, t2, t3, t4, t5, t6));
-}
-
 Three fused_score_backward(const Tensor& grad, const Tensor& soft, const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& mask, const at::Scalar& scale, double keep_prob, bool t1, bool t2, bool t3, bool t4) {
   check_scores(q, k, v, keep_prob, {t1, t2, t3, t4});
@@ -165,7 +160,6 @@ Eleven multi_head_backward(const Tensor& query, const Tensor& key, const Tensor&
 }  // namespace
 
 void register_legacy_attention(torch::Library& npu) {
-  npu.impl("npu_fused_attention_score", TORCH_FN(fused_score_only));
   npu.impl("npu_fused_attention_score_fwd", TORCH_FN(fused_score));
   npu.impl("npu_fused_attention_score_backward", TORCH_FN(fused_score_backward));
   npu.impl("npu_fused_attention_score_grad", TORCH_FN(fused_score_gradients));

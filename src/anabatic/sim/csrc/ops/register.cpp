@@ -31,8 +31,9 @@ const std::unordered_set<std::string_view> kKept = {
     "npu::get_npu_format", "npu::get_storage_size", "npu::npu_format_cast", "npu::npu_format_cast.Tensor",
     "npu::npu_format_cast_", "npu::npu_format_cast_.acl_format", "npu::_npu_format_cast", "npu::_npu_format_cast.aclnn",
     "npu::_npu_format_cast.input_dtype", "npu::empty_with_format", "npu::empty_with_format.names",
-    "npu::unsafe_empty_with_format",
-    "npu::set_op_timeout_ms", "npu::npu_change_data_ptr"};
+    "npu::unsafe_empty_with_format", "npu::set_op_timeout_ms", "npu::npu_change_data_ptr",
+    // They only call another operator, which has their gradient.
+    "npu::npu_ciou", "npu::npu_fused_attention_score", "npu::dropout_with_byte_mask"};
 
 // Made of other operators: the CPU's own composition runs on the simulated tensors.
 const std::unordered_set<std::string_view> kComposed = {"aten::_to_copy", "aten::contiguous", "aten::_lazy_clone"};

@@ -142,9 +142,6 @@ Two ciou_with_angle(const Tensor& boxes, const Tensor& truth, bool trans, bool c
   const auto found = overlap(widened(boxes), widened(truth), trans, cross, mode, Penalty::kShape);
   return {found.value.to(boxes.scalar_type()), found.angle.to(boxes.scalar_type())};
 }
-Tensor ciou(const Tensor& boxes, const Tensor& truth, bool trans, bool cross, int64_t mode, bool angle) {
-  return std::get<0>(ciou_with_angle(boxes, truth, trans, cross, mode, angle));
-}
 Two ciou_backward(const Tensor& grad, const Tensor& boxes, const Tensor& truth, const OptionalTensor&, bool trans, bool cross,
                   int64_t mode) {
   check_backward("ciou", trans, cross, mode);
@@ -160,7 +157,6 @@ void register_vision_overlap(torch::Library& npu) {
   npu.impl("npu_giou_backward", TORCH_FN(giou_backward));
   npu.impl("npu_diou", TORCH_FN(diou));
   npu.impl("npu_diou_backward", TORCH_FN(diou_backward));
-  npu.impl("npu_ciou", TORCH_FN(ciou));
   npu.impl("_npu_ciou", TORCH_FN(ciou_with_angle));
   npu.impl("npu_ciou_backward", TORCH_FN(ciou_backward));
 }
