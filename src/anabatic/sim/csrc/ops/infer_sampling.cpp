@@ -27,6 +27,7 @@ Tensor top_k_top_p(const Tensor& logits, const OptionalTensor& p, const Optional
   const char* name = "npu_top_k_top_p";
   const float hidden = -std::numeric_limits<float>::infinity();
   TORCH_CHECK(logits.dim() == 2, name, ": logits must have 2 dimensions, got ", logits.sizes());
+  TORCH_CHECK(is_given(p) || is_given(k), name, ": p and k must not both be None");
   for (const OptionalTensor* argument : {&p, &k})
     TORCH_CHECK(!is_given(*argument) || ((*argument)->dim() == 1 && (*argument)->size(0) == logits.size(0)), name,
                 ": p and k must hold one number for each of ", logits.size(0), " rows");
