@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from anabatic.config.loading import settings
 from anabatic.data.readers.document import ColumnMapping, Document
@@ -17,6 +18,7 @@ from anabatic.doctor import knowledge_base
 from anabatic.evals.tasks import registry
 from anabatic.evals.tasks.items import build_items
 from anabatic.recipes.pipeline import stage_plan
+from house import tree
 from pages import blocks
 from pages.stand import Stand
 
@@ -64,6 +66,16 @@ def group(file: Path) -> None:
     assert len(plan.tasks) == 3 and len(plan.groups) == 1
 
 
+def workflow(file: Path) -> None:
+    """A workflow that calls our action: the folder is there, and it takes these inputs."""
+    (step,) = (
+        step for step in yaml.safe_load(file.read_text("utf-8"))["jobs"]["npu"]["steps"] if "anabatic" in step["uses"]
+    )
+    folder = tree.ROOT / step["uses"].removeprefix("OWNER/anabatic/").partition("@")[0]
+    action = yaml.safe_load((folder / "action.yml").read_text("utf-8"))
+    assert set(step["with"]) <= set(action["inputs"])
+
+
 YAML: dict[tuple[str, int], Callable[[Path], None]] = {
     ("guides/explain.md", 0): knowledge_entries,
     ("guides/fine-tuning.md", 0): curriculum,
@@ -73,6 +85,7 @@ YAML: dict[tuple[str, int], Callable[[Path], None]] = {
     ("guides/tasks.md", 0): task,
     ("guides/tasks.md", 1): task,
     ("guides/tasks.md", 2): group,
+    ("guides/test-your-project.md", 0): workflow,
 }
 """Page and number of the block -> who reads it."""
 
