@@ -1,4 +1,4 @@
-"""The distribution anabatic-sim: made from these sources, with no file of anabatic and nothing it does not need."""
+"""The distribution anabatic-sim: made from these sources, without files of anabatic or anything it does not need."""
 
 from __future__ import annotations
 
@@ -120,14 +120,8 @@ def test_it_starts_without_anabatic_and_without_torch(wheel: Path, tmp_path: Pat
     outer.pop("PYTHONSAFEPATH", None)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        # -S: no site packages, so neither anabatic nor torch is there.
-        return subprocess.run(
-            [sys.executable, "-S", "-m", "anabatic_sim", *words],
-            capture_output=True,
-            text=True,
-            env=outer,
-            cwd=tmp_path,
-        )
+        line = [sys.executable, "-S", "-m", "anabatic_sim", *words]  # -S: neither anabatic nor torch is there
+        return subprocess.run(line, capture_output=True, text=True, env=outer, cwd=tmp_path)
 
     assert run("--version").stdout == f"anabatic-sim {anabatic.__version__}\n"
     assert "anabatic-sim --npus 8 --chip 910B3 -- torchrun" in run("--help").stdout

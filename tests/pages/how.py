@@ -70,15 +70,12 @@ HOW = (
     How("ssh -L", "no", "needs another machine"),
     How("make ", "elsewhere", "tests/house/test_commands.py: the targets exist; CI runs them"),
     How("python scripts/fetch_web", "elsewhere", "needs npm and the network; tests/house/test_web_libraries.py"),
+    How("pytest --npu-sim|PYTHONPATH=. pytest", "elsewhere", "another project; tests/npu_sim/test_pytest_plugin.py"),
+    How("anabatic-sim ", "elsewhere", "another distribution; tests/e2e/test_sim_wheel.py"),
     How(
-        "python scripts/(torch_npu_tests|pytorch_tests|sim_programs)",
+        "python scripts/(torch_npu_tests|pytorch_tests|sim_programs|sim_versions)",
         "elsewhere",
         "takes an hour; tests/npu_sim/test_torch_npu_tests.py runs a sample",
-    ),
-    How(
-        "anabatic-sim|(PYTHONPATH=. )?pytest",
-        "elsewhere",
-        "tests/npu_sim/test_pytest_plugin.py makes the project of the page",
     ),
     How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),

@@ -17,7 +17,7 @@ from pages.stand import Stand
 
 ELSEWHERE = {
     "docs/en/guides/serving.md": "tests/unit/infer/server/test_guide_requests.py, before a server",
-    "docs/en/guides/test-your-project.md": "tests/npu_sim/test_pytest_plugin.py",
+    "docs/en/guides/test-your-project.md": "tests/npu_sim/test_pytest_plugin.py, as a project of its own",
     "docs/en/reference/python.md": "tests/unit/cli/test_python_page.py",
 }
 """Page -> the test that runs its blocks."""

@@ -9,9 +9,10 @@
 #include <cstring>
 
 #include "../sim.h"
-#include "count.h"
 
 namespace sim {
+
+void* stream_of(c10::Device device);  // stream_handle.cpp
 
 namespace {
 

@@ -14,6 +14,8 @@
 
 namespace sim {
 
+void* stream_of(c10::Device device);  // stream_handle.cpp
+
 namespace {
 
 std::atomic<bool> backward{false};

@@ -32,8 +32,6 @@ double take_flops();
 void synchronise(const char* what);
 // The graph that is captured on the current stream of `device`, or null.
 void* capture_on(int device);
-// The runtime's handle of the current stream of `device` (stream_handle.cpp).
-void* stream_of(c10::Device device);
 // True when an operator ran inside a backward pass since the last call (steps.cpp).
 bool take_backward();
 // Makes the report see the ends of steps; does nothing when no report was asked for.
