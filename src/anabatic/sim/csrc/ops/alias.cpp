@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "../sim.h"
+#include "count.h"
 
 namespace sim {
 
