@@ -53,8 +53,8 @@ CommGroup::CommGroup(const char* op, const char* argument, std::string_view name
 }
 
 void CommGroup::check_size(const char* argument, int64_t size) const {
-  TORCH_CHECK(size == size_, op_, ": call aclnn failed, detail:EZ1001: ", argument, " is ", size, ", the communicator has ", size_,
-              " ranks");
+  TORCH_CHECK(size == size_, op_, ": call aclnn failed, detail:EZ1001: ", argument, " is ", size, ", the communicator has ",
+              size_, " ranks");
 }
 
 void* CommGroup::stream() const {

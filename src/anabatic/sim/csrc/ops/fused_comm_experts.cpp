@@ -184,7 +184,8 @@ struct Dispatch {
 
 void check_dispatch(const Layout& layout, const Dispatch& job) {
   TORCH_CHECK(job.x.dim() == 2 && job.ids.dim() == 2, "The x and expert_ids should be 2D");
-  TORCH_CHECK_NOT_IMPLEMENTED(job.x.scalar_type() != at::kInt, "anabatic sim: ", layout.name, " with x of int32 is not simulated");
+  TORCH_CHECK_NOT_IMPLEMENTED(job.x.scalar_type() != at::kInt, "anabatic sim: ", layout.name,
+                              " with x of int32 is not simulated");
   TORCH_CHECK((job.x.scalar_type() == at::kBFloat16 || job.x.scalar_type() == at::kHalf) && job.ids.scalar_type() == at::kInt,
               "dtype of x should be bfloat16 or half, dtype of expert_ids should be int.");
   TORCH_CHECK(job.x.size(0) == job.ids.size(0), layout.name, ": x has ", job.x.size(0), " rows, expert_ids ", job.ids.size(0));
@@ -222,7 +223,8 @@ Tensor packed_rows(const Layout& layout, const Dispatch& job, const Outgoing& ou
       wide = wide * job.scales->index_select(0, expert);
     }
     const Tensor largest = wide.abs().amax({-1}), factor = kLargestInt8 / largest;
-    parts = {bytes_of_rows((wide * factor.unsqueeze(1)).nan_to_num(0).round().to(at::kChar)), bytes_of_rows(largest / kLargestInt8)};
+    parts = {bytes_of_rows((wide * factor.unsqueeze(1)).nan_to_num(0).round().to(at::kChar)),
+             bytes_of_rows(largest / kLargestInt8)};
   } else {
     parts = {bytes_of_rows(rows)};
   }
@@ -267,8 +269,13 @@ Seven dispatch(const Layout& layout, const Dispatch& job, const CommGroup& group
   const Tensor each = counts.sum(0);
   const Tensor ends = counts.t().flatten().cumsum(0).to(at::kInt);
   const int64_t extra = is_given(job.expert_scales) ? 2 * global_bs * job.ids.size(1) * (layout.ranks / kRanksOfServer) : 0;
-  return {leading_rows(expand_x, room), scales, leading_rows(places.to(at::kInt), assist),
-          job.count_type == 0 ? each.cumsum(0) : each, leading_rows(ends, ends.numel() + extra), unwritten({job.tp}, ints), weights};
+  return {leading_rows(expand_x, room),
+          scales,
+          leading_rows(places.to(at::kInt), assist),
+          job.count_type == 0 ? each.cumsum(0) : each,
+          leading_rows(ends, ends.numel() + extra),
+          unwritten({job.tp}, ints),
+          weights};
 }
 
 struct Combine {
@@ -289,8 +296,8 @@ void check_combine(const Layout& layout, const Combine& job) {
               layout.name, ": pass ep_recv_counts and expand_idx (assist_info_for_combine) of the dispatch");
   TORCH_CHECK(!is_given(job.shared_x) || (job.shared_x->numel() == job.ids.size(0) * job.expand_x.size(1) &&
                                           job.shared_x->scalar_type() == job.expand_x.scalar_type()),
-              layout.name, ": shared_expert_x must have ", job.ids.size(0), " rows of ", job.expand_x.size(1), " in the dtype of ",
-              "expand_x");
+              layout.name, ": shared_expert_x must have ", job.ids.size(0), " rows of ", job.expand_x.size(1),
+              " in the dtype of ", "expand_x");
   TORCH_CHECK((layout.copied == 0 && layout.constant == 0) || is_given(job.ori_x), layout.name,
               ": copy_expert_num and const_expert_num need ori_x");
   TORCH_CHECK(layout.constant == 0 || (is_given(job.alpha1) && is_given(job.alpha2) && is_given(job.v)), layout.name,
@@ -328,7 +335,8 @@ Tensor combine(const Layout& layout, const Combine& job, const CommGroup& group)
   // Back to where they came from: by rank, then by expert.
   const Tensor order = by_expert(counts), back = at::empty_like(order).index_copy_(0, order, at::arange(order.numel(),
                                                                                                         order.options()));
-  const Tensor rows = group.all_to_all(job.expand_x.index_select(0, back), numbers(counts.sum(1)), rows_to_ranks(layout, out.counts));
+  const Tensor rows =
+      group.all_to_all(job.expand_x.index_select(0, back), numbers(counts.sum(1)), rows_to_ranks(layout, out.counts));
   const Tensor values = rows.to(at::kFloat);
   Tensor sum = at::zeros({job.ids.size(0), job.expand_x.size(1)}, values.options());
   const Tensor routed = out.choices.ge(0).nonzero().squeeze(1), choices = out.choices.index_select(0, routed);
@@ -391,12 +399,15 @@ Tensor combine_v1(const Tensor& expand_x, const Tensor& expert_ids, const Tensor
                   int64_t moe_expert_num, const OptionalTensor&, const OptionalTensor& x_active_mask,
                   const OptionalTensor& activation_scale, const OptionalTensor& weight_scale, const OptionalTensor& group_list,
                   const OptionalTensor&, const OptionalTensor& shared_expert_x, c10::string_view group_tp, int64_t tp_world_size,
-                  int64_t tp_rank_id, int64_t expert_shard_type, int64_t shared_expert_num, int64_t shared_expert_rank_num, int64_t,
-                  int64_t out_dtype, int64_t comm_quant_mode, int64_t group_list_type) {
+                  int64_t tp_rank_id, int64_t expert_shard_type, int64_t shared_expert_num, int64_t shared_expert_rank_num,
+                  int64_t, int64_t out_dtype, int64_t comm_quant_mode, int64_t group_list_type) {
   const Layout layout{"npu_moe_distribute_combine", ep_world_size, ep_rank_id, shared_expert_num, shared_expert_rank_num,
                       moe_expert_num};
-  refuse_given(layout.name, {{"x_active_mask", &x_active_mask}, {"activation_scale", &activation_scale},
-                             {"weight_scale", &weight_scale}, {"group_list", &group_list}, {"shared_expert_x", &shared_expert_x}});
+  refuse_given(layout.name, {{"x_active_mask", &x_active_mask},
+                             {"activation_scale", &activation_scale},
+                             {"weight_scale", &weight_scale},
+                             {"group_list", &group_list},
+                             {"shared_expert_x", &shared_expert_x}});
   check_refused(layout, {group_tp, tp_world_size, tp_rank_id, expert_shard_type, ""});
   TORCH_CHECK_NOT_IMPLEMENTED(comm_quant_mode == 0 && out_dtype == 0 && group_list_type == 0, "anabatic sim: ", layout.name,
                               " with comm_quant_mode, out_dtype or group_list_type is not simulated");
@@ -420,8 +431,8 @@ Tensor combine_v2(const Tensor& expand_x, const Tensor& expert_ids, const Tensor
   check_refused(layout, {group_tp, tp_world_size, tp_rank_id, expert_shard_type, comm_alg});
   TORCH_CHECK_NOT_IMPLEMENTED(comm_quant_mode == 0, "anabatic sim: ", layout.name, " with comm_quant_mode ", comm_quant_mode,
                               " is not simulated");
-  const Combine job{expand_x, expert_ids, assist_info, ep_send_counts, expert_scales, x_active_mask, shared_expert_x, ori_x, alpha1,
-                    alpha2, v};
+  const Combine job{
+      expand_x, expert_ids, assist_info, ep_send_counts, expert_scales, x_active_mask, shared_expert_x, ori_x, alpha1, alpha2, v};
   return combine(layout, job, CommGroup(layout.name, "group_ep", group_ep));
 }
 

@@ -1,10 +1,10 @@
 // The grouped product of experts with the exchange of their tokens: npu_alltoallv_gmm (exchange, then products) and
 // npu_gmm_alltoallv (products, then exchange).
 //
-// Formulas: op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_alltoallv_gmm.md, ..._gmm_alltoallv.md. Entry rank * e + expert of
-// send_counts and recv_counts counts the rows of one expert (of e per rank); rows of an exchange lie by rank, then by expert, those
-// of a product by expert, then by rank (CANN's ops-transformer, mc2/grouped_mat_mul_allto_allv/op_kernel). The number of ranks
-// and the volume are not limited to those of the documentation.
+// Formulas: op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_alltoallv_gmm.md, ..._gmm_alltoallv.md. Entry rank * e + expert
+// of send_counts and recv_counts counts the rows of one expert (of e per rank); rows of an exchange lie by rank, then by expert,
+// those of a product by expert, then by rank (CANN's ops-transformer, mc2/grouped_mat_mul_allto_allv/op_kernel). The number of
+// ranks and the volume are not limited to those of the documentation.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -61,8 +61,9 @@ void check(const Exchange& job, at::IntArrayRef of_x) {
   TORCH_CHECK(job.x.dim() == 2 && job.weight.dim() == 3 && job.weight.size(job.turn_weight ? 2 : 1) == job.x.size(1), job.name,
               failed, "gmm_x ", job.x.sizes(), " and gmm_weight ", job.weight.sizes(), " do not fit");
   const auto blocks = static_cast<size_t>(job.experts() * job.ranks);
-  TORCH_CHECK(job.sent.size() == blocks && job.received.size() == blocks, job.name, failed, "send_counts and recv_counts must have ",
-              blocks, " numbers (experts of a rank * ep_world_size), have ", job.sent.size(), " and ", job.received.size());
+  TORCH_CHECK(job.sent.size() == blocks && job.received.size() == blocks, job.name, failed,
+              "send_counts and recv_counts must have ", blocks, " numbers (experts of a rank * ep_world_size), have ",
+              job.sent.size(), " and ", job.received.size());
   int64_t rows = 0;
   for (const auto* counts : {&job.sent, &job.received})
     for (int64_t count : *counts) TORCH_CHECK(count >= 0, job.name, failed, "send_counts and recv_counts must not be negative");
@@ -115,11 +116,12 @@ Tensor shared_product(const Exchange& job) {
   return product(*job.shared_x, job.turn_shared ? job.shared_weight->t() : *job.shared_weight);
 }
 
-std::tuple<Tensor, Tensor, Tensor> exchange_then_products(
-    const Tensor& gmm_x, const Tensor& gmm_weight, c10::string_view hcom, int64_t ep_world_size, at::IntArrayRef send_counts,
-    at::IntArrayRef recv_counts, const OptionalTensor& send_counts_tensor, const OptionalTensor& recv_counts_tensor,
-    const OptionalTensor& mm_x, const OptionalTensor& mm_weight, bool trans_gmm_weight, bool trans_mm_weight, bool permute_out_flag,
-    OptionalText comm_mode) {
+std::tuple<Tensor, Tensor, Tensor> exchange_then_products(const Tensor& gmm_x, const Tensor& gmm_weight, c10::string_view hcom,
+                                                          int64_t ep_world_size, at::IntArrayRef send_counts,
+                                                          at::IntArrayRef recv_counts, const OptionalTensor& send_counts_tensor,
+                                                          const OptionalTensor& recv_counts_tensor, const OptionalTensor& mm_x,
+                                                          const OptionalTensor& mm_weight, bool trans_gmm_weight,
+                                                          bool trans_mm_weight, bool permute_out_flag, OptionalText comm_mode) {
   const Exchange job{"npu_alltoallv_gmm", gmm_x, gmm_weight, ep_world_size, send_counts, recv_counts, send_counts_tensor,
                      recv_counts_tensor, mm_x, mm_weight, trans_gmm_weight, trans_mm_weight, comm_mode};
   check(job, send_counts);

@@ -2,8 +2,9 @@
 // npu_mm_all_reduce_base.
 //
 // Formulas: op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_all_gather_base_mm.md, ..._mm_reduce_scatter_base.md,
-// ..._mm_all_reduce_base.md. A product is float32, rounded to the dtype of the result before it is sent; ranks are added in their
-// order. Compute and transfers overlap on hardware: here the predicted time is that of both, one after the other.
+// ..._mm_all_reduce_base.md. A product alone has the bits of aten::mm; with scales, a bias or x3 it is float32 and rounded to the
+// dtype of the result before it is sent. Ranks are added in their order. Compute and transfers overlap on hardware: here the
+// predicted time is that of both, one after the other.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -30,10 +31,12 @@ using OptionalInt = std::optional<int64_t>;
 
 constexpr int64_t kShortestInner = 256, kLongestInner = 65535;  // of the products that gather or scatter: [256, 65535)
 
-Tensor product(const Tensor& left, const Tensor& right) {
+Tensor product(const Tensor& left, const Tensor& right, bool alone) {
   add_flops(2.0 * static_cast<double>(left.numel()) * static_cast<double>(right.size(1)));
+  const auto type = left.scalar_type();
+  if (alone && type == right.scalar_type() && at::isFloatingType(type)) return at::matmul(left, right);
   // Sums of int8 products are exact in float64.
-  const auto wide = left.scalar_type() == at::kChar ? at::kDouble : at::kFloat;
+  const auto wide = type == at::kChar ? at::kDouble : at::kFloat;
   return at::matmul(left.to(wide), right.to(wide));
 }
 
@@ -75,8 +78,9 @@ void check_split(const char* name, const Split& job, int64_t world_size) {
               "world_size should be in [2, 4, 8, 16, 32], but the actual value is ", world_size, ".");
   TORCH_CHECK(job.x1.dim() == 2 && job.x2.dim() == 2, "Both inputs of mm are required to be 2D, but the actual inputs are ",
               job.x1.dim(), "D and ", job.x2.dim(), "D.");
-  TORCH_CHECK(job.x1.size(1) == job.x2.size(0), "The K-axis in the two inputs of Matmul must be equal, but in reality, the K-axis ",
-              "of x1 is ", job.x1.size(1), " and the K-axis of x2 is ", job.x2.size(0), ".");
+  TORCH_CHECK(job.x1.size(1) == job.x2.size(0),
+              "The K-axis in the two inputs of Matmul must be equal, but in reality, the K-axis of x1 is ", job.x1.size(1),
+              " and the K-axis of x2 is ", job.x2.size(0), ".");
   const auto type = job.x1.scalar_type();
   const bool wide = type == at::kHalf || type == at::kBFloat16;
   TORCH_CHECK((wide || (type == at::kChar && job.quantised())) && job.x2.scalar_type() == type, name,
@@ -95,7 +99,7 @@ void check_split(const char* name, const Split& job, int64_t world_size) {
 
 // (x1_scale * x2_scale) * (x1 @ x2), as the dtype of the result.
 Tensor scaled_product(const Split& job, const Tensor& x1, const OptionalTensor& x1_scale) {
-  Tensor y = product(x1, job.x2);
+  Tensor y = product(x1, job.x2, !job.quantised());
   if (job.quantised()) y = y * scale_values(*job.x2_scale).view({1, -1});
   if (is_given(x1_scale)) y = y * x1_scale->view({-1, 1});
   return y.to(job.dtype());
@@ -165,8 +169,8 @@ void check_sum(const char* name, const Sum& job) {
   const char* failed = ": call aclnnMatmulAllReduce failed, detail:EZ1001: ";
   TORCH_CHECK(job.x2.dim() == 2, "x2 needs to be 2D, but got: ", job.x2.dim(), "D");
   TORCH_CHECK(job.x1.dim() == 2 || job.x1.dim() == 3, name, failed, "x1 must be 2D or 3D, got ", job.x1.sizes());
-  TORCH_CHECK(job.x1.size(-1) == job.x2.size(0), "K of x1 and x2 should be same, but they are x1_k: ", job.x1.size(-1), ", x2_k: ",
-              job.x2.size(0));
+  TORCH_CHECK(job.x1.size(-1) == job.x2.size(0), "K of x1 and x2 should be same, but they are x1_k: ", job.x1.size(-1),
+              ", x2_k: ", job.x2.size(0));
   const auto left = job.x1.scalar_type(), right = job.x2.scalar_type();
   TORCH_CHECK(left == at::kHalf || left == at::kBFloat16 || left == at::kChar, name, failed, "x1 is ", left,
               ", not float16, bfloat16 or int8");
@@ -194,12 +198,13 @@ void check_sum(const char* name, const Sum& job) {
               " doesn't match the output dtype ", job.dtype());
 }
 
-Tensor product_sum(const Tensor& x1, const Tensor& x2, c10::string_view hcom, c10::string_view reduce_op, const OptionalTensor& bias,
-                   const OptionalTensor& antiquant_scale, const OptionalTensor& antiquant_offset, const OptionalTensor& x3,
-                   const OptionalTensor& dequant_scale, const OptionalTensor& pertoken_scale, const OptionalTensor& quant1,
-                   const OptionalTensor& quant2, int64_t antiquant_group_size, int64_t comm_turn, at::OptionalIntArrayRef group_sizes,
-                   OptionalInt y_dtype, OptionalInt x1_dtype, OptionalInt x2_dtype, OptionalInt dequant_scale_dtype,
-                   OptionalInt pertoken_scale_dtype, int64_t comm_quant_mode, OptionalText comm_mode) {
+Tensor product_sum(const Tensor& x1, const Tensor& x2, c10::string_view hcom, c10::string_view reduce_op,
+                   const OptionalTensor& bias, const OptionalTensor& antiquant_scale, const OptionalTensor& antiquant_offset,
+                   const OptionalTensor& x3, const OptionalTensor& dequant_scale, const OptionalTensor& pertoken_scale,
+                   const OptionalTensor& quant1, const OptionalTensor& quant2, int64_t antiquant_group_size, int64_t comm_turn,
+                   at::OptionalIntArrayRef group_sizes, OptionalInt y_dtype, OptionalInt x1_dtype, OptionalInt x2_dtype,
+                   OptionalInt dequant_scale_dtype, OptionalInt pertoken_scale_dtype, int64_t comm_quant_mode,
+                   OptionalText comm_mode) {
   const char* name = "npu_mm_all_reduce_base";
   refuse_given(name, {{"comm_quant_scale_1", &quant1}, {"comm_quant_scale_2", &quant2}});
   TORCH_CHECK_NOT_IMPLEMENTED(!group_sizes.has_value() || group_sizes->empty(), "anabatic sim: ", name,
@@ -213,7 +218,8 @@ Tensor product_sum(const Tensor& x1, const Tensor& x2, c10::string_view hcom, c1
   const Sum job{x1, x2, bias, antiquant_scale, antiquant_offset, x3, dequant_scale, pertoken_scale, antiquant_group_size};
   check_sum(name, job);
   const CommGroup group(name, "hcom", hcom);
-  Tensor y = product(x1.reshape({-1, x1.size(-1)}), weight_values(x2, antiquant_scale, antiquant_offset, antiquant_group_size));
+  Tensor y = product(x1.reshape({-1, x1.size(-1)}), weight_values(x2, antiquant_scale, antiquant_offset, antiquant_group_size),
+                     !is_given(bias) && !is_given(x3));
   if (is_given(bias)) y = y + bias->to(y.scalar_type());
   if (is_given(dequant_scale)) y = y * scale_values(*dequant_scale).reshape({1, -1});
   if (is_given(pertoken_scale)) y = y * pertoken_scale->view({-1, 1});

@@ -296,9 +296,10 @@ Four re_routing(const Tensor& tokens, const Tensor& numbers, const OptionalTenso
     }
   const Tensor index = parts.empty() ? at::empty({0}, counts.options()) : at::cat(parts);
   const int64_t all = tokens.size(0);
-  return {leading_rows(tokens.index_select(0, index), all),
-          is_given(scales) ? leading_rows(scales->index_select(0, index), all) : unwritten({all}, tokens.options().dtype(at::kFloat)),
-          leading_rows(int32(index), all), counts.sum(0).to(numbers.scalar_type())};
+  return {
+      leading_rows(tokens.index_select(0, index), all),
+      is_given(scales) ? leading_rows(scales->index_select(0, index), all) : unwritten({all}, tokens.options().dtype(at::kFloat)),
+      leading_rows(int32(index), all), counts.sum(0).to(numbers.scalar_type())};
 }
 
 }  // namespace
