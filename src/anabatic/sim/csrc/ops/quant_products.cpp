@@ -66,9 +66,16 @@ at::ScalarType output_of(const char* name, std::optional<int64_t> dtype, bool in
   return wanted;
 }
 
+// A size of 0 is taken from the shapes (op-plugin docs, npu_add_quant_matmul_).
+void check_sizes(const char* name, at::IntArrayRef sizes, at::IntArrayRef wanted) {
+  bool fits = sizes.size() == 3;
+  for (size_t i = 0; fits && i < 3; i++) fits = sizes[i] == wanted[i] || sizes[i] == 0;
+  QUANT_CHECK(fits, name, "group_sizes of scales in groups must be ", wanted, ", got ", sizes);
+}
+
 // G-B: one scale per row and 128 elements of k, and one per block of 128 by 128 of x2; the products of the blocks are added.
 Tensor blockwise(const Product& p, const Tensor& token, const Tensor& scale, at::IntArrayRef sizes) {
-  QUANT_CHECK(sizes.equals({1, 128, 128}), p.name, "group_sizes of two-dimensional scales must be [1, 128, 128]");
+  check_sizes(p.name, sizes, {1, 128, 128});
   const int64_t inner = p.left.size(-1), blocks = (inner + 127) / 128, columns = p.columns();
   QUANT_CHECK(p.left.dim() == 2 && p.right.dim() == 2 && token.sizes().equals({p.left.size(0), blocks}) &&
                   scale.sizes().equals({blocks, (columns + 127) / 128}),
@@ -87,7 +94,7 @@ Tensor blockwise(const Product& p, const Tensor& token, const Tensor& scale, at:
 
 // K-G of int4: scale and offset per 256 elements of k and column: token * sum(scale * (x1 @ x2 - x1 @ offset)).
 Tensor groupwise(const Product& p, const Tensor& token, const Tensor& scale, const Tensor& offset, at::IntArrayRef sizes) {
-  QUANT_CHECK(sizes.equals({0, 0, 256}), p.name, "group_sizes of a scale per group must be [0, 0, 256]");
+  check_sizes(p.name, sizes, {1, 1, 256});
   const int64_t inner = p.left.size(-1), groups = (inner + 255) / 256;
   QUANT_CHECK(
       scale.sizes().equals({groups, p.columns()}) && offset.sizes() == scale.sizes() && offset.scalar_type() == at::kHalf,
@@ -189,7 +196,7 @@ Tensor quant_matmul_gelu(const Tensor& x1, const Tensor& x2, const Tensor& x1_sc
                          const OptionalTensor& bias, std::optional<c10::string_view> approximate) {
   const char* name = "npu_quant_matmul_gelu";
   const c10::string_view form = approximate.value_or("gelu_erf");
-  QUANT_CHECK(form == "gelu_erf" || form == "gelu_tanh", name, "approximate must be gelu_erf or gelu_tanh, got ", form);
+  QUANT_CHECK(form == "gelu_erf" || form == "gelu_tanh", name, "approximate must be 'gelu_tanh' or 'gelu_erf', but got ", form);
   const auto kind = x1.scalar_type();
   QUANT_CHECK((kind == at::kChar || kind == at::kInt) && x2.scalar_type() == kind, name,
               "x1 and x2 must be int8 or int32, got ", x1.dtype(), " and ", x2.dtype());
