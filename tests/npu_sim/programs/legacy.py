@@ -253,8 +253,8 @@ compare.same("npu_add_rms_norm_v2", [first, second], [rms((x1 + x2).double(), ga
 picture, kernel = torch.randn(2, 4, 6, 7), torch.randn(6, 2, 3, 3)
 turned = torch.randn(4, 3, 3, 3)
 compare.gradients(
-    "npu_conv2d",
-    lambda x, w, b: torch_npu.npu_conv2d(x, w, b, [2, 1], [1, 0], [1, 2], 2),
+    "npu_convolution in two dimensions",
+    lambda x, w, b: torch_npu.npu_convolution(x, w, b, [2, 1], [1, 0], [1, 2], 2),
     lambda x, w, b: conv2d(x, w, b, (2, 1), (1, 0), (1, 2), 2),
     [picture, kernel, torch.randn(6)],
     1e-4,
@@ -282,6 +282,8 @@ same(
     cube,
     tolerance=1e-4,
 )
+found = torch_npu.npu_conv2d(picture.npu(), kernel.npu(), None, [2, 1], [1, 0], [1, 2], 2)
+compare.same("npu_conv2d", found, conv2d(picture, kernel, None, (2, 1), (1, 0), (1, 2), 2), 1e-4)
 compare.refuse("conv stride", lambda: torch_npu.npu_conv2d(picture.npu(), kernel.npu(), None, [1], [0, 0], [1, 1], 2))
 
 # Attention from before flash attention: half precision.
