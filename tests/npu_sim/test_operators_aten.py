@@ -15,7 +15,7 @@ def test_operators_without_a_cpu_kernel(sim: Sim) -> None:
     assert told["checked"] > 50
     assert "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs" in told["refused"]["mm dtype"]
     assert "input dtypes must be the same" in told["refused"]["mm mixed"]
-    assert "weight must be [out channels, 1, [1, 1]]" in told["refused"]["depthwise kernel"]
+    assert "weight must be [out channels, 1, [1, 3]]" in told["refused"]["depthwise kernel"]
     assert "expected target dtype to be Long or Byte" in told["refused"]["float labels"]
     assert "'aten::addmm' is not currently supported on the NPU backend" in told["refused"]["sparse product"]
 
