@@ -124,6 +124,9 @@ for shape in ((5, 3), (2, 3, 4, 2)):
         for loss in losses:
             loss.sum().backward()
         compare.same(f"int32 labels {shape} {reduction}", [losses[1], leaves[1].grad], [losses[0], leaves[0].grad])
+margins, labels = torch.rand(2, 4), torch.tensor([[3, 0, -1, 1], [2, -1, 0, 0]])
+found = torch.nn.functional.multilabel_margin_loss(margins.npu(), labels.int().npu())
+compare.same("int32 labels, many", found, torch.nn.functional.multilabel_margin_loss(margins, labels))
 compare.refuse("float labels", lambda: torch.nn.functional.nll_loss(A, torch.zeros(5).npu()))
 
 # Sparse tensors: what op-plugin has kernels for, and torch's operators on top of them.

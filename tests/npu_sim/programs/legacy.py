@@ -327,6 +327,22 @@ compare.same(
     "npu_multi_head_attention", [found, [part.grad for part in there]], [result, [leaf.grad for leaf in leaves]], 1e-2
 )
 
+dropped = torch_npu.npu_multi_head_attention(
+    *(part.detach() for part in (tq, tk, tv, wq, wk, wv)), adds.npu(), wo.detach(), None, None, None, None, None,
+    heads, 16, 16, 16, 0.5, False,
+)  # fmt: skip
+kept = (dropped[1].cpu()[:, None].int() >> torch.arange(8)) & 1
+expected = dropped[5].cpu().double().flatten() * kept.flatten() * 2
+compare.same("npu_multi_head_attention dropout", dropped[6].flatten(), expected, 1e-3)
+compare.same("npu_multi_head_attention kept", kept.double().mean(), torch.tensor(0.5, dtype=torch.float64), 0.05)
+
+# A cast has derivatives of every order.
+leaf = torch.randn(3).npu().requires_grad_()
+cast = torch_npu.npu_dtype_cast(leaf, torch.float16)
+(slope,) = torch.autograd.grad((cast.float() ** 3).sum(), leaf, create_graph=True)
+(bend,) = torch.autograd.grad(slope.sum(), leaf)
+compare.same("npu_dtype_cast twice", [slope, bend], [3 * leaf.detach() ** 2, 6 * leaf.detach()], 5e-3)
+
 # Optimizers, on three steps.
 parameter, grads = torch.randn(7), [torch.randn(7) for _ in range(3)]
 state = [part.double() for part in (parameter, torch.zeros(7), torch.zeros(7))]

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "count.h"
+#include "dropout_mask.h"
 #include "fallback.h"
 #include "gradients.h"
 #include "kernels.h"
@@ -92,7 +93,7 @@ struct Heads {
     for (const int64_t number : {count, dim, source, target})
       TORCH_CHECK(number > 0 && number % 16 == 0,
                   "npu_multi_head_attention: heads, their dimension and both lengths must be multiples of 16, got ", number);
-    TORCH_CHECK_NOT_IMPLEMENTED(dropout == 0, "anabatic sim: npu_multi_head_attention with dropout_prob is not simulated");
+    TORCH_CHECK(dropout >= 0 && dropout < 1, "npu_multi_head_attention: dropout_prob must be in [0, 1), got ", dropout);
   }
   Tensor split(const Tensor& rows, int64_t length) const { return rows.reshape({-1, length, count, dim}).transpose(1, 2); }
   Tensor join(const Tensor& heads) const { return heads.transpose(1, 2).reshape({-1, count * dim}); }
@@ -101,29 +102,46 @@ struct Heads {
 
 using Eight = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
+// The steps round as the hardware's do, to half precision; the softmax is float32 where softmax_use_float says so.
 Eight multi_head(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& query_weight,
                  const Tensor& key_weight, const Tensor& value_weight, const Tensor& mask, const Tensor& out_weight,
                  const OptionalTensor& query_bias, const OptionalTensor& key_bias, const OptionalTensor& value_bias,
-                 const OptionalTensor& out_bias, const OptionalTensor&, int64_t count, int64_t dim, int64_t source,
-                 int64_t target, double dropout, bool) {
+                 const OptionalTensor& out_bias, const OptionalTensor& dropout_mask, int64_t count, int64_t dim, int64_t source,
+                 int64_t target, double dropout, bool softmax_use_float) {
   const Heads heads{count, dim, source, target};
   heads.check(query, key, dropout);
-  const auto project = [](const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-    return at::linear(widened(x), widened(weight), widened(value_of(bias)));
+  const auto dtype = query.scalar_type();
+  const auto rounded = [dtype](const Tensor& x) { return x.to(dtype).to(at::kFloat); };
+  const auto project = [&](const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+    return rounded(at::linear(widened(x), widened(weight), widened(value_of(bias))));
   };
-  const Tensor q = heads.split(project(query, query_weight, query_bias) * heads.scale(), target);
+  const Tensor q = heads.split(rounded(project(query, query_weight, query_bias) * heads.scale()), target);
   const Tensor k = heads.split(project(key, key_weight, key_bias), source);
   const Tensor v = heads.split(project(value, value_weight, value_bias), source);
-  const Tensor soft = at::softmax(at::matmul(q, k.transpose(-1, -2)) + widened(mask), -1);
-  const Tensor context = heads.join(at::matmul(soft, v));
+  const Tensor scores = rounded(rounded(at::matmul(q, k.transpose(-1, -2))) + widened(mask));
+  const Tensor soft = at::softmax(scores, -1);
+  Tensor kept = value_of(dropout_mask), left = rounded(soft);
+  const int64_t bytes = soft.numel() / 8;
+  if (dropout > 0) {
+    if (!kept.defined() || kept.numel() == 0)
+      kept = pack_mask(draw_kept(soft.numel(), dropout, take_seed_here()));
+    left = rounded(left * unpack_mask(kept, soft.sizes()).to(at::kFloat) / (1 - dropout));
+    kept = kept.reshape({-1}).slice(0, 0, bytes).clone();
+  } else {
+    kept = at::full({bytes}, 255, at::kByte);
+  }
+  const Tensor context = rounded(heads.join(at::matmul(left, v)));
   const Tensor y = project(context, out_weight, out_bias);
   const double width = static_cast<double>(query.size(1));
   add_flops(2 * width * width * (2 * query.size(0) + key.size(0) + value.size(0)) + 4.0 * soft.numel() * dim);
-  const int64_t blocks = (soft.numel() + 127) / 128;
-  const Tensor kept = at::full({blocks * 16}, 255, at::kByte);
-  const auto dtype = query.scalar_type();
-  return {y.to(dtype),    kept,           q.to(dtype).contiguous(), k.to(dtype).contiguous(), v.to(dtype).contiguous(),
-          soft.to(dtype), soft.to(dtype), context.to(dtype)};
+  return {y.to(dtype),
+          kept,
+          q.to(dtype).contiguous(),
+          k.to(dtype).contiguous(),
+          v.to(dtype).contiguous(),
+          soft.to(softmax_use_float ? at::kFloat : dtype),
+          left.to(dtype),
+          context.to(dtype)};
 }
 
 // What a linear layer's weight, input and bias get.
@@ -141,13 +159,15 @@ Eleven multi_head_backward(const Tensor& query, const Tensor& key, const Tensor&
                            const Tensor& key_weight, const Tensor& value_weight, const Tensor& out_weight,
                            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                            const Tensor& query_res, const Tensor& key_res, const Tensor& value_res, const Tensor& scores,
-                           const Tensor& soft, const Tensor& context, const Tensor& grad, const Tensor&, int64_t count,
+                           const Tensor& soft, const Tensor& context, const Tensor& grad, const Tensor& mask, int64_t count,
                            int64_t dim, int64_t source, int64_t target, double dropout, bool) {
   const Heads heads{count, dim, source, target};
   heads.check(query, key, dropout);
   const LinearGradients out(widened(grad), context, out_weight);
   const Tensor dcontext = heads.split(out.input, target);
-  const Tensor dsoft = at::matmul(dcontext, widened(value_res).transpose(-1, -2));
+  Tensor dsoft = at::matmul(dcontext, widened(value_res).transpose(-1, -2));
+  if (dropout > 0)
+    dsoft = dsoft * unpack_mask(mask, dsoft.sizes()).to(at::kFloat) / (1 - dropout);
   const Tensor dscores = softmax_backward(dsoft, widened(scores));
   const LinearGradients q(heads.join(at::matmul(dscores, widened(key_res))) * heads.scale(), query, query_weight);
   const LinearGradients k(heads.join(at::matmul(dscores.transpose(-1, -2), widened(query_res))), key, key_weight);

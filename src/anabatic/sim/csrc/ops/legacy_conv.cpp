@@ -46,10 +46,10 @@ Tensor forward(const Plan& plan, const Tensor& x, const Tensor& weight, const Op
   plan.check(x, weight);
   const std::vector<int64_t> none(x.dim() - 2, 0);
   const at::IntArrayRef extra = plan.transposed ? plan.output_padding : at::IntArrayRef(none);
-  const Tensor y = at::convolution(widened(x), widened(weight), widened(value_of(bias)), plan.stride, plan.padding,
-                                   plan.dilation, plan.transposed, extra, plan.groups);
+  const Tensor y =
+      at::convolution(x, weight, value_of(bias), plan.stride, plan.padding, plan.dilation, plan.transposed, extra, plan.groups);
   add_flops(plan.flops(x, y, weight));
-  return y.to(x.scalar_type());
+  return y;
 }
 
 Three backward(const Plan& plan, const Tensor& x, const Tensor& grad, const Tensor& weight, std::array<bool, 3> mask) {
@@ -57,12 +57,10 @@ Three backward(const Plan& plan, const Tensor& x, const Tensor& grad, const Tens
   const std::vector<int64_t> none(x.dim() - 2, 0);
   const at::IntArrayRef extra = plan.transposed ? plan.output_padding : at::IntArrayRef(none);
   const std::vector<int64_t> bias{grad.size(1)};
-  auto [dx, dweight, dbias] =
-      at::convolution_backward(widened(grad), widened(x), widened(weight), at::IntArrayRef(bias), plan.stride, plan.padding,
-                               plan.dilation, plan.transposed, extra, plan.groups, mask);
+  auto [dx, dweight, dbias] = at::convolution_backward(grad, x, weight, at::IntArrayRef(bias), plan.stride, plan.padding,
+                                                       plan.dilation, plan.transposed, extra, plan.groups, mask);
   add_flops(plan.flops(x, grad, weight) * (mask[0] + mask[1]));
-  return {mask[0] ? dx.to(x.scalar_type()) : dx, mask[1] ? dweight.to(weight.scalar_type()) : dweight,
-          mask[2] ? dbias.to(grad.scalar_type()) : dbias};
+  return {dx, dweight, dbias};
 }
 
 Tensor conv(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding,

@@ -13,6 +13,7 @@
 
 #include <tuple>
 
+#include "dropout_mask.h"
 #include "fallback.h"
 #include "gradients.h"
 #include "kernels.h"
@@ -31,34 +32,6 @@ void check_probability(double p) {
 
 int64_t whole_blocks(int64_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
 
-// True for each of `count` values that is kept, with probability 1 - p.
-Tensor draw(int64_t count, double p, uint64_t seed) {
-  return at::rand({count}, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat)).ge(p);
-}
-
-Tensor packed(const Tensor& kept) {
-  const int64_t count = kept.numel(), bits = whole_blocks(count);
-  Tensor all = at::zeros({bits}, at::kInt);
-  all.slice(0, 0, count).copy_(kept.reshape({-1}));
-  const Tensor places = at::arange(8, at::kInt);
-  return all.view({-1, 8}).bitwise_left_shift(places).sum(1).to(at::kByte);
-}
-
-Tensor unpacked(const Tensor& mask, at::IntArrayRef sizes) {
-  const int64_t count = c10::multiply_integers(sizes);
-  TORCH_CHECK(mask.scalar_type() == at::kByte && mask.numel() * 8 >= count,
-              "dropout: the mask must be uint8 with a bit for each of ", count, " values, got ", mask.numel(), " bytes of ",
-              mask.dtype());
-  const Tensor places = at::arange(8, at::kInt);
-  return mask.reshape({-1, 1})
-      .to(at::kInt)
-      .bitwise_right_shift(places)
-      .bitwise_and(1)
-      .reshape({-1})
-      .slice(0, 0, count)
-      .view(sizes);
-}
-
 Tensor apply_mask(const Tensor& x, const Tensor& kept, double p) {
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   return (widened(x) * kept.to(at::kFloat) * scale).to(x.scalar_type());
@@ -67,31 +40,31 @@ Tensor apply_mask(const Tensor& x, const Tensor& kept, double p) {
 std::tuple<Tensor, Tensor> npu_dropout(const Tensor& x, double p) {
   check_probability(p);
   TORCH_CHECK(at::isFloatingType(x.scalar_type()), "dropout only supports floating-point dtypes");
-  const Tensor kept = draw(x.numel(), p, take_seed_here());
-  return {apply_mask(x, kept.view(x.sizes()), p), packed(kept)};
+  const Tensor kept = draw_kept(x.numel(), p, take_seed_here());
+  return {apply_mask(x, kept.view(x.sizes()), p), pack_mask(kept)};
 }
 
 Tensor npu_dropout_backward(const Tensor& grad, const Tensor& mask, double p) {
   check_probability(p);
-  return apply_mask(grad, unpacked(mask, grad.sizes()), p);
+  return apply_mask(grad, unpack_mask(mask, grad.sizes()), p);
 }
 
 std::tuple<Tensor, Tensor> dropout_do_mask(const Tensor& x, const Tensor& mask, double p) {
   check_probability(p);
-  return {apply_mask(x, unpacked(mask, x.sizes()), p), mask};
+  return {apply_mask(x, unpack_mask(mask, x.sizes()), p), mask};
 }
 
 Tensor dropout_gen_mask(const Tensor&, at::IntArrayRef size, double p, int64_t seed, int64_t offset, std::optional<bool>,
                         std::optional<bool>) {
   check_probability(p);
   const uint64_t mixed = static_cast<uint64_t>(seed) + 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(offset + 1);  // splitmix64
-  return packed(draw(c10::multiply_integers(size), p, mixed));
+  return pack_mask(draw_kept(c10::multiply_integers(size), p, mixed));
 }
 
 std::tuple<Tensor, Tensor> dropout_with_byte_mask(const Tensor& x, double p) {
   check_probability(p);
   TORCH_CHECK(at::isFloatingType(x.scalar_type()), "dropout only supports floating-point dtypes");
-  const Tensor kept = draw(x.numel(), p, take_seed_here()).view(x.sizes());
+  const Tensor kept = draw_kept(x.numel(), p, take_seed_here()).view(x.sizes());
   return {apply_mask(x, kept, p), kept.to(at::kByte)};
 }
 
@@ -106,7 +79,7 @@ std::tuple<Tensor, Tensor, Tensor> add_softmax(const Tensor& x, const Tensor& x1
   check_probability(p);
   TORCH_CHECK(x.sizes() == x1.sizes(), "npu_dropout_with_add_softmax: self ", x.sizes(), " and x1 ", x1.sizes(), " differ");
   const Tensor soft = at::softmax(widened(x1) + widened(x) * alpha, dim);
-  const Tensor kept = draw(x.numel(), p, take_seed_here());
+  const Tensor kept = draw_kept(x.numel(), p, take_seed_here());
   Tensor mask = at::zeros({whole_blocks(x.numel())}, at::kByte);
   mask.slice(0, 0, x.numel()).copy_(kept);
   const auto dtype = x.scalar_type();
@@ -123,6 +96,33 @@ std::tuple<Tensor, Tensor> add_softmax_backward(const Tensor& grad, const Tensor
 }
 
 }  // namespace
+
+Tensor draw_kept(int64_t count, double p, uint64_t seed) {
+  return at::rand({count}, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat)).ge(p);
+}
+
+Tensor pack_mask(const Tensor& kept) {
+  const int64_t count = kept.numel(), bits = whole_blocks(count);
+  Tensor all = at::zeros({bits}, at::kInt);
+  all.slice(0, 0, count).copy_(kept.reshape({-1}));
+  const Tensor places = at::arange(8, at::kInt);
+  return all.view({-1, 8}).bitwise_left_shift(places).sum(1).to(at::kByte);
+}
+
+Tensor unpack_mask(const Tensor& mask, at::IntArrayRef sizes) {
+  const int64_t count = c10::multiply_integers(sizes);
+  TORCH_CHECK(mask.scalar_type() == at::kByte && mask.numel() * 8 >= count,
+              "dropout: the mask must be uint8 with a bit for each of ", count, " values, got ", mask.numel(), " bytes of ",
+              mask.dtype());
+  const Tensor places = at::arange(8, at::kInt);
+  return mask.reshape({-1, 1})
+      .to(at::kInt)
+      .bitwise_right_shift(places)
+      .bitwise_and(1)
+      .reshape({-1})
+      .slice(0, 0, count)
+      .view(sizes);
+}
 
 void register_legacy_dropout(torch::Library& npu) {
   npu.impl("_npu_dropout", TORCH_FN(npu_dropout));

@@ -33,7 +33,8 @@ const std::unordered_set<std::string_view> kKept = {
     "npu::_npu_format_cast.input_dtype", "npu::empty_with_format", "npu::empty_with_format.names",
     "npu::unsafe_empty_with_format", "npu::set_op_timeout_ms", "npu::npu_change_data_ptr",
     // They only call another operator, which has their gradient.
-    "npu::npu_ciou", "npu::npu_fused_attention_score", "npu::dropout_with_byte_mask"};
+    "npu::npu_ciou", "npu::npu_fused_attention_score", "npu::dropout_with_byte_mask", "npu::npu_dtype_cast_backward",
+    "npu::_npu_dtype_cast_backward"};
 
 // Made of other operators: the CPU's own composition runs on the simulated tensors.
 const std::unordered_set<std::string_view> kComposed = {"aten::_to_copy", "aten::contiguous", "aten::_lazy_clone"};

@@ -57,12 +57,12 @@ Tensor decode(const Tensor& rois, const Tensor& deltas, double m0, double m1, do
   return at::stack(sides, 1).to(rois.scalar_type());
 }
 
-// The sizes' ratio counts without its sign, as in the example of the page.
+// A box of negative size has the logarithm NaN, as on the A2 (torch_npu, contrib/test_bbox_coder.py).
 Tensor encode(const Tensor& anchors, const Tensor& truth, double m0, double m1, double m2, double m3, double s0, double s1,
               double s2, double s3) {
   check_boxes("npu_bounding_box_encode", anchors, truth);
   const Centred a(widened(anchors), 1), g(widened(truth), 1);
-  const Tensor deltas[] = {(g.x - a.x) / a.w, (g.y - a.y) / a.h, at::log((g.w / a.w).abs()), at::log((g.h / a.h).abs())};
+  const Tensor deltas[] = {(g.x - a.x) / a.w, (g.y - a.y) / a.h, at::log(g.w / a.w), at::log(g.h / a.h)};
   const Tensor d = at::stack(deltas, 1);
   return ((d - at::tensor({m0, m1, m2, m3}, at::kFloat)) / at::tensor({s0, s1, s2, s3}, at::kFloat)).to(anchors.scalar_type());
 }
