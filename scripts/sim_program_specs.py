@@ -148,7 +148,7 @@ def _read_run(path: Path, row: Mapping[str, Any]) -> Run:
         like=row.get("like"),
         environment=row.get("environment") or {},
         cpu_environment=row.get("cpu_environment") or {},
-        seconds=int(row.get("seconds", 500)),
+        seconds=int(row.get("seconds", 900)),
     )
 
 
