@@ -329,7 +329,7 @@ def shown_command(text: str) -> str:
         if index and "=" in word and not word.startswith("-"):
             break
         kept.append(word)
-        if word.endswith((".py", ".yaml")) or (len(kept) > 1 and kept[-2] == "-m"):
+        if word.endswith((".py", ".sh", ".yaml")) or (len(kept) > 1 and kept[-2] == "-m"):
             break
     return " ".join(kept)
 
