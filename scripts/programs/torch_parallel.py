@@ -94,7 +94,7 @@ def main() -> None:
     dist.init_process_group(dist.get_default_backend_for_device(device))
     torch.manual_seed(1)
     model = distribute(Model().to(device), arguments.strategy, device, arguments.bf16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)  # some are DTensors
     rank = 0 if arguments.strategy == "tensor" else dist.get_rank()
     source = torch.Generator().manual_seed(rank)
     for _ in range(STEPS):
