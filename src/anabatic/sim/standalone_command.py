@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write counters and predicted times as JSON")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the predicted times as a Chrome trace")
     parser.add_argument("--debug", action="store_true", help="show the compiler's output and tracebacks")
-    parser.add_argument("--version", action="version", version=_read_version())
+    parser.add_argument("--version", action="store_true", help="show the version")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="a program and its options")
     return parser
 
@@ -89,6 +89,9 @@ def _run_words(words: list[str]) -> int:
     if words[:1] and words[0] in _SUBCOMMANDS:
         return _SUBCOMMANDS[words[0]](words[1:])
     found = build_parser().parse_args(words)
+    if found.version:
+        sys.stdout.write(_read_version() + "\n")
+        return 0
     command = found.command[1:] if found.command[:1] == ["--"] else found.command
     if not command:
         raise ConfigError("which command?", f"for example: {PROGRAM} --npus 8 -- python train.py")

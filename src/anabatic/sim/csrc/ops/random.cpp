@@ -1,8 +1,8 @@
 // Random numbers. The state is torch_npu's own generator (seed and offset), so manual_seed, get_rng_state, fork_rng and
 // checkpointing work; the numbers come from the CPU's engine, seeded per call: repeatable, and not those of a real NPU.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 #include <mutex>
 
@@ -11,8 +11,25 @@
 
 namespace sim {
 
+namespace {
+
+// torch_npu's generator of a device. The hooks of torch, which at::globalContext() asks, have it in newer versions only;
+// the function behind them is exported by all (at_npu::detail::getDefaultNPUGenerator).
+const at::Generator& default_generator(c10::DeviceIndex index) {
+  using Getter = const at::Generator& (*)(c10::DeviceIndex);
+  static const auto getter = [] {
+    void* library = dlopen("libtorch_npu.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* symbol = library == nullptr ? nullptr : dlsym(library, "_ZN6at_npu6detail22getDefaultNPUGeneratorEa");
+    TORCH_CHECK(symbol != nullptr, "the simulated NPU does not find getDefaultNPUGenerator in this torch_npu");
+    return reinterpret_cast<Getter>(symbol);
+  }();
+  return getter(index);
+}
+
+}  // namespace
+
 uint64_t take_seed(const std::optional<at::Generator>& wanted, c10::Device device) {
-  at::Generator generator = wanted.has_value() && wanted->defined() ? *wanted : at::globalContext().defaultGenerator(device);
+  at::Generator generator = wanted.has_value() && wanted->defined() ? *wanted : default_generator(device.index());
   TORCH_CHECK(generator.device().type() == device.type(), "Expected a '", device.type(),
               "' device type for generator but found '",
               generator.device().type(), "'");

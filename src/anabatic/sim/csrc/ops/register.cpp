@@ -54,16 +54,34 @@ std::string& kinds() {
 
 void note(const std::string& name, const char* kind) { kinds().append(name).append(" ").append(kind).append("\n"); }
 
+// The kernel that the dispatcher's table has for an operator, inherited ones included. torch 2.7 gives it to nobody but itself:
+// there an explicit instantiation names the private member, to which access is not checked (C++20, [temp.spec.general]).
+struct OperatorTable {};
+auto table_of(OperatorTable, const c10::OperatorHandle& op);
+template <typename Tag, auto Member>
+struct Reveal {
+  friend auto table_of(Tag, const c10::OperatorHandle& op) { return op.*Member; }
+};
+template struct Reveal<OperatorTable, &c10::OperatorHandle::operatorDef_>;
+
+template <typename Handle>
+auto computed_kernel(const Handle& op, c10::DispatchKey key) {
+  if constexpr (requires { op.getComputedKernelForDispatchKey(key); })
+    return op.getComputedKernelForDispatchKey(key);
+  else
+    return table_of(OperatorTable{}, op)->op.lookup(c10::DispatchKeySet(key));
+}
+
 // Runs the kernel that the CPU would run at `key` on the arguments as they are.
 class Composed final : public c10::OperatorKernel {
  public:
-  Composed(const c10::OperatorHandle& op, c10::DispatchKey key) : kernel_(op.getComputedKernelForDispatchKey(key)) {}
+  Composed(const c10::OperatorHandle& op, c10::DispatchKey key) : kernel_(computed_kernel(op, key)) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     kernel_.callBoxed(op, keys, stack);
   }
 
  private:
-  c10::SafeKernelFunction kernel_;
+  decltype(computed_kernel(std::declval<const c10::OperatorHandle&>(), c10::DispatchKey::CPU)) kernel_;
 };
 
 void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, const std::unordered_set<std::string>& ours) {
