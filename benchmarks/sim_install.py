@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from option_types import names_among, positive_int
@@ -30,7 +31,7 @@ WALL_GOAL, CPU_GOAL = 60.0, 10.0
 FIRST_LINE = "import torch; print(torch.ones(2, device='npu').sum().item())"
 
 
-def run(words: list[str | Path], environment: dict[str, str]) -> tuple[float, float, str]:
+def run(words: Sequence[str | Path], environment: dict[str, str]) -> tuple[float, float, str]:
     """Return wall and CPU seconds of a command and of all that it started, and its output."""
     before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True, check=False)
@@ -44,8 +45,20 @@ def run(words: list[str | Path], environment: dict[str, str]) -> tuple[float, fl
 def build_wheel(folder: Path) -> Path:
     """Build the wheel with compiled libraries for this torch."""
     version = importlib.metadata.version("torch").partition("+")[0]
-    words = [sys.executable, ROOT / "scripts" / "build_sim_wheels.py", "--torch", version, "--use"]
-    run([*words, f"{version}={sys.executable}", "--work", folder / "work", "--out", folder], dict(os.environ))
+    script, use = ROOT / "scripts" / "build_sim_wheels.py", f"{version}={sys.executable}"
+    words: list[str | Path] = [
+        sys.executable,
+        script,
+        "--torch",
+        version,
+        "--use",
+        use,
+        "--work",
+        folder / "work",
+        "--out",
+        folder,
+    ]
+    run(words, dict(os.environ))
     return next(folder.glob("*.whl"))
 
 
@@ -72,7 +85,7 @@ def measure(wheel: Path, downloads: Path, folder: Path, installer: str) -> list[
     else:
         make = [sys.executable, "-m", "venv", folder / "venv"]
         install = [python, "-m", "pip", "install", "--quiet", wheel]
-    steps = {
+    steps: dict[str, Sequence[str | Path]] = {
         "environment": make,
         "install": install,
         "first line on npu:0": [folder / "venv" / "bin" / "anabatic-sim", "--", python, "-c", FIRST_LINE],
@@ -106,9 +119,11 @@ def main() -> None:
                 turns.append(measure(wheel, folder / "downloads", place, installer))
                 shutil.rmtree(place)
             for rows in zip(*turns, strict=True):
-                wall, cpu = (statistics.median(row[column] for row in rows) for column in (1, 2))
+                wall = statistics.median(wall for _, wall, _ in rows)
+                cpu = statistics.median(cpu for _, _, cpu in rows)
                 print(f"{installer}: {rows[0][0]}: {wall:.1f} s, {cpu:.1f} s of CPU time", flush=True)
-            wall, cpu = (statistics.median(sum(row[column] for row in turn) for turn in turns) for column in (1, 2))
+            wall = statistics.median(sum(wall for _, wall, _ in turn) for turn in turns)
+            cpu = statistics.median(sum(cpu for _, _, cpu in turn) for turn in turns)
             print(f"{installer}: together {wall:.1f} s, {cpu:.1f} s of CPU time", flush=True)
 
 
