@@ -62,8 +62,8 @@ LIBRARIES = (
     NativeLibrary("anabatic_sim_ops", "ops", ("ascendcl", "hccl"), uses_torch=True),
     NativeLibrary("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), uses_torch=True),
 )
-EMPTY_LIBRARIES = ("graph", "acl_tdt_channel")
-"""Named by torch_npu, nothing of them is used."""
+EMPTY_LIBRARIES = ("graph", "acl_tdt_channel", "ascend_protobuf")
+"""Named by torch_npu, nothing of them is used, or what is used is in another library of ours."""
 LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
 """Libraries that torch_npu opens under their own name, for functions that ours has under another."""
 STUB_LIBRARY = "ge_runner"
@@ -71,6 +71,9 @@ STUB_LIBRARY = "ge_runner"
 ATB_LIBRARY, ATB_OPERATORS = "atb", "libop_plugin_atb.so"
 """The acceleration library, and torch_npu's library that needs it. Ours holds stubs: with them torch_npu defines its
 operators of ATB, whose kernels the simulator then replaces."""
+GRAPH_LIBRARY, GRAPH_USERS = "fmk_parser", "dynamo/torchair/core/*.so"
+"""CANN's graph engine, and torch_npu's libraries that need it. Ours raises by name: importing torchair works, graphs do
+not."""
 SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
 """Programs of the simulated machine: name -> module."""
 LAUNCHER_COMMANDS = {"torchrun": "anabatic.launch.local.simulated_torchrun"}
@@ -98,7 +101,7 @@ class SimulatorBuild:
     def is_complete(self) -> bool:
         """True when all of it is there: renamed into place, and nothing was removed since."""
         names = [*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES]
-        names += [STUB_LIBRARY, ATB_LIBRARY]
+        names += [STUB_LIBRARY, ATB_LIBRARY, GRAPH_LIBRARY]
         files = [
             *(self.library_folder / f"lib{name}.so" for name in names),
             *(self.program_folder / name for name in (*SIMULATED_COMMANDS, *LAUNCHER_COMMANDS)),
@@ -379,6 +382,11 @@ def _build_stub_libraries(build: SimulatorBuild, compiler: str, root: Path) -> N
         file = root / f"stubs_{name}.c"
         file.write_text(text, encoding="utf-8")
         _build_shared_library(compiler, root, name, ["-x", "c", str(file)])
+    having = list((root / "lib").glob("*.so"))
+    file = root / f"stubs_{GRAPH_LIBRARY}.cpp"
+    text = generate_stub_source(package.glob(GRAPH_USERS), having, _CANN_SYMBOL, _RAISING_STUBS)
+    file.write_text(text, encoding="utf-8")
+    _build_shared_library(compiler, root, GRAPH_LIBRARY, [str(file)])
 
 
 def _write_programs(folder: Path) -> None:
@@ -440,14 +448,43 @@ _CANN_SYMBOL = re.compile(r"(acl|Acl|Hccl|Msprof|rt[A-Z]|hal[A-Z]|drv[A-Z]|_ZNK?
 _ATB_SYMBOL = re.compile(r"_ZNK?3atb\w*")
 """Mangled names of the namespace atb. All of torch_npu's uses return a status or nothing."""
 
-_C_PROLOGUE = """#include <stdio.h>
+
+@dataclass(frozen=True)
+class _StubLanguage:
+    """How the source of stubs begins, and how one is written; `@` is its symbol."""
+
+    prologue: str
+    function: str
+
+
+_RETURNING_STUBS = _StubLanguage(
+    """#include <stdio.h>
 
 static int refuse(const char* name, int* told) {
   if (!*told) fprintf(stderr, "anabatic sim: %s is not simulated\\n", name);
   *told = 1;
   return 200001;
 }
-"""
+""",
+    'int @(void) { static int told; return refuse("@", &told); }',
+)
+"""For functions that return a status."""
+
+_RAISING_STUBS = _StubLanguage(
+    """#include <cxxabi.h>
+
+#include <stdexcept>
+#include <string>
+
+[[noreturn]] static void refuse(const char* symbol) {
+  char* name = abi::__cxa_demangle(symbol, nullptr, nullptr, nullptr);
+  throw std::runtime_error("anabatic sim: " + std::string(name ? name : symbol) +
+                           " of CANN's graph engine is not simulated; the backends eager, aot_eager and npugraphs are");
+}
+""",
+    'extern "C" void @() { refuse("@"); }',
+)
+"""For C++ that returns objects; Python gets a RuntimeError."""
 
 
 def _list_symbols(library: Path, kind: str) -> set[str]:
@@ -460,9 +497,12 @@ def _list_symbols(library: Path, kind: str) -> set[str]:
 
 
 def generate_stub_source(
-    needing: Iterable[Path], having: Iterable[Path], wanted: re.Pattern[str] = _CANN_SYMBOL
+    needing: Iterable[Path],
+    having: Iterable[Path],
+    wanted: re.Pattern[str] = _CANN_SYMBOL,
+    language: _StubLanguage = _RETURNING_STUBS,
 ) -> str:
-    """Return C that defines what libraries of the wheel need and ours do not have."""
+    """Return source that defines what libraries of the wheel need and ours do not have."""
     symbols: set[str] = set()
     present: set[str] = set()
     for library in needing:
@@ -471,5 +511,4 @@ def generate_stub_source(
     for library in having:
         present |= _list_symbols(library, "defined")
     names = sorted(name for name in symbols - present if wanted.fullmatch(name))
-    lines = [f'int {name}(void) {{ static int told; return refuse("{name}", &told); }}' for name in names]
-    return "\n".join([_C_PROLOGUE, *lines, ""])
+    return "\n".join([language.prologue, *(language.function.replace("@", name) for name in names), ""])
