@@ -120,17 +120,16 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     pythons = dict(word.split("=", 1) for word in given.use)
     print("\n".join(render_head("en")), flush=True)
-    rows, good = [], True
+    good = True
     for version in given.torch:
         named = pythons.get(version)
         python = Path(named) if named else build_sim_wheels.make_environment(version, work / f"torch-{version}")
         row, right = check_version(version, python, work)
-        rows.append(row)
         good &= right
         print(row.render("en"), flush=True)
-    for language in HEADS if given.docs else ():
-        page = ROOT / PAGE.format(language=language)
-        page.write_text(merge_rows(page.read_text(encoding="utf-8"), rows, language), encoding="utf-8")
+        for language in HEADS if given.docs else ():
+            page = ROOT / PAGE.format(language=language)
+            page.write_text(merge_rows(page.read_text(encoding="utf-8"), [row], language), encoding="utf-8")
     return 0 if good else 1
 
 
