@@ -59,7 +59,12 @@ void CommGroup::check_size(const char* argument, int64_t size) const {
 
 void* CommGroup::stream() const {
   static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  return guard.getStream(guard.getDevice()).native_handle();
+  void* on = guard.getStream(guard.getDevice()).native_handle();
+  if (void* graph = sim_capture(on)) {
+    sim_capture_refuse(graph, op_);
+    TORCH_CHECK(false, "anabatic sim: ", op_, " inside of torch.npu.graph is not simulated: it communicates");
+  }
+  return on;
 }
 
 void CommGroup::finish(HcclResult result, void* stream) const {
