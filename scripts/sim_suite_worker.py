@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import multiprocessing
@@ -26,7 +27,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-PRELOAD = ("torch", "torch_npu", "torch.testing._internal.common_utils", "torch.distributed.fsdp", "scipy", "pytest")
+PRELOAD = (
+    "torch",
+    "torch_npu",
+    "torch_npu.testing.testcase",
+    "torch.testing._internal.common_modules",
+    "torch.testing._internal.common_fsdp",
+    "torch.testing._internal.distributed._tensor.common_dtensor",
+    "torch.distributed.fsdp",
+    "scipy",
+    "pytest",
+    "_pytest.unittest",
+    "_pytest.assertion.rewrite",
+)
+"""What most files import, 5 s of CPU time for each of them. None of it may start the device: files are forked."""
 ERROR_CHARACTERS = 1500
 MOST_RESTARTS = 40
 GRACE_SECONDS = 30
@@ -128,7 +142,7 @@ class WarmProcess(multiprocessing.get_context("forkserver").Process):  # type: i
 
 def _start_server() -> int:
     """Start the server that ranks are forked from; return its process id."""
-    forkserver.set_forkserver_preload(["torch", "torch_npu"])
+    forkserver.set_forkserver_preload(["torch", "torch_npu", "torch_npu.testing.testcase"])
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server.ensure_running()
     server.ensure_running = lambda: None  # the processes of tests use it as well, and cannot wait for it
@@ -136,9 +150,10 @@ def _start_server() -> int:
 
 
 def _spawn_warm() -> None:
-    """Let `spawn` mean the server: each rank would import torch anew."""
-    import torch
+    """Let `spawn` mean the server: each rank would import torch anew.
 
+    It does not import torch itself: the file may set variables that torch reads then.
+    """
     original = multiprocessing.get_context
     warm = original("forkserver")
     warm.Process = WarmProcess  # type: ignore[assignment,misc]
@@ -146,8 +161,9 @@ def _spawn_warm() -> None:
     def get_context(method: str | None = None) -> Any:
         return warm if method == "spawn" else original(method)
 
-    for module in (multiprocessing, torch.multiprocessing):
-        setattr(module, "get_context", get_context)  # noqa: B010 - mypy rejects the assignment
+    for module in (multiprocessing, sys.modules.get("torch.multiprocessing")):
+        if module:  # torch takes the name from multiprocessing when it is imported
+            setattr(module, "get_context", get_context)  # noqa: B010 - mypy rejects the assignment
 
 
 def _end_ranks(server: int) -> None:
@@ -197,11 +213,10 @@ def _run_tests(job: dict[str, Any]) -> int:
             os.devnull,
             "--rootdir",
             job["root"],
-            "-W",
-            "ignore",
             "--import-mode=importlib",
         ]
-        for plugin in ("cacheprovider", "xdist", "timeout", "randomly"):
+        # Warnings are the tests' own business: some count them.
+        for plugin in ("cacheprovider", "xdist", "timeout", "randomly", "warnings"):
             words += ["-p", f"no:{plugin}"]
         code = int(pytest.main([*words, str(file)], plugins=[recorder]))
         recorder.write(end=code)
@@ -242,7 +257,7 @@ def _run_file(job: dict[str, Any], server: int) -> dict[str, Any]:
         if pid == 0:
             code = 70
             try:
-                os.setsid()
+                os.setpgid(0, 0)  # a group that can be killed
                 if _sets_variables(Path(job["file"])):
                     os.execv(sys.executable, [sys.executable, __file__, json.dumps(job)])
                 code = _run_tests(job)
@@ -283,6 +298,7 @@ def main() -> int:
     server = _start_server()
     for name in PRELOAD:
         importlib.import_module(name)
+    gc.freeze()  # a collection in a forked process would copy what it looks at
     for line in sys.stdin:
         answers.write(json.dumps(_run_file(json.loads(line), server)) + "\n")
         answers.flush()

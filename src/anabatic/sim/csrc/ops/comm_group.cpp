@@ -61,7 +61,12 @@ void CommGroup::check_size(const char* argument, int64_t size) const {
 
 void* CommGroup::stream() const {
   static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  return stream_of(guard.getDevice());
+  void* on = stream_of(guard.getDevice());
+  if (void* graph = sim_capture(on)) {
+    sim_capture_refuse(graph, op_);
+    TORCH_CHECK(false, "anabatic sim: ", op_, " inside of torch.npu.graph is not simulated: it communicates");
+  }
+  return on;
 }
 
 void CommGroup::finish(HcclResult result, void* stream) const {

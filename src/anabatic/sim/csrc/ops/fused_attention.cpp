@@ -24,6 +24,7 @@
 
 #include "attention.h"
 #include "count.h"
+#include "capture.h"
 #include "fallback.h"
 #include "kernels.h"
 
@@ -249,7 +250,12 @@ void no_extras(const OptionalTensor& sink, const Ends& prefix) {
                               "anabatic sim: npu_fusion_attention with prefix is not simulated");
 }
 
-int64_t new_seed(double keep) { return keep < 1 ? static_cast<int64_t>(take_seed_here() >> 2) : 0; }
+int64_t new_seed(double keep) {
+  if (keep >= 1) return 0;
+  TORCH_CHECK_NOT_IMPLEMENTED(!capture_on_any(), "anabatic sim: npu_fusion_attention with dropout inside of torch.npu.graph is not "
+                              "simulated: its seed is a number of the host");
+  return static_cast<int64_t>(take_seed_here() >> 2);
+}
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
