@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -184,8 +185,10 @@ aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attr
 }
 
 aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free_bytes, size_t* total) {
-  int device = sim::current_or_default();
-  if (device < 0) return sim::fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo", "no device is set");
+  // Without a device it is the first one's: torch_npu's allocator asks before it sets one (per_process_memory_fraction,
+  // NPUCachingAllocator.cpp, setMemoryFraction; its test_per_process_memory_fraction.py passes on NPUs).
+  const int device = std::max(sim::current_or_default(), 0);
+  if (sim_physical(device) < 0) return sim::fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo", "no device is visible");
   const SimDevice& row = sim_segment()->device[sim_physical(device)];
   uint64_t used = __atomic_load_n(&row.hbm_used, __ATOMIC_RELAXED);
   *total = row.hbm_total;
