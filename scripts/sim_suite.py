@@ -60,8 +60,13 @@ class FileResult:
         return sum(row["outcome"] in outcomes for row in self.tests.values())
 
 
+MACHINE_PATH = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
+"""The folders of an absolute path, which are those of one machine."""
+
+
 def find_cause(text: str) -> str:
     """Return a short name for what made a test fail."""
+    text = MACHINE_PATH.sub("", text)
     for pattern, name in CAUSES:
         if found := list(re.finditer(pattern, text)):
             return name.format(*found[-1].groups())
