@@ -9,6 +9,8 @@
 #include "comm.h"
 #include "dtype.h"
 
+extern "C" void sim_paper_group(void* handle, const char* communicator, int type);
+
 namespace hccl_sim {
 
 namespace {
@@ -141,6 +143,7 @@ void enqueue(std::shared_ptr<Comm> comm, Operation operation, aclrtStream stream
   __atomic_fetch_add(&device.collectives, 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&device.collective_bytes, volume(*comm, operation), __ATOMIC_RELAXED);
   auto* job = new Job{comm, std::move(operation), sim_paper_launch(comm->logical, stream)};
+  sim_paper_group(job->paper, comm->name.c_str(), static_cast<int>(job->operation.type));
   std::lock_guard<std::mutex> lock(comm->mutex);
   job->operation.number = comm->launched++;
   sim_enqueue(stream, execute, job);
