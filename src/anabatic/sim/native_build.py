@@ -64,7 +64,7 @@ LIBRARIES = (
 )
 EMPTY_LIBRARIES = ("graph", "acl_tdt_channel", "ascend_protobuf")
 """Named by torch_npu, nothing of them is used, or what is used is in another library of ours."""
-LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
+LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl", "ms_tools_ext": "ascendcl"}
 """Libraries that torch_npu opens under their own name, for functions that ours has under another."""
 STUB_LIBRARY = "ge_runner"
 """Holds what `generate_stub_source` writes."""
@@ -74,8 +74,11 @@ operators of ATB, whose kernels the simulator then replaces."""
 GRAPH_LIBRARY, GRAPH_USERS = "fmk_parser", "dynamo/torchair/core/*.so"
 """CANN's graph engine, and torch_npu's libraries that need it. Ours raises by name: importing torchair works, graphs do
 not."""
-SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
+SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi", "msprof": "anabatic.sim.fake_msprof"}
 """Programs of the simulated machine: name -> module."""
+_MSPROF = Path("tools/profiler/bin/msprof")
+_MSPROF_SCRIPT = Path("tools/profiler/profiler_tool/analysis/msprof/msprof.py")
+"""Where a CANN installation has them: torch_npu's profiler looks for the script next to the program."""
 LAUNCHER_COMMANDS = {"torchrun": "anabatic.launch.local.simulated_torchrun"}
 """Programs of the environment with a faster start on a simulated machine: name -> module."""
 
@@ -196,8 +199,8 @@ def _copy_prebuilt(build: SimulatorBuild, folder: Path) -> None:
     with open_atomic_folder(build.root, OTHER_CACHE_HINT) as root:
         shutil.copytree(folder / "lib", root / "lib")
         (root / "bin").mkdir()
-        _write_programs(root / "bin")
         _write_cann_folder(root / "cann", build.wheel.cann_release)
+        _write_programs(root / "bin", root / "cann")
     log.debug(f"the simulator is that of {folder}, nothing was compiled")
 
 
@@ -251,8 +254,8 @@ def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
         for name, target in LIBRARY_ALIASES.items():
             _build_shared_library(compiler, root, name, ["-Wl,--no-as-needed", f"-L{root / 'lib'}", f"-l{target}"])
         _build_stub_libraries(build, compiler, root)
-        _write_programs(root / "bin")
         _write_cann_folder(root / "cann", build.wheel.cann_release)
+        _write_programs(root / "bin", root / "cann")
         _write_entry_point(root / "python")
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
 
@@ -389,7 +392,7 @@ def _build_stub_libraries(build: SimulatorBuild, compiler: str, root: Path) -> N
     _build_shared_library(compiler, root, GRAPH_LIBRARY, [str(file)])
 
 
-def _write_programs(folder: Path) -> None:
+def _write_programs(folder: Path, cann: Path) -> None:
     for name, module in SIMULATED_COMMANDS.items():
         # No site packages and no PYTHON* variables: it starts fast, whatever COMMAND's environment is.
         run = (
@@ -397,6 +400,12 @@ def _write_programs(folder: Path) -> None:
             f"main; sys.exit(main())"
         )
         _write_script(folder / name, f'"${INTERPRETER_VARIABLE}" -S -E -c "{run}"')
+        if name == "msprof":
+            for path in (_MSPROF, _MSPROF_SCRIPT):
+                (cann / path).parent.mkdir(parents=True)
+            (folder / name).rename(cann / _MSPROF)
+            (folder / name).symlink_to(Path("..") / cann.name / _MSPROF)
+            (cann / _MSPROF_SCRIPT).write_text("".join(f"{line}\n" for line in run.split("; ")), encoding="utf-8")
     for name, module in LAUNCHER_COMMANDS.items():
         _write_script(folder / name, f'"${INTERPRETER_VARIABLE}" -m {module}')
 

@@ -16,6 +16,7 @@
 extern "C" void sim_capture_launch(void* graph, const char* name, void (*prepare)(void* argument, void* stream),
                                    int (*run)(void* argument, char* text, size_t room), void (*drop)(void* argument),
                                    void* argument);
+extern "C" void sim_paper_group(void* handle, const char* communicator, int type);
 
 namespace hccl_sim {
 
@@ -150,6 +151,7 @@ Job* prepare(const std::shared_ptr<Comm>& comm, Operation operation, aclrtStream
   __atomic_fetch_add(&device.collectives, 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&device.collective_bytes, volume(*comm, operation), __ATOMIC_RELAXED);
   auto* job = new Job{comm, std::move(operation), sim_paper_launch(comm->logical, stream)};
+  sim_paper_group(job->paper, comm->name.c_str(), static_cast<int>(job->operation.type));
   job->operation.number = comm->launched++;
   return job;
 }
