@@ -270,3 +270,40 @@ def test_products_of_other_dtypes_are_refused(sim: Sim) -> None:
     lines = printed.splitlines()
     assert len(lines) == 4 * 3 + 3
     assert all(line.endswith(("True", "4.0")) for line in lines), printed
+
+
+def test_memory_of_the_host_that_the_device_uses(sim: Sim) -> None:
+    code = """
+    import gc, torch, torch_npu
+    total = torch.npu.get_device_properties(0).total_memory  # asked for before a device is set
+    x = torch_npu.empty_with_swapped_memory((4,), dtype=torch.float32, device="npu").fill_(2)
+    print((x * 3).tolist())
+    del x
+    gc.collect()
+    try:
+        torch.empty(total // 5, dtype=torch.int8, device="npu")
+    except torch.OutOfMemoryError:
+        print("more than the fraction")
+    """
+    told = sim.python(code, PYTORCH_NPU_ALLOC_CONF="per_process_memory_fraction:0.1")
+    assert told == "[6.0, 6.0, 6.0, 6.0]\nmore than the fraction"
+
+
+def test_attention_whatever_kernels_are_allowed_and_its_gradients(sim: Sim) -> None:
+    printed = sim.python(
+        """
+        import torch, torch_npu
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        q = torch.randn(1, 2, 8, 16, device="npu")
+        expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            found = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        print(torch.allclose(found, expected, atol=1e-5))
+        out, most, total, *_ = torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", scale=0.25, sparse_mode=1)
+        print(torch.allclose(out, expected, atol=1e-5))
+        grads = torch.ops.npu.npu_fusion_attention_grad(
+            q, q, q, out, 2, "BNSD", softmax_max=most, softmax_sum=total, attention_in=out, scale_value=0.25)
+        print(grads[3], grads[4].shape, grads[4].dtype)
+        """
+    )
+    assert printed == "True\nTrue\nNone torch.Size([0]) torch.float32"

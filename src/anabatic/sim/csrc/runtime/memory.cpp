@@ -33,6 +33,23 @@ bool take_range(void* at, Range* range) {
   return true;
 }
 
+// Memory of aclrtMallocHost stays what it is (torch_npu's NPUSwappedMemoryAllocator registers it, then frees it).
+static void register_range(void* at, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  auto found = ranges.find(reinterpret_cast<uintptr_t>(at));
+  if (found != ranges.end() && found->second.kind == HOST) found->second.registered = true;
+  else ranges[reinterpret_cast<uintptr_t>(at)] = {bytes, 0, REGISTERED};
+}
+
+static bool unregister_range(void* at) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  auto found = ranges.find(reinterpret_cast<uintptr_t>(at));
+  if (found == ranges.end() || (found->second.kind != REGISTERED && !found->second.registered)) return false;
+  if (found->second.kind == REGISTERED) ranges.erase(found);
+  else found->second.registered = false;
+  return true;
+}
+
 bool find_range_from(const void* at, Range* range, int64_t* inside) {
   std::lock_guard<std::mutex> lock(ranges_mutex);
   auto next = ranges.upper_bound(reinterpret_cast<uintptr_t>(at));
@@ -155,12 +172,12 @@ aclError aclrtFreeHost(void* pointer) {
 aclError aclrtFreeHostWithDevSync(void* pointer) { return aclrtFreeHost(pointer); }
 
 aclError aclrtHostRegister(void* pointer, uint64_t size, aclrtHostRegisterType, void** device_pointer) {
-  sim::add_range(pointer, {size, 0, sim::REGISTERED});
+  sim::register_range(pointer, size);
   if (device_pointer != nullptr) *device_pointer = pointer;
   return ACL_SUCCESS;
 }
 aclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
-  sim::add_range(pointer, {size, 0, sim::REGISTERED});
+  sim::register_range(pointer, size);
   return ACL_SUCCESS;
 }
 aclError aclrtHostGetDevicePointer(void* host, void** device, uint32_t) {
@@ -168,8 +185,8 @@ aclError aclrtHostGetDevicePointer(void* host, void** device, uint32_t) {
   return ACL_SUCCESS;
 }
 aclError aclrtHostUnregister(void* pointer) {
-  sim::Range range;
-  return sim::take_range(pointer, &range) ? ACL_SUCCESS : ACL_ERROR_INVALID_PARAM;
+  if (sim::unregister_range(pointer)) return ACL_SUCCESS;
+  return sim::fail(ACL_ERROR_INVALID_PARAM, "aclrtHostUnregister", "the address was not registered");
 }
 
 aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attributes) {
