@@ -2,9 +2,9 @@
 
     python benchmarks/context.py [--seq-len 2048] [--rounds 5]
 
-Ideal is half of the work for each of the two. Both sides run in turns, each process with one thread: the CPU time of the
-slowest process of a step, the wall clock, and the peak memory of a process beyond what it has before the first step. The
-sequence is one document (attention dominates), then documents of an eighth of it.
+Ideal is half of the work for each of the two. Both sides run in turns, each process with one thread: the CPU time of
+the slowest process of a step, the wall clock, and the peak memory of a process beyond what it had before the first
+step. The sequence is one document (attention dominates), then documents of an eighth of it.
 """
 
 from __future__ import annotations

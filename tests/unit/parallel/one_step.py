@@ -125,7 +125,10 @@ def train_step(folder: Path, case: Case, world: World, batches: Sequence[Batch])
     step.run_step(iter(mine), len(mine), 1.0)
     made = {f"{name}.grad": grad * world.gradient_group.size for name, grad in kept.items()}
     made |= {name: gather_full_tensor(param.detach()).clone() for name, param in model.named_parameters()}
-    made |= {"loss": step.totals[0] / step.totals[1], "norm": step.grad_norm, "sums": step.totals[1:].clone()}
+    # Before the first update the accuracy compares rounding with zero.
+    counted = [True] * 4 + [name != "accuracy" for name in objective.metric_names]
+    sums = step.totals[1:][torch.tensor(counted)]
+    made |= {"loss": step.totals[0] / step.totals[1], "norm": step.grad_norm, "sums": sums}
     made["valid"] = _measure(objective, batches, world)
     return {name: value.contiguous() for name, value in made.items()}
 
