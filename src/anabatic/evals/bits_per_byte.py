@@ -67,7 +67,8 @@ def measure_bits_per_byte(
         tokenizer: turns the stored tokens back into the text that gzip gets.
         batches: this process's share of one evaluation pass with `num_bytes` above 0.
         device: where the model is.
-        world: processes that measure together, None for one alone; only the first of them compresses, the others return 0 for gzip.
+        world: processes that measure together, None: this one alone; only the first of them compresses, the others
+            return 0 for gzip.
     """
     world = world or World()
     measured = evaluate_loss(ModelRoot(model), batches, device, world)
