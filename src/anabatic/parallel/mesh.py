@@ -79,10 +79,9 @@ class RankMesh:
         """Return the mesh for FSDP2: the ranks that shard parameters, below the copies if there are several."""
         shards = self.get_submesh(SHARD_DIMENSIONS)
         copies = self.get_submesh(("replicate",))
-        if copies is None or shards is None:
-            found = shards if copies is None else copies
-            assert found is not None
-            return found
+        assert shards is not None  # plan.mesh_shape
+        if copies is None:
+            return shards
         name = shards.mesh_dim_names
         assert name is not None
         return self.device_mesh["replicate", name[0]]

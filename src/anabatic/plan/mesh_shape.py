@@ -74,7 +74,7 @@ def resolve_mesh_shape(
         unit: what the mesh is made of, one and several; hint: what to do if it cannot be made; None: start others.
 
     Raises:
-        ConfigError: the dimensions do not divide the processes.
+        ConfigError: the dimensions do not divide the processes, or leave nothing to shard.
     """
     given = {"replicate": settings.replicate, "context": settings.context, "tensor": settings.tensor}
     named = {name: size for name, size in given.items() if size > 1}
@@ -86,4 +86,11 @@ def resolve_mesh_shape(
             f"start a multiple of {product}, for one machine by --device.nproc {-(-world_size // product) * product}"
         )
         raise ConfigError(f"{what}, which does not divide {world_size} {unit[world_size != 1]}", hint or start)
-    return MeshShape(shard=world_size // product, **given)
+    shape = MeshShape(shard=world_size // product, **given)
+    if shape.replicate > 1 and shape.shard * shape.context == 1:
+        raise ConfigError(
+            f"parallel.replicate is {shape.replicate}, and {world_size} {unit[1]} leave one in each copy: nothing is"
+            " sharded",
+            hint or "use --parallel.strategy ddp, or a smaller parallel.replicate",
+        )
+    return shape

@@ -149,6 +149,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str, str]] = {
         "parallel.replicate is 3, which does not divide 8 processes",
         "a multiple of 3",
     ),
+    "nothing to shard": (
+        {"replicate": 4, "tensor": 2, "strategy": "zero3"},
+        8,
+        "parallel.replicate is 4, and 8 processes leave one in each copy",
+        "ddp",
+    ),
 }
 
 
