@@ -21,7 +21,7 @@ with own.profile(
     on_trace_ready=own.tensorboard_trace_handler(folder),
 ) as profiler:
     for number in range(5):
-        torch.npu.mstx.mark(f"step {number}")
+        torch.npu.mstx.mark(f"step {number}", torch.npu.current_stream())
         span = torch.npu.mstx.range_start("forward", torch.npu.current_stream())
         rows = torch.randn(256, 64).npu()
         loss = model(rows).square().mean()

@@ -24,7 +24,8 @@ namespace {
 
 // Names that do not follow from the operator's: those of op-plugin (op_plugin/config/op_plugin_functions.yaml, `exec`).
 const std::unordered_map<std::string_view, std::string_view> kNames = {
-    {"aten::_to_copy", "aclnnCast"}, {"npu::_npu_dtype_cast", "aclnnCast"}, {"npu::npu_dtype_cast", "aclnnCast"},
+    {"aten::clone", "aclnnInplaceCopy"}, {"aten::_to_copy", "aclnnCast"}, {"npu::_npu_dtype_cast", "aclnnCast"},
+    {"npu::npu_dtype_cast", "aclnnCast"},
     {"npu::npu_fusion_attention", "aclnnFlashAttentionScore"}, {"npu::npu_fusion_attention_v3", "aclnnFlashAttentionScore"},
     {"npu::npu_fusion_attention_grad", "aclnnFlashAttentionScoreGrad"},
     {"npu::npu_fusion_attention_grad_v3", "aclnnFlashAttentionScoreGrad"}, {"aten::_fused_adamw_", "aclnnApplyAdamWV2"}};
