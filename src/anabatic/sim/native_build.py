@@ -74,7 +74,7 @@ operators of ATB, whose kernels the simulator then replaces."""
 GRAPH_LIBRARY, GRAPH_USERS = "fmk_parser", "dynamo/torchair/core/*.so"
 """CANN's graph engine, and torch_npu's libraries that need it. Ours raises by name: importing torchair works, graphs do
 not."""
-SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi", "msprof": "anabatic.sim.fake_msprof"}
+SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi", "msprof": "anabatic.sim.profiling.fake_msprof"}
 """Programs of the simulated machine: name -> module."""
 _MSPROF = Path("tools/profiler/bin/msprof")
 _MSPROF_SCRIPT = Path("tools/profiler/profiler_tool/analysis/msprof/msprof.py")

@@ -1,5 +1,5 @@
 // What torch_npu's profiler gets from the simulated CANN: aclprofStart opens a folder PROF_*, and until aclprofStop everything
-// that runs on a profiled device is a line of JSON there. `msprof` (fake_msprof.py) makes the tables and the timeline of it.
+// that runs on a profiled device is a line of JSON there. `msprof` (sim/profiling) makes the tables and the timeline of it.
 //
 // Two clocks: rows of the host have this machine's time, CLOCK_MONOTONIC_RAW as torch_npu's own rows; rows of a device last as
 // long as predicted, and start when the simulation has launched them and their stream is free.

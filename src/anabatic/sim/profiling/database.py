@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core.errors import Failure
-from anabatic.sim.profile_export import NO_MODEL, TENSOR_KEYS, describe_collective, split_overlap
-from anabatic.sim.profile_tasks import Profile, Task
+from anabatic.sim.profiling.export import NO_MODEL, TENSOR_KEYS, describe_collective, split_overlap
+from anabatic.sim.profiling.tasks import Profile, Task
 
 _API_LEVELS = {20000: "acl", 15000: "model", 10000: "node", 5500: "communication", 5000: "runtime"}
 _API_LEVELS |= {50001: "op", 50002: "queue", 50003: "trace", 50004: "mstx"}

@@ -7,13 +7,13 @@ it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
 Row = dict[str, Any]
@@ -121,7 +121,7 @@ def _name_core(unit: str, soc: str) -> str:
 
 def _read_json(path: Path) -> Row:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_reader.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}", "the profile is incomplete: was the program killed?") from error
     if not isinstance(found, dict):
@@ -136,7 +136,7 @@ def _read_lines(path: Path) -> Iterator[Row]:
         if not line.endswith("\n"):
             return  # the program was killed while it wrote
         try:
-            yield json.loads(line)
+            yield json_reader.loads(line)
         except ValueError as error:
             raise DataError(f"{path}:{number}: {error}", "the profile is damaged: profile again") from error
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import DataError
-from anabatic.sim import fake_msprof, profile_export, profile_tasks
+from anabatic.sim.profiling import export, fake_msprof, tasks
 
 LEVEL0, LEVEL1 = 0x801, 0x27  # torch_npu/csrc/profiler/profiler_mgr.h
 REAL, RAW = 1_700_000_000_000_000_123, 5_000_000_000
@@ -109,7 +109,7 @@ def test_tables_have_the_tasks_with_exact_times(tmp_path: Path) -> None:
 
 def test_the_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     root = write_profile(tmp_path, ROWS)
-    events = profile_export.build_timeline(profile_tasks.read_profile(root))
+    events = export.build_timeline(tasks.read_profile(root))
     named = {event["pid"] for event in events if event["name"] == "process_name"}
     for event in events:
         assert event["pid"] in named and isinstance(event["tid"], int)
@@ -133,7 +133,7 @@ def test_level0_leaves_out_what_it_does_not_collect(tmp_path: Path) -> None:
 
 
 def test_older_chips_have_one_kind_of_core(tmp_path: Path) -> None:
-    profile = profile_tasks.read_profile(write_profile(tmp_path, ROWS, soc="Ascend910PremiumA"))
+    profile = tasks.read_profile(write_profile(tmp_path, ROWS, soc="Ascend910PremiumA"))
     assert [task.core for task in profile.tasks] == ["AI_CORE", "AI_CORE", "COMMUNICATION", "MEMCPY_ASYNC"]
 
 
@@ -157,20 +157,20 @@ def test_collectives_are_analysed(tmp_path: Path) -> None:
     ],
 )
 def test_types_follow_from_the_function(api: str, kind: str) -> None:
-    assert profile_tasks.name_type(api) == kind
+    assert tasks.name_type(api) == kind
 
 
 def test_a_killed_program_leaves_its_whole_lines(tmp_path: Path) -> None:
     root = write_profile(tmp_path, ROWS)
     data = root / "device_3" / "data" / "tasks.jsonl"
     data.write_text(data.read_text()[:-5])
-    assert len(profile_tasks.read_profile(root).tasks) == 3
+    assert len(tasks.read_profile(root).tasks) == 3
     data.write_text("not json\n")
     with pytest.raises(DataError, match="tasks.jsonl:1"):
-        profile_tasks.read_profile(root)
+        tasks.read_profile(root)
     (root / "host" / "start_info").write_text("")
     with pytest.raises(DataError, match="start_info"):
-        profile_tasks.read_profile(root)
+        tasks.read_profile(root)
 
 
 def test_what_is_not_simulated_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,8 +191,8 @@ def test_intervals_are_sets_of_moments(left: list[tuple[int, int]], right: list[
     def moments(intervals: list[tuple[int, int]]) -> set[int]:
         return {moment for begin, end in intervals for moment in range(begin, end)}
 
-    whole, taken = profile_export.merge_intervals(left), profile_export.merge_intervals(right)
+    whole, taken = export.merge_intervals(left), export.merge_intervals(right)
     assert moments(whole) == moments(left) and sum(end - begin for begin, end in whole) == len(moments(left))
-    rest = profile_export.subtract_intervals(whole, taken)
+    rest = export.subtract_intervals(whole, taken)
     assert moments(rest) == moments(left) - moments(right)
     assert sum(end - begin for begin, end in rest) == len(moments(rest))

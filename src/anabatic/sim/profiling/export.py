@@ -15,7 +15,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from anabatic.core.errors import Failure
-from anabatic.sim.profile_tasks import Profile, Row, Task
+from anabatic.sim.profiling.tasks import Profile, Row, Task
 
 # Rows of the timeline from the top (analysis/common_func/trace_view_header_constant.py of Ascend/msprof).
 _FRAMEWORK, _CANN, _HARDWARE, _COMMUNICATION, _OVERLAP = 6, 7, 14, 17, 18

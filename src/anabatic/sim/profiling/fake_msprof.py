@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from anabatic.core.errors import AnabaticError, UserError
-from anabatic.sim import profile_database, profile_export, profile_tasks
+from anabatic.sim.profiling import database, export, tasks
 
 _USAGE = """Usage: msprof --export=on [--type=db] --output=<PROF folder>
        msprof --analyze=on [--type=db] --output=<PROF folder>
@@ -23,10 +24,13 @@ This is a simulated NPU: programs are profiled with torch_npu.profiler.
 """
 
 _WRITERS = {
-    "text": (profile_export.export_profile, profile_export.analyze_profile),
-    "db": (profile_database.export_database, profile_database.analyze_database),
+    "text": (export.export_profile, export.analyze_profile),
+    "db": (database.export_database, database.analyze_database),
 }
 """What --export and --analyze write, by --type."""
+_POLL_SECONDS = 0.5
+"""torch_npu's parser looks for the tables every 0.1 s, and writes no timeline if the export ends before it sees them:
+an export that is too fast loses that race (torch_npu 2.13, profiler/analysis/prof_common_func/_task_manager.py)."""
 
 
 def _find_profiles(output: str) -> list[Path]:
@@ -52,13 +56,15 @@ def _run(arguments: Sequence[str]) -> None:
     kind = options.get("--type", "text")
     if kind not in _WRITERS:
         raise UserError(f"msprof: --type={kind} is unknown", "--type=text or --type=db")
-    export, analyze = _WRITERS[kind]
+    write_tables, write_analysis = _WRITERS[kind]
     for path in _find_profiles(options.get("--output", "")):
-        profile = profile_tasks.read_profile(path)
+        profile = tasks.read_profile(path)
         if options.get("--export") == "on":
-            export(profile, path)
+            write_tables(profile, path)
         if options.get("--analyze") == "on":
-            analyze(profile, path)
+            write_analysis(profile, path)
+    if options.get("--export") == "on":
+        time.sleep(_POLL_SECONDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
