@@ -66,7 +66,7 @@ class Exchange(Protocol):
     ) -> Tensor:
         """Return attention of this rank's tokens; `attention`: of tokens that are all here."""
 
-    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The first exchange."""
 
     def scatter(self, out: Tensor) -> Tensor:
