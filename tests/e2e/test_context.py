@@ -83,8 +83,8 @@ def test_padded_batches_are_shared_too(home: Home, base: Path, tmp_path: Path) -
 
 REFUSED: dict[str, tuple[Options, int, str, str]] = {
     "processes": ({"parallel.context": 4}, 2, "parallel.context is 4, which does not divide 2 processes", "nproc 4"),
-    "zero": ({"parallel.context": 0}, 1, "parallel.context is 0", "use 1 or more"),
-    "copies": ({"parallel.replicate": 2}, 2, "parallel.replicate is 2, parallel.strategy is auto", "zero2 or zero3"),
+    "zero": ({"parallel.context": 0}, 1, "--parallel.context is 0", "use 1 or more"),
+    "copies": ({"parallel.replicate": 2}, 2, "--parallel.replicate is 2, parallel.strategy is auto", "zero2 or zero3"),
 }
 
 
@@ -107,4 +107,4 @@ def test_rollouts_are_not_split(home: Home, base: Path, tmp_path: Path) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text("def vowels(completions, **_):\n    return [0.0 for _ in completions]\n")
     told = home.anabatic(*home.rl(tmp_path / "run", base, rewards, 2, more=SHARED), code=2)
-    assert "error: parallel.context is 2, and the tokens of rollouts" in told.err
+    assert "error: --parallel.context is 2, and the tokens of rollouts" in told.err

@@ -13,7 +13,7 @@ from anabatic.data.batching.loader import ValidationBatches, list_source_kinds
 from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.forward import ModelRoot
-from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
+from anabatic.parallel.process_groups import SINGLE_WORLD, World
 from anabatic.train.validation import evaluate_loss
 
 _GZIP_FORMAT = 31
@@ -58,7 +58,7 @@ class BitsPerByte:
 
 
 def measure_bits_per_byte(
-    model: PreTrainedModel, tokenizer: Any, batches: ValidationBatches, device: Device, world: RankGroup = SINGLE_RANK
+    model: PreTrainedModel, tokenizer: Any, batches: ValidationBatches, device: Device, world: World = SINGLE_WORLD
 ) -> BitsPerByte:
     """Measure the loss over `batches` and compress the same text.
 
