@@ -104,6 +104,8 @@ HINTS = {
 
 SERVER = ("anabatic.infer.server", "anabatic.recipes.serve", "anabatic.studio")
 """What may be imported only where the extra `serve` is installed."""
+PYTEST_PLUGIN = ("anabatic.sim.pytest_plugin", "anabatic.sim.pytest_own_simulation")
+"""What pytest imports: it is there wherever these are used."""
 
 
 class _Hidden(importlib.machinery.PathFinder):

@@ -140,6 +140,11 @@ class CoordinatorServer:
         self._thread.start()
         self._is_serving.wait(_STOP_SECONDS)
 
+    def close_job(self) -> None:
+        """Say that the job has ended, ahead of a `stop`: a message over the network may still be unread then."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._coordinator.close)
+
     def stop(self) -> None:
         """Send what is to be sent and close all connections."""
         if self._thread.is_alive():

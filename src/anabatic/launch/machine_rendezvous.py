@@ -143,6 +143,9 @@ class MachineRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Say that the job has ended: no further round begins."""
+        if self._server is not None:
+            self._server.close_job()
+            return
         with suppress(CoordinatorLost):  # machine 0 has gone before
             if self._client is not None:
                 self._client.close_job()

@@ -143,4 +143,5 @@ class HeadExchange:
         if options.sinks is not None:
             group = self.split.group
             options = options._replace(sinks=options.sinks.chunk(group.size)[group.rank])
-        return self.scatter(attention(*self.gather(q, k, v), segments, options))
+        q, k, v = self.gather(q, k, v)
+        return self.scatter(attention(q, k, v, segments, options))

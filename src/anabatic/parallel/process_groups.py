@@ -84,9 +84,6 @@ class World(RankGroup):
         return self.context_group.rank == 0 and self.tensor_group.rank == 0
 
 
-SINGLE_WORLD = World()
-
-
 def get_world_size() -> int:
     """Return the world size in the launcher's environment; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))

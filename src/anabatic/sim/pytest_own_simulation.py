@@ -115,6 +115,8 @@ def _list_words(item: pytest.Item, results: Path, folder: Path) -> list[str]:
 
 
 def _load_report(item: pytest.Item, row: dict[str, Any]) -> pytest.TestReport:
+    if isinstance(where := row.get("longrepr"), list):  # of a skipped test: a tuple for pytest, a list in JSON
+        row = {**row, "longrepr": tuple(where)}
     report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(config=item.config, data=row)
     report.nodeid = item.nodeid
     return report

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("npu-sim", "simulated Ascend NPUs")
     group.addoption("--npu-sim", type=int, metavar="N", help="run the tests on N simulated NPUs")
-    group.addoption("--npu-sim-chip", metavar="CHIP", help="910B1 to 910B4, 910C, 910A, 310P (default: 910B3)")
+    group.addoption("--npu-sim-chip", metavar="CHIP", help="910B1-910B4, 910C, 910A, 310P, 950PR, 950DT (910B3)")
     group.addoption("--npu-sim-hbm", metavar="SIZE", help="memory of each simulated NPU, for example 2GiB")
     group.addoption(
         "--npu-sim-fault",

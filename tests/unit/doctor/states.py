@@ -223,6 +223,10 @@ STATES: dict[str, State] = {
     "a 950": State(A3, {"gone": (NEW + KERNEL,), "files": {NEW + KERNEL + "ascend910_95": None}, "facts": {
         "npu-smi": roots.smi(16, "Ascend950PR", "26.1.0", "A3"), "import": {
             "torch": "2.12.0", "torch_npu": "2.12.0", "npus": 16, "name": "Ascend950PR_9599"}}}, set()),
+    "a chip without figures": State(A3, {"gone": (NEW + KERNEL,), "files": {
+        NEW + KERNEL + "ascend950": None}, "facts": {
+        "npu-smi": roots.smi(16, "Ascend950DT", "26.1.0", "A3"), "import": {
+            "torch": "2.12.0", "torch_npu": "2.12.0", "npus": 16, "name": "Ascend950DT_0000"}}}, set()),
     "a pod": State(A3, {"gone": ("/.dockerenv", "/usr/local/dcmi"), "files": {
         "/proc/mounts": "overlay / overlay rw,lowerdir=x 0 0\n"}}, {"mounts.missing"}),
     "health not told": State(A2, {"facts": {"npu-smi": roots.smi(8, health=dict.fromkeys(range(8), "NA"))}}, set()),

@@ -13,6 +13,8 @@ from anabatic import __version__
 from house import tree
 
 FILES = sorted((tree.ROOT / "containers").glob("*.Dockerfile"))
+SIMULATOR = tree.ROOT / "containers" / "sim.Dockerfile"
+"""The image for other projects' tests: it holds the package anabatic-sim, not anabatic."""
 
 
 def read_steps(text: str) -> list[tuple[str, str]]:
@@ -22,7 +24,7 @@ def read_steps(text: str) -> list[tuple[str, str]]:
 
 
 def test_one_file_for_each_device() -> None:
-    assert [path.name for path in FILES] == ["a2.Dockerfile", "a3.Dockerfile", "cpu.Dockerfile"]
+    assert [path.name for path in FILES] == ["a2.Dockerfile", "a3.Dockerfile", "cpu.Dockerfile", "sim.Dockerfile"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -30,18 +32,19 @@ def test_versions_and_steps(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     constraints = (tree.ROOT / "constraints.txt").read_text(encoding="utf-8")
     (torch,) = re.findall(r"^torch==(.+)$", constraints, re.M)
-    assert set(re.findall(r"torch(?:-npu)?==([0-9.]+)", text)) == {torch}
+    assert set(re.findall(r"(?:torch(?:-npu)?==|^ARG TORCH=)([0-9.]+)", text, re.M)) == {torch}
     steps = read_steps(text)
-    assert {name for name, _ in steps} <= {"ARG", "FROM", "COPY", "RUN", "USER", "WORKDIR", "CMD"}
+    assert {name for name, _ in steps} <= {"ARG", "FROM", "COPY", "RUN", "USER", "WORKDIR", "ENV", "CMD"}
     for name, argument in steps:
-        if name == "COPY":
+        if name == "COPY" and not argument.startswith("--from=build "):
             source, target = argument.split()
             assert (tree.ROOT / source).exists() and target.startswith("/")
         if name == "RUN":
             assert shlex.split(argument), "the shell can read it"
     declared = {argument.partition("=")[0] for name, argument in steps if name == "ARG"}
     assert set(re.findall(r"\$\{(\w+)\}", text)) <= declared
-    assert re.search(r"-c /opt/anabatic/constraints\.txt .*'/opt/anabatic\[serve\]'", text)
+    wanted = r"/dist/\*\.whl" if path == SIMULATOR else r"-c /opt/anabatic/constraints\.txt .*'/opt/anabatic\[serve\]'"
+    assert re.search(wanted, text)
 
 
 def test_what_an_image_leaves_out() -> None:

@@ -24,6 +24,7 @@
 
 #include "attention.h"
 #include "count.h"
+#include "capture.h"
 #include "fallback.h"
 #include "kernels.h"
 
@@ -53,7 +54,8 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Options& opt
 void check_mask(const char* name, const Options& options) {
   TORCH_CHECK_NOT_IMPLEMENTED(options.mode >= 0 && options.mode <= 4, "anabatic sim: ", name, " with sparse_mode ", options.mode,
                               " is not simulated");
-  if (options.mode >= 1) TORCH_CHECK(given(options.mask), name, ": sparse_mode ", options.mode, " needs atten_mask");
+  // Mode 1 is the mask as it is given: torch_npu's test/distributed/tensor/test_attention_ops.py gives none.
+  if (options.mode >= 2) TORCH_CHECK(given(options.mask), name, ": sparse_mode ", options.mode, " needs atten_mask");
   if (!given(options.mask)) return;
   TORCH_CHECK(options.mask->scalar_type() == at::kBool || options.mask->scalar_type() == at::kByte, name,
               ": call aclnn failed, detail:EZ1001: attenMask must be bool or uint8, got ", options.mask->dtype());
@@ -249,7 +251,12 @@ void no_extras(const OptionalTensor& sink, const Ends& prefix) {
                               "anabatic sim: npu_fusion_attention with prefix is not simulated");
 }
 
-int64_t new_seed(double keep) { return keep < 1 ? static_cast<int64_t>(take_seed_here() >> 2) : 0; }
+int64_t new_seed(double keep) {
+  if (keep >= 1) return 0;
+  TORCH_CHECK_NOT_IMPLEMENTED(!capture_on_any(), "anabatic sim: npu_fusion_attention with dropout inside of torch.npu.graph is not "
+                              "simulated: its seed is a number of the host");
+  return static_cast<int64_t>(take_seed_here() >> 2);
+}
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
@@ -273,7 +280,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
   no_extras(sink, prefix);
   const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends);
-  return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
+  return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
 }
 
 std::vector<int64_t> listed(const OptionalTensor& ends) {
@@ -309,7 +316,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
   const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
   const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list),
                               ends_of(k_list));
-  return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
+  return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ extern "C" int sim_fault(enum SimFaultKind kind, int device) {
     if (fault.kind != static_cast<uint32_t>(kind) || (fault.device >= 0 && fault.device != device)) continue;
     const int64_t left = __atomic_sub_fetch(&fault.after, 1, __ATOMIC_SEQ_CST);
     if (left > 0 || (left < 0 && !lasts(kind))) continue;
-    __atomic_fetch_add(&fault.struck, 1, __ATOMIC_SEQ_CST);
+    if (left == 0) __atomic_fetch_add(&fault.struck, 1, __ATOMIC_SEQ_CST);  // one that lasts strikes once
     if (kind == SIM_FAULT_ECC) worsen(device, SIM_HEALTH_ALARM);
     if (kind == SIM_FAULT_AICORE || kind == SIM_FAULT_LINK_DOWN) worsen(device, SIM_HEALTH_WARNING);
     if (kind == SIM_FAULT_LINK_DOWN) __atomic_store_n(&sim_segment()->device[device].link_down, 1, __ATOMIC_SEQ_CST);
