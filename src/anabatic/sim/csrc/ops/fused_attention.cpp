@@ -210,9 +210,32 @@ struct Backward {
   Tensor dq, dk, dv, dpse;
 };
 
+// What the caller gives of the rows' softmax. Where several blocks of keys are merged, it is that of all of them
+// (op-plugin's documentation: the gradient reads softmax_max, softmax_sum and attention_in of the forward pass).
+struct Given {
+  OptionalTensor max, sum, out;
+};
+
+// `[heads, rows, 1]` of a part from a statistic that is written eight times.
+Tensor statistic(const OptionalTensor& given_rows, const Part& part, const Options& options) {
+  const bool packed = options.layout == "TND";
+  const Tensor one = given_rows->select(-1, 0), own = packed ? one.transpose(0, 1) : one[part.batch];
+  return own.narrow(1, part.q_from, part.q_rows).unsqueeze(-1).to(at::kFloat);
+}
+
+// Turn the weights of this block alone into its weights among all keys; false where it is all of them.
+bool merge_rows(Scores& s, const Given& rows, const Part& part, const Options& options) {
+  if (!given(rows.max) || !given(rows.sum) || !given(rows.out)) return false;
+  const Tensor max = statistic(rows.max, part, options), sum = statistic(rows.sum, part, options);
+  if (max.equal(s.max) && sum.equal(s.sum)) return false;
+  const Tensor share = s.sum * (s.max - max).exp() / sum;
+  s.weights = s.weights * share;
+  s.dropped = s.dropped * share;
+  return true;
+}
+
 Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& grad, const Options& options,
-                  Ends q_ends,
-                  Ends k_ends) {
+                  Ends q_ends, Ends k_ends, const Given& rows) {
   check(query, key, value, options);
   const int64_t groups = key_heads(query, key, options);
   const Tensor q = heads_first(query, options.layout, options.heads), k = heads_first(key, options.layout, groups),
@@ -225,11 +248,16 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
     const Tensor qs = part_rows(q, part, true, options), ks = part_rows(k, part, false, options), vs = part_rows(v, part, false,
                                                                                                                  options),
                  dout = part_rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
-    const Scores s = attention_scores(qs, ks, part, options);
+    Scores s = attention_scores(qs, ks, part, options);
+    const bool merged = merge_rows(s, rows, part, options);
     const std::vector<int64_t> grouped = {groups, -1, part.k_rows};
     Tensor dweights = at::bmm(dout, vs.transpose(1, 2)).view_as(s.weights);
     if (options.keep < 1) dweights = dweights * (s.dropped != 0) / options.keep;
-    const Tensor inner = (dweights * s.weights).sum(-1, true);
+    Tensor inner = (dweights * s.weights).sum(-1, true);
+    if (merged) {  // over all keys: their output tells, whose sum with its gradient is the same number
+      const Tensor out = part_rows(heads_first(*rows.out, options.layout, options.heads), part, true, options);
+      inner = (dout.view_as(out) * out).sum(-1, true);
+    }
     const Tensor draw = (s.weights * (dweights - inner)) * options.scale;
     const int64_t b = options.layout == "TND" ? 0 : part.batch;
     dq[b].narrow(1, part.q_from, part.q_rows).copy_(at::bmm(draw.view(grouped), ks).view_as(qs));
@@ -274,12 +302,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
         const OptionalTensor& pse,
-    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t, int64_t,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& max, const OptionalTensor& sum,
+    const OptionalTensor&, const OptionalTensor& out, double scale, double keep, int64_t before, int64_t after, int64_t,
+        int64_t seed, int64_t, int64_t,
         Ends prefix,
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
   no_extras(sink, prefix);
-  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends);
+  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends,
+                              {max, sum, out});
   return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
 }
 
@@ -307,15 +337,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
         const OptionalTensor& pse,
-    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, const OptionalTensor& seed,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& max, const OptionalTensor& sum,
+    const OptionalTensor&, const OptionalTensor& out, double scale, double keep, int64_t before, int64_t after, int64_t,
+        const OptionalTensor& seed,
     const OptionalTensor&, Ends prefix, const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool,
     c10::string_view, const OptionalTensor& sink) {
   no_extras(sink, prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
   const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list),
-                              ends_of(k_list));
+                              ends_of(k_list), {max, sum, out});
   return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
 }
 
