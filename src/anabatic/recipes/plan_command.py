@@ -28,7 +28,7 @@ from anabatic.plan import (
     training_setup,
 )
 from anabatic.plan.host_resources import estimate_host_resources
-from anabatic.plan.model_shape import DecoderShape
+from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.recipes import sequence_length
