@@ -84,7 +84,8 @@ def _read_llama_like(values: ConfigValues) -> DecoderShape:
     shape = _read_attention(values, head_dim_default=128 if model_type == "qwen3" else 0)
     experts = values.size("num_experts", "num_local_experts", "n_routed_experts")
     dense_inner = values.size("intermediate_size") if experts else values.require("intermediate_size")
-    shared_inner = values.size("shared_expert_intermediate_size") if experts else 0
+    has_shared = experts and model_type != "qwen3_moe"
+    shared_inner = values.size("shared_expert_intermediate_size") if has_shared else 0
     shape = replace(
         shape,
         inner=dense_inner,
