@@ -57,10 +57,11 @@ def read_shape(config: Mapping[str, Any], name: str) -> DecoderShape:
     values = ConfigValues(config, name)
     read_family = _FAMILIES.get(model_type)
     shape = _read_llama_like(values) if read_family is None else read_family(values)
-    if shape.experts_per_token > shape.experts:
-        raise DataError(
-            f"{name}: a token goes to {shape.experts_per_token:,} experts of {shape.experts:,}", "check the file"
-        )
+    for kind, _ in shape.count_kinds():
+        if kind.experts_per_token > kind.experts:
+            raise DataError(
+                f"{name}: a token goes to {kind.experts_per_token:,} experts of {kind.experts:,}", "check the file"
+            )
     return replace(shape, notes=checkpoint_notes.describe_checkpoint(values, shape))
 
 
