@@ -18,11 +18,15 @@ from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
-from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
+from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
 from anabatic.models import rope_scaling
 from anabatic.models.direct_forward import DirectForward
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
+from anabatic.parallel.context_exchange import HeadExchange
+from anabatic.parallel.context_ring import RingExchange
+from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
+from anabatic.parallel.token_split import TokenSplit
 
 _HIDDEN, _VOCAB = 6, 10
 
@@ -137,22 +141,33 @@ class PackedBatch:
     target_rows: Tensor | None
 
 
-def pack_batch(batch: Batch, device: torch.device, causal: bool = True) -> PackedBatch:
+def pack_batch(
+    batch: Batch, device: torch.device, causal: bool = True, context: ContextGroup = SINGLE_CONTEXT
+) -> PackedBatch:
     """Move a batch to `device`. The rows with labels are computed on the host, which still has the labels.
 
     Args:
         causal: tokens attend to earlier tokens; False: to their whole segment.
+        context: ranks that share the batch; each moves only its tokens.
     """
+    segments = PackedSegments(batch.cu_seqlens, device, causal)
+    input_ids, position_ids, targets = batch.input_ids, batch.position_ids, batch.labels
+    is_all_targets = batch.num_targets == targets.numel()
+    if context.size > 1:
+        split = TokenSplit(targets.numel(), context)
+        segments.exchange = (
+            HeadExchange(split) if context.pieces == 1 else RingExchange(batch.cu_seqlens, split, device, get_block_ops)
+        )
+        input_ids, position_ids, targets = map(split.take, (input_ids, position_ids, targets))
     rows = None
-    targets = batch.labels
-    if batch.num_targets != batch.labels.numel():
-        rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
-        targets = batch.labels[rows]
+    if not is_all_targets:
+        rows = (targets != IGNORE_INDEX).nonzero().squeeze(1)
+        targets = targets[rows]
         rows = send_to_device(rows, device)
     return PackedBatch(
-        send_to_device(batch.input_ids.unsqueeze(0), device),
-        send_to_device(batch.position_ids.unsqueeze(0), device),
-        PackedSegments(batch.cu_seqlens, device, causal),
+        send_to_device(input_ids.unsqueeze(0), device),
+        send_to_device(position_ids.unsqueeze(0), device),
+        segments,
         send_to_device(targets, device),
         rows,
     )
@@ -167,7 +182,10 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
     _require_supported(model)
     attended_before = packed.segments.num_attended_layers
     borders = packed.segments.cu_seqlens
-    plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
+    if packed.segments.exchange is not None:
+        plan = packed.segments.exchange.count_own(borders)
+    else:
+        plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
     with rope_scaling.use_length_plan(model, plan):
         out = model.base_model(
             input_ids=packed.input_ids,

@@ -1,8 +1,9 @@
-"""What a published checkpoint holds besides the weights that are trained, or in another format."""
+"""What a plan says about a model besides its sizes: what its published checkpoint holds, what is not trained here."""
 
 from __future__ import annotations
 
 from anabatic.core.formatting import format_count
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.config_values import ConfigValues
 from anabatic.plan.decoder_shape import DecoderShape
 
@@ -40,6 +41,22 @@ def describe_checkpoint(values: ConfigValues, shape: DecoderShape) -> tuple[str,
         parameters = format_count(count_prediction_params(shape))
         notes.append(f"{modules} x multi-token prediction of {parameters} parameters in the checkpoint, not loaded")
     return tuple(notes)
+
+
+def describe_refused_blocks(shape: DecoderShape) -> tuple[str, ...]:
+    """Return a note if training refuses blocks of the model, as they have no attention that keeps the rows of a packed
+    batch apart (`models/forward.py`)."""
+    labels = {
+        kind.attention.label: None
+        for kind, _ in shape.count_kinds()
+        if isinstance(kind.attention, DeltaAttention)
+        or (isinstance(kind.attention, LatentAttention) and kind.attention.index_heads)
+    }
+    if not labels:
+        return ()
+    return (
+        f"training refuses {', '.join(labels)}, in which rows of a batch would mix: sizes as transformers builds it",
+    )
 
 
 def count_prediction_params(shape: DecoderShape) -> int:

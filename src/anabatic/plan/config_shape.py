@@ -62,7 +62,8 @@ def read_shape(config: Mapping[str, Any], name: str) -> DecoderShape:
             raise DataError(
                 f"{name}: a token goes to {kind.experts_per_token:,} experts of {kind.experts:,}", "check the file"
             )
-    return replace(shape, notes=checkpoint_notes.describe_checkpoint(values, shape))
+    notes = checkpoint_notes.describe_checkpoint(values, shape) + checkpoint_notes.describe_refused_blocks(shape)
+    return replace(shape, notes=notes)
 
 
 def describe_unknown_family(config: Mapping[str, Any]) -> str:

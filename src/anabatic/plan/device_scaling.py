@@ -27,7 +27,8 @@ class ScalingRow:
     """A job on a number of devices.
 
     Attributes:
-        speed_up: tokens per second relative to the fewest devices; efficiency: speed-up relative to linear scaling.
+        speed_up: tokens per second relative to the fewest devices on which failures leave any; efficiency: speed-up
+            relative to linear scaling.
         waiting_fraction, update_fraction: fractions of the time in which devices wait for links, and update weights.
         losses: what is lost beside; run_seconds: seconds of the whole run; 0: unknown.
     """
@@ -82,12 +83,13 @@ def build_scaling_rows(plans: Sequence[JobPlan], assumed: ScaleAssumptions | Non
         if choice is None:
             continue
         devices = plan.npus * plan.nodes
-        base = rows[0] if rows else None
+        base = next((row for row in rows if row.tokens_per_s > 0), None)
         losses = estimate_losses(
             choice.setup, choice.step_time, get_chip_rates(plan.chip), plan.nodes, assumed or ScaleAssumptions()
         )
-        speed_up = choice.step_time.tokens / losses.total_seconds / base.tokens_per_s if base else 1.0
-        efficiency = speed_up * base.devices / devices if base else 1.0
+        tokens_per_s = choice.step_time.tokens / losses.total_seconds
+        speed_up = tokens_per_s / base.tokens_per_s if base else float(tokens_per_s > 0)
+        efficiency = speed_up * base.devices / devices if base else speed_up
         waiting_fraction, update_fraction = (
             seconds / losses.total_seconds
             for seconds in (choice.step_time.exposed_collectives, choice.step_time.update)

@@ -39,7 +39,8 @@ class ScaleAssumptions:
     """From a failure until the job computes again (MegaScale, section 6.3: less than 15 minutes with diagnosis; Huawei
     names less than 10 minutes for its clusters)."""
     checkpoint_minutes: float = 0.0
-    """Between checkpoints; 0: the interval that loses least (Young 1974), at least the time that writing takes."""
+    """Between checkpoints; 0: the interval that loses least (Young 1974). At least the time of a step, and of writing
+    one."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -121,8 +122,8 @@ def estimate_losses(
 
     Every step waits for the slowest machine: with fraction f of slow ones, one of M is slow with probability
     1 - (1 - f)^M, and then computation takes `slowdown` longer. A checkpoint copies the shards of a device to its
-    host, and is written while the training continues (`save.background`). A failure loses half an interval and the
-    restart (Daly 2006, first order); where it comes sooner than that, nothing is left.
+    host, and is written while the training continues (`save.background`), at most one after each step. A failure loses
+    half an interval and the restart (Daly 2006, first order); where it comes sooner than that, nothing is left.
     """
     contended = replace(rates, network=rates.network * (1 - assumed.contention))
     with_contention = step_time.estimate_step_time(setup, contended) if machines > 1 else time
@@ -132,9 +133,8 @@ def estimate_losses(
     waited = time.total_seconds + links + stragglers
     copy, write = _estimate_checkpoint(setup, rates, machines)
     between = 3600 * assumed.failure_hours / setup.world_size if assumed.failure_hours else math.inf
-    interval = 60 * assumed.checkpoint_minutes
-    if not interval:
-        interval = max(math.sqrt(2 * copy * between), write, waited) if math.isfinite(between) else math.inf
+    wanted = 60 * assumed.checkpoint_minutes or (math.sqrt(2 * copy * between) if math.isfinite(between) else math.inf)
+    interval = max(wanted, write, waited)
     checkpoints = waited * copy / interval
     lost = interval / 2 + 60 * assumed.restart_minutes if math.isfinite(between) else 0.0
     fraction = lost / between

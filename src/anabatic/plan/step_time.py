@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from anabatic.plan.attention_kinds import LatentAttention
 from anabatic.plan.cost_model import ChipRates, ComputeUnit, estimate_collective_ns, estimate_operator_ns
 from anabatic.plan.memory_estimate import (
     MIN_LOGIT_ROWS,
@@ -70,7 +71,7 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the operators of the forward pass of one block."""
     s, t, width, stream_width = (
         setup.shape,
-        float(setup.micro_tokens),
+        float(setup.local_tokens),
         get_compute_width(setup),
         get_stream_width(setup),
     )
@@ -106,7 +107,7 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
 
 def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the operators between the projections of an attention: rotation, norms of heads, products of tokens."""
-    s, t, width = setup.shape, float(setup.micro_tokens), get_compute_width(setup)
+    s, t, width = setup.shape, float(setup.local_tokens), get_compute_width(setup)
     if s.attention is not None:
         for product in s.attention.iter_products(setup.seq_len):
             is_half = product.unit == "half" and width == 2
@@ -130,7 +131,7 @@ def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
 def _adapter_gradient_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the weight-gradient operators of one block: two products per adapter, none for the frozen weight
     (`models/lora/linear.py`)."""
-    t, width = float(setup.micro_tokens), get_compute_width(setup)
+    t, width = float(setup.local_tokens), get_compute_width(setup)
     for inputs, outputs in map(setup.get_local_shape, setup.adapted_linears if setup.tuner == "lora" else []):
         yield _matmul_operator(t, inputs, setup.rank, width)
         yield _matmul_operator(t, setup.rank, outputs, width)
@@ -166,7 +167,7 @@ def _sum_kinds(setup: TrainingSetup, rates: ChipRates) -> _BlockTimes:
 
 def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     """Return the time of one optimizer step of all ranks."""
-    s, w, t = setup.shape, get_compute_width(setup), float(setup.micro_tokens)
+    s, w, t = setup.shape, get_compute_width(setup), float(setup.local_tokens)
     blocks = _sum_kinds(setup, rates)
     trained_fraction = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
     recomputed_fraction = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
@@ -191,7 +192,7 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     used_params = s.multiplying_params - (0 if setup.has_lm_head else s.embedding_params)
     flops_per_token = 2.0 * used_params * 2 + 2.0 * (used_params if setup.tuner == "full" else setup.trained_params)
     flops_per_token += 3.0 * sum(count * kind.count_mixing_flops(setup.seq_len) for kind, count in s.count_kinds())
-    tokens = int(t * passes) * setup.ranks
+    tokens = setup.micro_tokens * passes * setup.ranks
     return StepTime(compute, launches * rates.host_ns / 1e9, traffic, exposed, update, flops_per_token * tokens, tokens)
 
 
@@ -201,7 +202,7 @@ def _estimate_update(setup: TrainingSetup, rates: ChipRates) -> tuple[float, int
     AdamW reads weight, gradient and moments, and writes three of them; a flat bucket takes twenty operators. Gradients
     of half-precision products are also cast, and the gradient norm is computed.
     """
-    num_shards = setup.ranks if setup.is_sharded else 1
+    num_shards = setup.shard_ranks if setup.is_sharded else 1
     local_params = setup.trained_params / num_shards
     if setup.offload:
         return 2 * (4.0 * local_params) / rates.host_link + 28 * local_params / 2e10, 20
@@ -246,18 +247,22 @@ def _estimate_collectives(
     total = exposed = 0.0
     if setup.tensor > 1:  # two all-reduces per block forward, two backward, not overlapped
         seconds_per_call = (
-            estimate_collective_ns(rates, "all_reduce", w * setup.micro_tokens * s.hidden, setup.tensor) / 1e9
+            estimate_collective_ns(rates, "all_reduce", w * setup.local_tokens * s.hidden, setup.tensor) / 1e9
         )
         total = exposed = 4 * s.layers * seconds_per_call * setup.micro_steps
-    if setup.ranks == 1:
-        return total, exposed
     group_rates = replace(
         rates, server=max(1, rates.server // setup.tensor)
-    )  # tensor ranks are neighbours (parallel/process_groups.py)
+    )  # tensor ranks are neighbours (plan/mesh_shape.py), then context ranks
+    if setup.context > 1:
+        exchanges = sum(count * _estimate_exchange(kind, group_rates) for kind, count in setup.count_kinds())
+        seconds = setup.micro_steps * exchanges
+        total, exposed = total + seconds, exposed + seconds
+    if setup.gradient_ranks == 1:
+        return total, exposed
     if setup.strategy == "ddp":
         size = get_gradient_bytes(setup) * setup.trained_params
         buckets = max(1, math.ceil(size / DDP_BUCKET))
-        seconds_per_call = estimate_collective_ns(group_rates, "all_reduce", size / buckets, setup.ranks) / 1e9
+        seconds_per_call = estimate_collective_ns(group_rates, "all_reduce", size / buckets, setup.gradient_ranks) / 1e9
         overlap_seconds = (
             forward_seconds * (factor - 1) if setup.tensor == 1 else 0.0
         )  # with tensor parallelism after the backward pass
@@ -271,6 +276,39 @@ def _estimate_collectives(
     return total + seconds, exposed + max(passes * outer_seconds, seconds - passes * forward_seconds * factor)
 
 
+def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
+    """Return the seconds in which context ranks exchange data for attention in one block, forward and backward; nothing
+    hides them.
+
+    Ulysses: queries, keys and values in one all-to-all, the output in another (`parallel/context_exchange.py`). Ring:
+    keys and values from each other rank, in the backward pass again, and their gradients in fp32
+    (`parallel/context_ring.py`).
+    """
+    s, width = setup.shape, get_compute_width(setup)
+    queries = s.heads // setup.tensor
+    token_bytes = width * s.head_dim
+    if setup.context_method == "ring":
+        keys = 2 * max(1, s.kv_heads // setup.tensor) * s.head_dim * min(setup.seq_len, setup.micro_tokens)
+        rounds = setup.context - 1
+        send, give_back = (
+            rounds * estimate_collective_ns(rates, "send", size * keys / setup.context, setup.context) / 1e9
+            for size in (float(width), 4.0)
+        )
+        backward = setup.blocks_with_activations / s.layers
+        return (1 + setup.has_reference) * send + backward * (send * (1 + (setup.recompute != "none")) + give_back)
+    value_bytes = width * s.attention.value_dim if isinstance(s.attention, LatentAttention) else token_bytes
+    sizes = [
+        queries * token_bytes + setup.repeated_key_heads * (token_bytes + value_bytes),
+        queries * value_bytes,
+    ]
+    calls = [
+        estimate_collective_ns(rates, "all_to_all", size * setup.local_tokens, setup.context) / 1e9 for size in sizes
+    ]
+    backward_fraction = setup.blocks_with_activations / s.layers
+    passes = 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference
+    return passes * sum(calls)
+
+
 def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, float]:
     """Return the collective seconds of one block in a forward and backward pass, and those of the parameters outside
     the blocks; each unit is gathered and reduced separately (`parallel/sharding.py`), reductions in fp32."""
@@ -282,10 +320,15 @@ def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, fl
     num_gathers = 2 if setup.strategy == "zero3" else 1
 
     def travel_seconds(weights: float, gradients: float) -> float:
-        gather = num_gathers * estimate_collective_ns(rates, "all_gather", w * weights, setup.ranks)
-        return (
-            gather + estimate_collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.ranks) * (gradients > 0)
-        ) / 1e9
+        gather = num_gathers * estimate_collective_ns(rates, "all_gather", w * weights, setup.shard_ranks)
+        if gradients == 0:
+            return gather / 1e9
+        reduce = estimate_collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.shard_ranks)
+        if setup.replicate > 1:  # each shard among the copies, which are on other machines
+            copy_rates = replace(rates, server=max(1, rates.server // setup.shard_ranks))
+            shard_bytes = 4.0 * gradients / setup.shard_ranks
+            reduce += estimate_collective_ns(copy_rates, "all_reduce", shard_bytes, setup.replicate)
+        return (gather + reduce) / 1e9
 
     block = travel_seconds(setup.block_params + adapters, params_per_block * blocks_trained / s.layers)
     return block, travel_seconds(s.outside_params, outer_params)

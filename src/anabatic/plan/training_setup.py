@@ -14,13 +14,13 @@ from typing import Any, Literal
 from anabatic.config.dpo import DpoJob
 from anabatic.config.reward import RewardJob
 from anabatic.config.rl import RlJob
-from anabatic.config.sections.common import BatchSettings, Recompute, require_setting
+from anabatic.config.sections.common import BatchSettings, ContextMethod, Recompute, require_setting
 from anabatic.config.sections.train_jobs import Freeze
 from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.plan.attention_kinds import LinearShape
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention, LinearShape
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
 
@@ -38,7 +38,8 @@ class TrainingSetup:
     """A training on one kind of device.
 
     Attributes:
-        ranks: data-parallel processes; tensor: tensor-parallel processes.
+        ranks: processes with different batches; context: processes that share the tokens of a batch; tensor:
+            tensor-parallel processes; replicate: groups that each hold all shards of the weights.
         micro_tokens: tokens of a micro-batch; micro_steps: micro-batches per step and rank.
         seq_len: longest segment; targets: fraction of the tokens that are target tokens.
         half: matrix products run in half precision.
@@ -55,7 +56,10 @@ class TrainingSetup:
     shape: DecoderShape
     strategy: StrategyName = "single"
     ranks: int = 1
+    context: int = 1
+    context_method: ContextMethod = "ulysses"
     tensor: int = 1
+    replicate: int = 1
     offload: bool = False
     tuner: TunerName = "full"
     rank: int = 16
@@ -81,7 +85,27 @@ class TrainingSetup:
     @property
     def world_size(self) -> int:
         """Number of all processes."""
-        return self.ranks * self.tensor
+        return self.gradient_ranks * self.tensor
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Number of processes whose gradients are added."""
+        return self.ranks * self.context
+
+    @property
+    def shard_ranks(self) -> int:
+        """Number of processes among which sharded weights are divided."""
+        return self.gradient_ranks // self.replicate
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of a micro-batch on one rank, rounded up."""
+        return -(-self.micro_tokens // self.context)
+
+    @property
+    def repeated_key_heads(self) -> int:
+        """Key heads of the tensor group that attention of context ranks reads (`parallel/context_exchange.py`)."""
+        return math.lcm(max(1, self.shape.kv_heads // self.tensor), self.context)
 
     @property
     def min_micro_batch(self) -> int:
@@ -183,7 +207,7 @@ def build_setup(
         half: matrix products run in half precision.
     """
     strategy: StrategyName = "single"
-    if ranks > 1:
+    if ranks * job.parallel.context > 1:
         requested = job.parallel.strategy
         strategy = "ddp" if requested in ("auto", "ddp", "single") else requested
     tuner, rank = _resolve_tuner(job)
@@ -191,7 +215,10 @@ def build_setup(
         shape=shape,
         strategy=strategy,
         ranks=ranks,
+        context=job.parallel.context,
+        context_method=job.parallel.context_method,
         tensor=job.parallel.tensor,
+        replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
         rank=rank,
@@ -238,6 +265,16 @@ def require_feasible(setup: TrainingSetup) -> None:
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, which does not divide all of {message}", f"use {degrees}"
         )
+    if setup.context > 1:
+        _require_divisible_tokens(setup)
+    heads = s.heads // tensor_ranks
+    if heads % setup.context and setup.context_method == "ulysses":
+        degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
+        each = f" on each of {tensor_ranks} tensor ranks" if tensor_ranks > 1 else ""
+        raise ConfigError(
+            f"parallel.context is {setup.context}, which does not divide {heads} attention heads{each}",
+            f"use {degrees}, or --parallel.context-method ring",
+        )
     if 0 < s.max_positions < setup.seq_len:
         message = f"batch.seq_len is {setup.seq_len}, the model was made for {s.max_positions} positions"
         raise ConfigError(message, f"use --batch.seq-len {s.max_positions} or less")
@@ -249,6 +286,34 @@ def require_feasible(setup: TrainingSetup) -> None:
             f"quantize is {setup.quantize}, and {setup.strategy if setup.is_sharded else 'parallel.tensor'} divides it"
         )
         raise ConfigError(message, "packed weights are whole on every device: use ddp, or --quantize none")
+
+
+def _require_divisible_tokens(setup: TrainingSetup) -> None:
+    """Check that context ranks can exchange what the attention of every block needs (`parallel/context_ring.py`).
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    for kind, count in setup.shape.count_kinds():
+        attention = kind.attention
+        if isinstance(attention, DeltaAttention):
+            raise ConfigError(
+                f"parallel.context is {setup.context}, and {attention.label} ({count} blocks) reads tokens in order",
+                "use --parallel.context 1",
+            )
+        reason = (
+            f"attention in windows of {kind.window:,} tokens"
+            if 0 < kind.window < setup.seq_len
+            else "attention with sinks"
+            if kind.has_sinks
+            else f"{attention.label} with values of {attention.value_dim} elements and keys of {attention.query_dim}"
+            if isinstance(attention, LatentAttention) and attention.value_dim != attention.query_dim
+            else ""
+        )
+        if reason and setup.context_method == "ring":
+            raise ConfigError(
+                f"parallel.context-method is ring, which has no {reason}", "use --parallel.context-method ulysses"
+            )
 
 
 def _task_fields(job: Any) -> dict[str, Any]:

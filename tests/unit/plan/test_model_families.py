@@ -15,10 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from anabatic.core.errors import AnabaticError, DataError
+from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import get_device_ops
-from anabatic.models import fused_ops
+from anabatic.models import forward, fused_ops, pretrained
 from anabatic.plan import attention_kinds, config_shape, memory_estimate, model_shape, step_time
-from anabatic.plan.cost_model import get_chip_rates
+from anabatic.plan.cost_model import estimate_collective_ns, get_chip_rates
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup, require_feasible
 
@@ -103,7 +104,7 @@ def test_parameters_of_random_configurations(family: str, data: st.DataObject) -
         "vocab_size": data.draw(st.integers(3, 200)),
         "tie_word_embeddings": data.draw(st.booleans()),
         "attention_bias": data.draw(st.booleans()),
-        "head_dim": None if kind in ("glm4_moe", "qwen3_moe") else settings.get("head_dim", 8),
+        "head_dim": settings.get("head_dim", 8),
     }
     if "kv_lora_rank" in settings:
         more |= {key: data.draw(st.integers(1, 9)) * 2 for key in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim")}
@@ -385,3 +386,56 @@ def test_a_window_shows_its_keys() -> None:
         seen = sum(min(i, window) for i in range(length)) / length
         assert attention_kinds.count_attended(length, window) == pytest.approx(seen, abs=1)
     assert attention_kinds.count_attended(512) == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "why"),
+    [
+        ("Qwen3-Next-80B-A3B", "ulysses", "gated delta rule (36 blocks) reads tokens in order"),
+        ("Kimi-Linear-48B-A3B", "ring", "Kimi delta attention"),
+        ("DeepSeek-V3", "ring", "no latent attention with values of 128 elements and keys of 192"),
+        ("gpt-oss-20b", "ring", "no attention in windows of 128 tokens"),
+    ],
+)
+def test_attention_that_context_ranks_do_not_divide_is_refused(name: str, method: str, why: str) -> None:
+    setup = TrainingSetup(model_shape.get_named_shape(name)[0], context=2, context_method=method)  # type: ignore[arg-type]
+    with pytest.raises(AnabaticError, match="parallel.context") as caught:
+        require_feasible(setup)
+    assert why in str(caught.value) and caught.value.hint
+    require_feasible(TrainingSetup(setup.shape))
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "gpt-oss-20b", "GLM-4.5-Air"])
+def test_context_ranks_divide_the_tokens_of_every_kind_of_block(name: str) -> None:
+    """Ranks that share a batch compute what ranks with a batch each do, and exchange heads of all blocks besides."""
+    shape, rates = model_shape.get_named_shape(name)[0], get_chip_rates(model_chip())
+    shared = TrainingSetup(shape, strategy="zero3", ranks=2, context=4, micro_tokens=4 * 2048, recompute="full")
+    alone = TrainingSetup(shape, strategy="zero3", ranks=8, micro_tokens=2048, recompute="full")
+    require_feasible(shared)
+    first, second = (step_time.estimate_step_time(setup, rates) for setup in (shared, alone))
+    assert first.compute == pytest.approx(second.compute) and first.tokens == second.tokens
+    expected = 0.0
+    for kind, count in shape.count_kinds():
+        latent = kind.attention
+        values = latent.value_dim if isinstance(latent, attention_kinds.LatentAttention) else kind.head_dim
+        sent = kind.heads * kind.head_dim + max(4, kind.kv_heads) * (kind.head_dim + values)  # a multiple of 4 ranks
+        calls = [
+            estimate_collective_ns(rates, "all_to_all", 2 * 2048 * size, 4) for size in (sent, kind.heads * values)
+        ]
+        expected += 3 * count * sum(calls) / 1e9  # forward, recomputed, backward
+    assert first.collectives - second.collectives == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_says_which_blocks_training_refuses(family: str) -> None:
+    """A packed forward pass of transformers' model on the CPU, against the notes of its shape."""
+    model, shape = build(family, "cpu")
+    model.config._attn_implementation = pretrained.ATTENTION_NAME
+    borders = [0, 3, 8]
+    ids, positions = torch.arange(3, 11), torch.tensor([0, 1, 2, 0, 1, 2, 3, 4])
+    packed = forward.pack_batch(Batch(ids, ids, positions, borders, 8, 8), torch.device("cpu"))
+    if any("training refuses" in note for note in shape.notes):
+        with pytest.raises(DataError, match="rows of a batch would mix"):
+            forward.compute_hidden_states(model, packed)
+    else:
+        assert forward.compute_hidden_states(model, packed).shape == (8, 32)

@@ -90,6 +90,11 @@ def test_a_job_that_never_comes_through() -> None:
     assert math.isinf(found.total_seconds) and found.get_fractions()["failures"] == 1.0
 
 
+def test_checkpoints_are_not_closer_than_a_step_and_the_time_of_writing() -> None:
+    found = losses_of(64, replace(ScaleAssumptions(), checkpoint_minutes=1e-320))
+    assert found.interval >= found.step and math.isfinite(found.total_seconds)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["ddp", "zero2", "zero3"]),
@@ -175,5 +180,8 @@ def test_the_table_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert ideal["tokens_per_s_with_losses"] == pytest.approx(ideal["tokens_per_s"])
     assert run_plan(["--scale", "64", "--assume", "failure_hours=0.5", *SFT]) == 0
     assert "failures" in capsys.readouterr().out
+    assert run_plan(["--scale", "64", "--json", "--assume", "failure_hours=0.01", *SFT]) == 0  # every 36 s on one
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["speed_up"] for row in rows] == [0.0] * len(rows) and rows[0]["losses"]["failures"] == 1.0
     assert run_plan(["--assume", "ideal", *SFT]) == 2
     assert "--assume goes with --scale" in capsys.readouterr().err
