@@ -111,7 +111,7 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
 
 def _describe_text_part(config: Mapping[str, Any]) -> str:
     """Return a note about a model of pictures and text whose text part transformers loads alone; empty for others."""
-    if config.get("model_type") not in _TEXT_PART_FAMILIES or not isinstance(config.get("vision_config"), Mapping):
+    if str(config.get("model_type")) not in _TEXT_PART_FAMILIES or not isinstance(config.get("vision_config"), Mapping):
         return ""
     return "its text part alone, without the vision tower"
 
