@@ -13,7 +13,7 @@ from typing import Any
 from anabatic.core.errors import DataError
 from anabatic.plan import checkpoint_notes
 from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LatentAttention
-from anabatic.plan.config_values import FAMILY_NAMES, MAX_LISTED_BLOCKS, ConfigValues
+from anabatic.plan.config_values import FAMILY_NAMES, MAX_BLOCKS, ConfigValues
 from anabatic.plan.decoder_shape import DecoderShape
 
 _ATTENTION_BIAS_FAMILIES = frozenset({"qwen2", "qwen2_moe"})
@@ -122,7 +122,7 @@ def _read_attention(values: ConfigValues, head_dim_default: int = 0, bias_defaul
     return DecoderShape(
         vocab=values.require("vocab_size"),
         hidden=hidden,
-        layers=values.require("num_hidden_layers"),
+        layers=_require_blocks(values),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim or hidden // heads,
@@ -156,12 +156,10 @@ def _list_blocks(values: ConfigValues, shape: DecoderShape, *choices: Sequence[B
     return replace(largest, kinds=tuple(kinds), order=tuple(order))
 
 
-def _require_listable(values: ConfigValues, layers: int) -> int:
-    if layers > MAX_LISTED_BLOCKS:
-        raise DataError(
-            f"{values.name}: num_hidden_layers is {layers:,}, more than {MAX_LISTED_BLOCKS:,} blocks of several kinds",
-            "check the file",
-        )
+def _require_blocks(values: ConfigValues) -> int:
+    layers = values.require("num_hidden_layers")
+    if layers > MAX_BLOCKS:
+        raise DataError(f"{values.name}: num_hidden_layers is {layers:,}, more than {MAX_BLOCKS:,}", "check the file")
     return layers
 
 
@@ -170,7 +168,7 @@ def _window_kinds(values: ConfigValues, shape: DecoderShape) -> list[BlockChange
     window = values.size("sliding_window")
     if "layer_types" not in values.config or values.config["layer_types"] is None:
         return None
-    types = values.names("layer_types", _require_listable(values, shape.layers), _ATTENTION_TYPES)
+    types = values.names("layer_types", shape.layers, _ATTENTION_TYPES)
     assert types is not None
     if "sliding_attention" in types and not window:
         raise DataError(f"{values.name} has sliding_attention and no sliding_window", "check the file")
@@ -188,7 +186,7 @@ def _sparse_mlps(values: ConfigValues, shape: DecoderShape) -> list[BlockChange]
         return None
     if not step:
         values.require("decoder_sparse_step")
-    blocks = range(_require_listable(values, shape.layers))
+    blocks = range(shape.layers)
     return [_make_dense if block in dense_layers or (block + 1) % step else _keep for block in blocks]
 
 
@@ -211,7 +209,7 @@ def _read_qwen_linear(values: ConfigValues) -> DecoderShape:
     is_next = values.model_type == "qwen3_next"
     is_sparse = is_next or "moe" in values.model_type
     shape = _read_attention(values, head_dim_default=256)
-    layers = _require_listable(values, shape.layers)
+    layers = shape.layers
     delta = DeltaAttention(
         key_heads=values.require("linear_num_key_heads"),
         value_heads=values.require("linear_num_value_heads"),
@@ -246,7 +244,7 @@ def _read_qwen_linear(values: ConfigValues) -> DecoderShape:
 def _read_latent(values: ConfigValues) -> DecoderShape:
     """DeepSeek-V2, V3, V3.2, Kimi K2, GLM-4.7-Flash and GLM-5: latent attention, the first blocks without experts."""
     shape = _read_outer_sizes(values)
-    layers = _require_listable(values, shape.layers)
+    layers = shape.layers
     attention = _read_latent_attention(values)
     if values.config.get("index_topk") is None:
         return _list_blocks(values, replace(shape, attention=attention), _first_dense(values, shape))
@@ -272,7 +270,7 @@ def _read_outer_sizes(values: ConfigValues) -> DecoderShape:
     return DecoderShape(
         vocab=values.require("vocab_size"),
         hidden=values.require("hidden_size"),
-        layers=values.require("num_hidden_layers"),
+        layers=_require_blocks(values),
         heads=heads,
         kv_heads=heads,
         head_dim=values.size("qk_nope_head_dim") + values.size("qk_rope_head_dim"),
@@ -320,7 +318,7 @@ _FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "kimi_k2": 3, "deepseek_v32"
 
 def _first_dense(values: ConfigValues, shape: DecoderShape) -> list[BlockChange]:
     """Return which blocks have no experts: those that mlp_layer_types names, else the first."""
-    layers = _require_listable(values, shape.layers)
+    layers = shape.layers
     types = values.names("mlp_layer_types", layers, _MLP_TYPES)
     if types is not None:
         return [_make_dense if kind == "dense" else _keep for kind in types]
@@ -346,7 +344,7 @@ def _read_glm_moe(values: ConfigValues) -> DecoderShape:
 def _read_gpt_oss(values: ConfigValues) -> DecoderShape:
     """gpt-oss: every other block in windows, sinks, experts with biases."""
     shape = _read_attention(values, bias_default=True)
-    layers = _require_listable(values, shape.layers)
+    layers = shape.layers
     shape = replace(
         shape,
         has_sinks=True,
@@ -365,7 +363,7 @@ def _read_gpt_oss(values: ConfigValues) -> DecoderShape:
 def _read_kimi_linear(values: ConfigValues) -> DecoderShape:
     """Kimi Linear: three blocks of delta attention with a decay per channel, one of latent attention."""
     shape = _read_outer_sizes(values)
-    layers = _require_listable(values, shape.layers)
+    layers = shape.layers
     section = values.section("linear_attn_config")
     for key in ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate"):  # Kimi K3
         values.refuse_other(key, False)

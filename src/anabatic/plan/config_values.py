@@ -10,8 +10,8 @@ from anabatic.core.errors import DataError
 
 MAX_SIZE = 10**9
 """Upper bound of every size of a model."""
-MAX_LISTED_BLOCKS = 10_000
-"""Upper bound of the blocks of a model whose blocks are listed one by one."""
+MAX_BLOCKS = 10_000
+"""Upper bound of the blocks of a model, which are listed one by one."""
 FAMILY_NAMES = "Qwen2, Qwen3, Qwen3.5, Llama, Mistral, Gemma, GLM, DeepSeek-V3, gpt-oss, Kimi or Phi-3"
 
 

@@ -21,6 +21,7 @@ from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention, LinearShape
+from anabatic.plan.config_values import MAX_BLOCKS
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
 
@@ -387,10 +388,10 @@ _LINEAR_LAYERS = {
 
 
 def count_blocks(config: Mapping[str, Any]) -> int | None:
-    """Return the number of blocks from a config.json; None for unknown families."""
+    """Return the number of blocks from a config.json; None for unknown families and sizes that a plan refuses."""
     blocks = config.get("num_hidden_layers")
-    is_known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
-    return blocks if is_known and type(blocks) is int and blocks > 0 else None
+    is_known = str(config.get("model_type")) in _LINEAR_LAYERS and "auto_map" not in config
+    return blocks if is_known and type(blocks) is int and 0 < blocks <= MAX_BLOCKS else None
 
 
 def list_linear_layers(config: Mapping[str, Any]) -> list[str]:
