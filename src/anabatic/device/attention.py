@@ -164,10 +164,12 @@ class PackedSegments:
         is_causal: a token attends to itself and earlier tokens of its segment; False: to its whole segment.
         output_rows: int64, rows whose outputs alone are wanted, for a last layer that can leave out the others.
         has_dropped_rows: it has done so.
+        token_mask: fp32 `[T]`, 0 for padding; None: there is none.
     """
 
     output_rows: Tensor | None = None
     has_dropped_rows = False
+    token_mask: Tensor | None = None
 
     def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
         self.cu_seqlens, self.is_causal = cu_seqlens, causal

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
-from anabatic.models import rope_scaling
+from anabatic.models import rope_scaling, routing
 from anabatic.models.direct_forward import DirectForward
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
@@ -149,10 +150,13 @@ def pack_batch(batch: Batch, device: torch.device, causal: bool = True) -> Packe
         rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
         targets = batch.labels[rows]
         rows = send_to_device(rows, device)
+    segments = PackedSegments(batch.cu_seqlens, device, causal)
+    mask = batch.make_token_mask()
+    segments.token_mask = None if mask is None else send_to_device(mask, device)
     return PackedBatch(
         send_to_device(batch.input_ids.unsqueeze(0), device),
         send_to_device(batch.position_ids.unsqueeze(0), device),
-        PackedSegments(batch.cu_seqlens, device, causal),
+        segments,
         send_to_device(targets, device),
         rows,
     )
@@ -168,7 +172,9 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
     attended_before = packed.segments.num_attended_layers
     borders = packed.segments.cu_seqlens
     plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
-    with rope_scaling.use_length_plan(model, plan):
+    recorder = routing.get_recorder(model)
+    watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
+    with rope_scaling.use_length_plan(model, plan), watch:
         out = model.base_model(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,

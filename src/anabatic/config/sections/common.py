@@ -142,6 +142,9 @@ class Optim:
     """Clip the global gradient norm to this; 0 switches clipping off."""
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
     """Trained weights and moments: fp32, or bf16 with Kahan summation or stochastic rounding."""
+    router_aux_loss: float | None = None
+    """Mixture of experts: factor of the load-balancing loss; default: what the model's config.json says, as transformers
+    reads it (`router_aux_loss_coef` with `output_router_logits`)."""
     on_bad_step: Literal["skip", "rewind", "stop"] = "skip"
     """A step that is not finite, or a spike, is never applied. skip: continue; rewind: go back to the newest checkpoint
     and skip the step's data; stop: end the run."""
@@ -172,6 +175,11 @@ class Optim:
         require_setting(self.max_grad_norm >= 0, f"optim.max_grad_norm is {self.max_grad_norm}", "use 0 or more")
         require_setting(
             self.spike == 0 or self.spike >= 1, f"optim.spike is {self.spike:g}", "use 6, or 0 for no spikes"
+        )
+        require_setting(
+            self.router_aux_loss is None or self.router_aux_loss >= 0,
+            f"optim.router_aux_loss is {self.router_aux_loss}",
+            "use 0 or more; 0.001 is common",
         )
         require_setting(self.max_rewinds >= 0, f"optim.max_rewinds is {self.max_rewinds}", "use 0 or more")
 

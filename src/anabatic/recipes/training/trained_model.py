@@ -36,6 +36,7 @@ from anabatic.models.pretrained import (
     save_model,
 )
 from anabatic.models.quantized import iter_quantized_weights
+from anabatic.models.routing import make_recorder
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan import training_setup
@@ -109,6 +110,9 @@ class TrainedModel:
         )
         if not self.sharding.is_sharded and world.tensor_group.size == 1:
             weight_casts.install_block_casts(self.network, device)
+        routing = make_recorder(self.network, context.job.optim.router_aux_loss, device.torch_device)
+        if routing is not None and routing.coefficient:
+            log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
             wrap_ddp(self.root, self.sharding, device, world),
             objective.loss_fn,
@@ -120,6 +124,7 @@ class TrainedModel:
             objective.metric_sums,
             objective.metric_names,
             partial_params=self.root.partial_params,
+            routing=routing,
         )
 
 
