@@ -78,7 +78,9 @@ def measure(options: argparse.Namespace, frozen: bool) -> None:
         torch.testing.assert_close(gradients["anabatic"], gradients[way], rtol=1e-3, atol=1e-4)
     _, _, index = blocks["eager"].gate(x[0].detach())
     counts = index.flatten().bincount(minlength=options.experts)
-    print(f"experts {'frozen' if frozen else 'trained'}; busiest expert {counts.max()}, mean {counts.float().mean():.0f}")
+    print(
+        f"experts {'frozen' if frozen else 'trained'}; busiest expert {counts.max()}, mean {counts.float().mean():.0f}"
+    )
     ours = times["anabatic"]
     for way, found in times.items():
         ratios = sorted(a / b for a, b in zip(found, ours, strict=True))

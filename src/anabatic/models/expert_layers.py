@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps
 from anabatic.models.lora.expert_adapter import ADAPTER_SUFFIX, EXPERT_WEIGHT_NAMES, ExpertAdapter
+from anabatic.parallel.expert_exchange import combine_rows, dispatch_rows, plan_exchange
 from anabatic.parallel.process_groups import to_local
 
 _EXPERTS, _SIZE, _INNER = 3, 8, 6
 """Sizes of the probe."""
+EXPERT_GROUP = "expert_group"
+"""Attribute of a layer whose experts are divided among ranks: the ranks."""
 
 ExpertForward = Callable[..., Tensor]
 
@@ -37,7 +40,9 @@ def iter_expert_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def insert_expert_adapter(module: Any, name: str, rank: int, scale: float) -> None:
     """Add an uninitialized adapter to the stacked weight `name` of a layer."""
-    module.add_module(f"{name}{ADAPTER_SUFFIX}", ExpertAdapter(getattr(module, name), module.is_transposed, rank, scale))
+    module.add_module(
+        f"{name}{ADAPTER_SUFFIX}", ExpertAdapter(getattr(module, name), module.is_transposed, rank, scale)
+    )
     if "forward" not in module.__dict__:
         keep_needed_forward(module)
 
@@ -62,7 +67,7 @@ def list_expert_weights(model: nn.Module) -> list[str]:
 
 
 def keep_needed_forward(module: Any) -> None:
-    """Give a layer without fused operators the plain-torch forward if it has adapters: its class's does not add them."""
+    """Give a layer with adapters, but without fused operators, the plain-torch forward: its class's has no adapters."""
     if not is_expert_layer(module) or not any(isinstance(child, ExpertAdapter) for child in module.children()):
         return
     forward, _, _ = choose_expert_forward(module, REFERENCE_OPS)
@@ -76,7 +81,12 @@ def make_expert_forward(ops: DeviceOps, silu: bool) -> ExpertForward:
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         rows, positions = ops.permute(_cast_expert_input(hidden_states), top_k_index)
         ends = compute_expert_ends(top_k_index, self.num_experts)
-        out = _run_experts(self, rows, ends, ops, silu)
+        group = self.__dict__.get(EXPERT_GROUP)
+        if group is None:
+            out = _run_experts(self, rows, ends, ops, silu)
+        else:
+            plan = plan_exchange(ends, group)
+            out = combine_rows(_run_experts(self, dispatch_rows(rows, plan), plan.ends, ops, silu), plan)
         return ops.unpermute(out, positions, top_k_weights.to(out.dtype)).to(hidden_states.dtype)
 
     return forward
@@ -152,6 +162,7 @@ def _make_probe(module: Any) -> tuple[Any, tuple[Tensor, Tensor, Tensor]]:
         name: child for name, child in module._modules.items() if not isinstance(child, ExpertAdapter)
     }
     probe.__dict__["num_experts"] = _EXPERTS
+    probe.__dict__.pop(EXPERT_GROUP, None)
     probe.__dict__.pop("forward", None)
     index = torch.tensor([[0, 2], [2, 0], [2, 1], [0, 2], [0, 1]])
     return probe, (draw_tensor(5, _SIZE), index, draw_tensor(5, 2).softmax(-1))

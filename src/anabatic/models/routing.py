@@ -128,8 +128,8 @@ class RoutingRecorder:
     def describe_sums(self, sums: list[float], targets: int) -> dict[str, float]:
         """Return the metrics of `sums`, added up over steps and ranks.
 
-        `expert_load_max`: tokens of the busiest expert over the mean of its layer, in the most uneven layer (1 is even).
-        `expert_load_entropy`: of the shares of a layer's experts, over log E, mean of the layers (1 is even).
+        `expert_load_max`: tokens of the busiest expert over the mean of its layer, in the most uneven layer (1: even).
+        `expert_load_entropy`: of the shares of a layer's experts, over log E, mean of the layers (1: even).
         `experts_unused`: share of the experts of all layers that no token chose.
         """
         loss, *counts = sums

@@ -143,8 +143,8 @@ class Optim:
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
     """Trained weights and moments: fp32, or bf16 with Kahan summation or stochastic rounding."""
     router_aux_loss: float | None = None
-    """Mixture of experts: factor of the load-balancing loss; default: what the model's config.json says, as transformers
-    reads it (`router_aux_loss_coef` with `output_router_logits`)."""
+    """Mixture of experts: factor of the load-balancing loss; default: what the model's config.json says
+    (`router_aux_loss_coef` with `output_router_logits`), as in transformers."""
     on_bad_step: Literal["skip", "rewind", "stop"] = "skip"
     """A step that is not finite, or a spike, is never applied. skip: continue; rewind: go back to the newest checkpoint
     and skip the step's data; stop: end the run."""

@@ -134,7 +134,9 @@ class AdapterRegistry:
             contents = "DoRA" if lora.use_dora else f"modules trained whole ({', '.join(lora.modules_to_save)})"
             raise DataError(f"{folder} has {contents}, which changes the weights", "merge it: anabatic merge -m FOLDER")
         if any(map(is_expert_target, lora.target_modules)):
-            raise DataError(f"{folder} adapts experts, which no request can choose", "merge it: anabatic merge -m FOLDER")
+            raise DataError(
+                f"{folder} adapts experts, which no request can choose", "merge it: anabatic merge -m FOLDER"
+            )
         adapter_config.require_adapter_weights(folder)
         tensors_by_layer: dict[str, dict[str, Tensor]] = {}
         for name, tensor in adapter.read_adapter_weights(folder).items():
