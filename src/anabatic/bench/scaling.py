@@ -18,6 +18,7 @@ from anabatic.config.bench import BenchScaling
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.launch.local import placement
+from anabatic.plan.mesh_shape import resolve_mesh_shape
 
 
 def run(settings: BenchScaling, name: str, job: Any, words: Sequence[str]) -> int:
@@ -27,9 +28,8 @@ def run(settings: BenchScaling, name: str, job: Any, words: Sequence[str]) -> in
         DeviceError: there are fewer devices than are asked for, or fewer free ones. Nothing was measured then.
     """
     counts = settings.device_counts
-    tensor = job.parallel.tensor
-    if uneven := [count for count in counts if count % tensor]:
-        raise ConfigError(f"parallel.tensor {tensor} does not divide {uneven[0]} devices", "leave that number out")
+    for count in counts:
+        resolve_mesh_shape(job.parallel, count, ("device", "devices"), "leave that number out")
     given, max_processes = job.batch.global_batch_tokens, counts[-1]
     if (
         given is not None

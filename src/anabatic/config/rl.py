@@ -138,6 +138,11 @@ class RlJob(TuneJob):
             bool(self.data.train), "data.train is empty", "give --data task:spelling, or a .jsonl of questions"
         )
         require_setting(bool(self.rewards), "rewards is empty", "give --rewards answer")
+        require_setting(
+            self.parallel.context == 1,
+            f"parallel.context is {self.parallel.context}, and the tokens of rollouts are not split over processes",
+            "leave it out; lower device_batch_size where memory is short",
+        )
         for name in ("examples_per_step", "num_samples", "device_batch_size", "updates", "turns", "rollout_batch"):
             require_setting(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "use 1 or more")
         require_setting(self.kl_coef >= 0, f"kl_coef is {self.kl_coef}", "use 0 or more; 0.04 was GRPO's")

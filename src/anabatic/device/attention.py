@@ -8,7 +8,8 @@ queries and keys, `E` head size of values.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +36,47 @@ class AttentionOptions(NamedTuple):
     def is_plain(self) -> bool:
         """True for a plain softmax, which fused kernels support."""
         return self.softcap is None and self.sinks is None
+
+
+Attention: TypeAlias = "Callable[[Tensor, Tensor, Tensor, PackedSegments, AttentionOptions], Tensor]"
+"""`[T, N, D]`, `[T, K, D]`, `[T, K, E]`, segments, options -> `[T, N, E]`."""
+
+
+class Exchange(Protocol):
+    """What attention does where the tokens of a batch are split over ranks (`parallel/context_exchange.py`, where the
+    shapes are).
+
+    Attributes:
+        gathers_heads: each rank gets all tokens of some heads, by the functions below `attend`.
+    """
+
+    gathers_heads: bool
+
+    def count_own(self, cu_seqlens: Sequence[int]) -> list[tuple[int, int]]:
+        """Return length and number of tokens of each run of a segment on this rank, in the order of its tokens."""
+
+    def attend(
+        self,
+        attention: Attention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: PackedSegments,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Return attention of this rank's tokens; `attention`: of tokens that are all here."""
+
+    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """The first exchange."""
+
+    def scatter(self, out: Tensor) -> Tensor:
+        """The second exchange."""
+
+    def gather_gradient(self, grad: Tensor) -> Tensor:
+        """Gradient of `scatter`."""
+
+    def scatter_gradients(self, joint: Tensor, d_v: Tensor, key_heads: int) -> tuple[Tensor, Tensor]:
+        """Gradient of `gather`."""
 
 
 def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, options: AttentionOptions) -> Tensor:
@@ -165,11 +207,13 @@ class PackedSegments:
         output_rows: int64, rows whose outputs alone are wanted, for a last layer that can leave out the others.
         has_dropped_rows: it has done so.
         token_mask: fp32 `[T]`, 0 for padding; None: there is none.
+        exchange: of ranks that share the batch: the model runs on the tokens of one, the plan is that of all.
     """
 
     output_rows: Tensor | None = None
     has_dropped_rows = False
     token_mask: Tensor | None = None
+    exchange: Exchange | None = None
 
     def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
         self.cu_seqlens, self.is_causal = cu_seqlens, causal

@@ -268,11 +268,16 @@ def _attention_forward(
         k, k_inverse = _normalize(raw[:, heads:], norms[3], plan.eps[3], torch.float32)
         rotated, of_heads = torch.cat((q, k), 1), [raw, q_inverse, k_inverse]
     rotated = _rotate(rotated, *angles)
-    attended, probs = attend_forward(rotated[:, :heads], rotated[:, heads:], values, plan.segments, plan.scale)
+    queries, keys, exchange = rotated[:, :heads], rotated[:, heads:], plan.segments.exchange
+    if exchange is not None:
+        queries, keys, values = exchange.gather(queries, keys, values)
+    attended, probs = attend_forward(queries, keys, values, plan.segments, plan.scale)
+    if exchange is not None:
+        attended = exchange.scatter(attended)
     attended = _take(attended.view(tokens, width).to(plan.dtype), plan.rows)
     down_out = out.project_down(attended)
     hidden = out.add_to(_take(x, plan.rows), attended, down_out)
-    return hidden, [normed, inverse, rotated, values, attended, *of_heads, *down, *down_out, *probs]
+    return hidden, [normed, inverse, queries, keys, values, attended, *of_heads, *down, *down_out, *probs]
 
 
 def _attention_backward(
@@ -288,7 +293,7 @@ def _attention_backward(
     """Gradients of `x`, of the norms but the second, and of the linear layers' parts."""
     qkv, out = groups[:2]
     saved = iter(kept)
-    normed, inverse, rotated, values, attended = (next(saved) for _ in range(5))
+    normed, inverse, queries, keys, values, attended = (next(saved) for _ in range(6))
     of_heads = [next(saved) for _ in range(3)] if norms[2] is not None else []
     down, down_out = ([next(saved) for _ in group.a] for group in (qkv, out))
     tokens, dim = x.shape[0], plan.head_dim
@@ -297,15 +302,12 @@ def _attention_backward(
     d_attended = out.input_gradient([narrow])
     d_out = out.backward(attended, down_out, [narrow], needs[20:24], d_attended)
     grad, d_attended = (_take_backward(each, plan.rows, tokens) for each in (grad, d_attended))
-    d_rotated, d_values = attend_backward(
-        d_attended.float().view(tokens, heads, dim),
-        rotated[:, :heads],
-        rotated[:, heads:],
-        values,
-        plan.segments,
-        plan.scale,
-        list(saved),
-    )
+    d_heads, exchange = d_attended.float().view(tokens, heads, dim), plan.segments.exchange
+    if exchange is not None:
+        d_heads = exchange.gather_gradient(d_heads)
+    d_rotated, d_values = attend_backward(d_heads, queries, keys, values, plan.segments, plan.scale, list(saved))
+    if exchange is not None:
+        d_rotated, d_values = exchange.scatter_gradients(d_rotated, d_values, qkv.weights[1].shape[0] // dim)
     d_raw = _rotate(d_rotated, angles[0], -angles[1])  # the inverse rotation
     d_norms: list[Tensor | None] = [None, None, None]
     if of_heads:

@@ -20,6 +20,7 @@ from anabatic.core.progress import ProgressBar
 from anabatic.data.batching.packing import collate_packed, pack_best_fit
 from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
+from anabatic.models.context_parallel import find_target_rows
 from anabatic.models.forward import ModelRoot, pack_batch, score_targets
 from anabatic.parallel.process_groups import World, all_reduce_sum, barrier
 from anabatic.parallel.sharding import reshard_weights
@@ -89,15 +90,17 @@ def _measure_losses(
             batch = collate_packed(pieces, micro_batch_tokens, entries[0][0].eot, seq_len)
             targets = torch.tensor([_count_targets(piece.loss_mask, piece.num_inputs) for piece in pieces])
             with device.autocast():
-                each, _ = root(score_targets, pack_batch(batch, device.torch_device), device.device_row.chunk_bytes)
-            owner = torch.repeat_interleave(torch.arange(len(pieces)), targets).to(each.device)
+                packed = pack_batch(batch, device.torch_device, context=world.context_group)
+                each, _ = root(score_targets, packed, device.device_row.chunk_bytes)
+            ends = torch.tensor(batch.cu_seqlens[1:])
+            owner = torch.searchsorted(ends, find_target_rows(batch, world.context_group), right=True).to(each.device)
             sums = each.new_zeros(len(pieces)).index_add(0, owner, each)
             if at < len(groups):
                 result[torch.tensor(chosen, device=result.device)] = sums / targets.clamp(min=1).to(sums.device)
             bar.update(number + 1)
     reshard_weights(root)
     root.train(was_training)
-    found = all_reduce_sum(result, data).cpu().numpy()
+    found = all_reduce_sum(result, world.gradient_group).cpu().numpy()
     log.info(f"difficulty: mean loss of a row {found.min():.3f} to {found.max():.3f}, median {np.median(found):.3f}")
     return found
 

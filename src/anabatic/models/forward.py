@@ -24,6 +24,9 @@ from anabatic.models import rope_scaling, routing
 from anabatic.models.direct_forward import DirectForward
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
+from anabatic.parallel.context_exchange import HeadExchange
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
+from anabatic.parallel.token_split import TokenSplit
 
 _HIDDEN, _VOCAB = 6, 10
 
@@ -138,24 +141,33 @@ class PackedBatch:
     target_rows: Tensor | None
 
 
-def pack_batch(batch: Batch, device: torch.device, causal: bool = True) -> PackedBatch:
+def pack_batch(
+    batch: Batch, device: torch.device, causal: bool = True, context: RankGroup = SINGLE_RANK
+) -> PackedBatch:
     """Move a batch to `device`. The rows with labels are computed on the host, which still has the labels.
 
     Args:
         causal: tokens attend to earlier tokens; False: to their whole segment.
+        context: ranks that share the batch; each moves only its tokens.
     """
-    rows = None
-    targets = batch.labels
-    if batch.num_targets != batch.labels.numel():
-        rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
-        targets = batch.labels[rows]
-        rows = send_to_device(rows, device)
     segments = PackedSegments(batch.cu_seqlens, device, causal)
+    input_ids, position_ids, targets = batch.input_ids, batch.position_ids, batch.labels
+    is_all_targets = batch.num_targets == targets.numel()
     mask = batch.make_token_mask()
+    if context.size > 1:
+        split = TokenSplit(targets.numel(), context)
+        segments.exchange = HeadExchange(split)
+        input_ids, position_ids, targets = map(split.take, (input_ids, position_ids, targets))
+        mask = None if mask is None else split.take(mask)
+    rows = None
+    if not is_all_targets:
+        rows = (targets != IGNORE_INDEX).nonzero().squeeze(1)
+        targets = targets[rows]
+        rows = send_to_device(rows, device)
     segments.token_mask = None if mask is None else send_to_device(mask, device)
     return PackedBatch(
-        send_to_device(batch.input_ids.unsqueeze(0), device),
-        send_to_device(batch.position_ids.unsqueeze(0), device),
+        send_to_device(input_ids.unsqueeze(0), device),
+        send_to_device(position_ids.unsqueeze(0), device),
         segments,
         send_to_device(targets, device),
         rows,
@@ -171,7 +183,10 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
     _require_supported(model)
     attended_before = packed.segments.num_attended_layers
     borders = packed.segments.cu_seqlens
-    plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
+    if packed.segments.exchange is not None:
+        plan = packed.segments.exchange.count_own(borders)
+    else:
+        plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
     recorder = routing.get_recorder(model)
     watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
     with rope_scaling.use_length_plan(model, plan), watch:

@@ -92,6 +92,8 @@ def _can_run(layer: Any, x: Tensor, norms: Sequence[Any], linears: Sequence[Any]
     segments = kwargs.get("segments")
     if not torch.is_grad_enabled() or type(segments) is not PackedSegments or not segments.is_causal:
         return False
+    if segments.exchange is not None and not segments.exchange.gathers_heads:
+        return False
     if x.device.type != "cpu" or x.dtype not in _DTYPES or x.shape[0] != 1 or is_in_torch_dispatch_mode():
         return False
     if kwargs.get("attention_mask") is not None or kwargs.get("past_key_values"):

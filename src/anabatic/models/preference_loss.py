@@ -18,6 +18,7 @@ from anabatic.config.dpo import LossType
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch, TokenSegment, collate_packed
 from anabatic.device.device import Device, send_to_device
 from anabatic.device.ops import linear_log_probs
+from anabatic.models.context_parallel import count_once, find_target_rows, sum_over_context
 from anabatic.models.forward import (
     ModelRoot,
     PackedBatch,
@@ -27,6 +28,7 @@ from anabatic.models.forward import (
     pack_batch,
 )
 from anabatic.models.lora import adapter
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 from anabatic.parallel.process_groups import get_local_slices, is_sharded, to_local
 from anabatic.parallel.sharding import reshard_weights
 
@@ -67,12 +69,27 @@ class PackedPairs:
     reference_logprobs: Tensor | None = None
 
 
-def pack_pairs(batch: Batch, device: torch.device) -> PackedPairs:
-    """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`."""
-    rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
-    answer_ids = torch.searchsorted(torch.tensor(batch.cu_seqlens[1:]), rows, right=True)
-    lengths = torch.bincount(answer_ids, minlength=2 * batch.num_targets).view(-1, 2).float()
-    return PackedPairs(pack_batch(batch, device), send_to_device(answer_ids, device), send_to_device(lengths, device))
+def pack_pairs(batch: Batch, device: torch.device, context: RankGroup = SINGLE_RANK) -> PackedPairs:
+    """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`.
+
+    Args:
+        context: ranks that share the batch.
+    """
+    answer_ids, counts = _find_answers(batch, 2 * batch.num_targets, context)
+    return PackedPairs(
+        pack_batch(batch, device, context=context),
+        send_to_device(answer_ids, device),
+        send_to_device(counts.view(-1, 2), device),
+    )
+
+
+def _find_answers(batch: Batch, answers: int, context: RankGroup) -> tuple[Tensor, Tensor]:
+    """Return the answer of each target of this rank, int64 `[n]`, and the targets of each answer in the whole batch,
+    fp32 `[answers]`."""
+    ends = torch.tensor(batch.cu_seqlens[1:])
+    every = torch.searchsorted(ends, find_target_rows(batch, SINGLE_RANK), right=True)
+    own = every if context.size == 1 else torch.searchsorted(ends, find_target_rows(batch, context), right=True)
+    return own, torch.bincount(every, minlength=answers).float()
 
 
 class ReferenceWeights:
@@ -129,6 +146,8 @@ class ReferenceWeights:
 class PreferenceLoss:
     """The summed loss of a batch of pairs, called by a step: `loss(model, loss.pack_batch(batch, device))`.
 
+    On ranks that share a batch (`context`) each has the log-probabilities of whole answers; one counts the loss.
+
     Attributes:
         metric_names: names of `metric_sums`, which every call adds to and the reader resets to zero.
         unit: unit over which the loss is averaged.
@@ -138,8 +157,10 @@ class PreferenceLoss:
     metric_names: Sequence[str] = PREFERENCE_METRIC_NAMES
     unit = "pairs"
 
-    def __init__(self, root: ModelRoot, device: Device, objective: PreferenceOptions) -> None:
-        self.root, self.device, self.objective = root, device, objective
+    def __init__(
+        self, root: ModelRoot, device: Device, objective: PreferenceOptions, context: RankGroup = SINGLE_RANK
+    ) -> None:
+        self.root, self.device, self.objective, self.context = root, device, objective, context
         self.reference = None if objective.loss_type in REFERENCE_FREE_LOSSES else ReferenceWeights(root)
         self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
 
@@ -148,7 +169,7 @@ class PreferenceLoss:
 
         Not called inside of `root`.
         """
-        pairs = pack_pairs(batch, device)
+        pairs = pack_pairs(batch, device, self.context)
         if self.reference is not None:
             with self.reference(), self.device.autocast():
                 pairs.reference_logprobs = self.root(self.compute_log_probs, pairs)
@@ -161,8 +182,10 @@ class PreferenceLoss:
             torch.zeros_like(policy_logps) if pairs.reference_logprobs is None else pairs.reference_logprobs
         )
         with torch.no_grad():
-            self.metric_sums += compute_rewards(policy_logps, reference_logps, pairs.lengths, self.objective).sum(0)
-        return compute_pair_losses(policy_logps, reference_logps, pairs.lengths, self.objective).sum()
+            rewards = compute_rewards(policy_logps, reference_logps, pairs.lengths, self.objective).sum(0)
+            self.metric_sums += count_once(rewards, self.context)
+        losses = compute_pair_losses(policy_logps, reference_logps, pairs.lengths, self.objective)
+        return count_once(losses.sum(), self.context)
 
     def compute_log_probs(self, model: PreTrainedModel, pairs: PackedPairs) -> Tensor:
         """Return the summed log-probability of every answer, fp32 `[P, 2]`."""
@@ -170,7 +193,8 @@ class PreferenceLoss:
         states, weight, head = compute_target_states(model, pairs.packed)
         chunk_bytes = compute_chunk_bytes(weight, self.device.device_row.chunk_bytes)
         logps = linear_log_probs(states, weight, pairs.packed.targets, chunk_bytes, head.softcap)
-        return logps.new_zeros(pairs.lengths.numel()).index_add(0, pairs.answer_ids, logps).view(pairs.lengths.shape)
+        sums = logps.new_zeros(pairs.lengths.numel()).index_add(0, pairs.answer_ids, logps)
+        return sum_over_context(sums, self.context).view(pairs.lengths.shape)
 
 
 def compute_log_ratios(
@@ -295,14 +319,14 @@ class KtoLoss(PreferenceLoss):
     def pack_batch(self, batch: Batch, device: torch.device) -> PackedAnswers:
         """Move a batch to `device`; compute reference log-probabilities and the reference point, outside of `root`."""
         assert self.reference is not None
-        answers = pack_answers(batch, device)
+        answers = pack_answers(batch, device, self.context)
         mismatched = make_mismatched_batch(batch)
         with self.device.autocast():
             with self.reference():
                 answers.reference_logprobs = self.root(self.compute_log_probs, answers)
             answers.reference_point = answers.reference_logprobs.new_zeros(())
             if mismatched is not None:
-                mismatched_answers = pack_answers(mismatched, device)
+                mismatched_answers = pack_answers(mismatched, device, self.context)
                 with self.reference():
                     reference_logps = self.root(self.compute_log_probs, mismatched_answers)
                 with torch.no_grad():
@@ -321,8 +345,10 @@ class KtoLoss(PreferenceLoss):
             sign = torch.where(pairs.desirable, 1.0, -1.0)
             rewards, point = self.objective.beta * ratios, self.objective.beta * pairs.reference_point
             is_correct = (sign * (rewards - point) > 0).to(rewards.dtype)
-            self.metric_sums += torch.stack(((sign * rewards).sum(), is_correct.sum(), point * len(ratios)))
-        return compute_kto_losses(ratios, pairs.reference_point, pairs.desirable, self.objective).sum()
+            sums = torch.stack(((sign * rewards).sum(), is_correct.sum(), point * len(ratios)))
+            self.metric_sums += count_once(sums, self.context)
+        losses = compute_kto_losses(ratios, pairs.reference_point, pairs.desirable, self.objective)
+        return count_once(losses.sum(), self.context)
 
 
 def compute_kto_losses(ratios: Tensor, point: Tensor, desirable: Tensor, objective: PreferenceOptions) -> Tensor:
@@ -340,14 +366,16 @@ def compute_kto_losses(ratios: Tensor, point: Tensor, desirable: Tensor, objecti
     return torch.where(desirable, desirable_losses, undesirable_losses)
 
 
-def pack_answers(batch: Batch, device: torch.device) -> PackedAnswers:
-    """Move a batch of `data.preference_pairs.collate_unpaired_answers` to `device`."""
-    rows = (batch.labels != IGNORE_INDEX).nonzero().squeeze(1)
-    answer_ids = torch.searchsorted(torch.tensor(batch.cu_seqlens[1:]), rows, right=True)
-    lengths = torch.bincount(answer_ids, minlength=batch.num_targets).float()
+def pack_answers(batch: Batch, device: torch.device, context: RankGroup = SINGLE_RANK) -> PackedAnswers:
+    """Move a batch of `data.preference_pairs.collate_unpaired_answers` to `device`.
+
+    Args:
+        context: ranks that share the batch.
+    """
+    answer_ids, lengths = _find_answers(batch, batch.num_targets, context)
     desirable = batch.extra["desirable"]
     return PackedAnswers(
-        pack_batch(batch, device),
+        pack_batch(batch, device, context=context),
         send_to_device(answer_ids, device),
         send_to_device(lengths, device),
         None,

@@ -423,7 +423,10 @@ def attention_forward(
     if segments is None:
         raise DataError("the packed forward pass needs segments or a cache", "call models.forward, not the model")
     segments.num_attended_layers += 1
-    return get_device_ops(q.device.type).attention(q, k, v, segments, options).unsqueeze(0), None
+    attention, exchange = get_device_ops(q.device.type).attention, segments.exchange
+    if exchange is None:
+        return attention(q, k, v, segments, options).unsqueeze(0), None
+    return exchange.attend(attention, q, k, v, segments, options).unsqueeze(0), None
 
 
 def _flatten_heads(x: Tensor, dtype: torch.dtype) -> Tensor:

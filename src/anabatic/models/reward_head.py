@@ -24,10 +24,13 @@ from anabatic.core.paths import open_atomic_folder
 from anabatic.data.batching.packing import Batch
 from anabatic.device.device import Device, send_to_device
 from anabatic.models import pretrained, weights_reader
+from anabatic.models.context_parallel import count_once, sum_over_context
 from anabatic.models.forward import ModelRoot, PackedBatch, compute_hidden_states, pack_batch
 from anabatic.models.lora import adapter
 from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 from anabatic.parallel.process_groups import copy_from_full
+from anabatic.parallel.token_split import TokenSplit
 
 SCORE_PREFIX = "score."
 """Prefix of the name of the head's parameter."""
@@ -51,13 +54,17 @@ class PackedConversations:
     """A batch of pairs on the device.
 
     Attributes:
-        last_positions: int64 `[2 P]`, last token of every conversation, the chosen one of a pair first.
-        lengths: fp32 `[P, 2]`, number of tokens of each.
+        last_positions: int64 `[n]`, last token of every conversation that ends on this rank.
+        lengths: fp32 `[P, 2]`, number of tokens of each, the chosen one of a pair first.
+        conversation_ids: int64 `[n]`, their numbers; None: all.
+        context: ranks that share the batch.
     """
 
     packed: PackedBatch
     last_positions: Tensor
     lengths: Tensor
+    conversation_ids: Tensor | None = None
+    context: RankGroup = SINGLE_RANK
 
 
 def get_class_name(model: PreTrainedModel) -> str:
@@ -111,16 +118,26 @@ class RewardLoss:
     metric_names = PREFERENCE_METRIC_NAMES
     unit = "pairs"
 
-    def __init__(self, root: ModelRoot, device: Device, objective: RewardOptions) -> None:
-        self.root, self.device, self.objective = root, device, objective
+    def __init__(
+        self, root: ModelRoot, device: Device, objective: RewardOptions, context: RankGroup = SINGLE_RANK
+    ) -> None:
+        self.root, self.device, self.objective, self.context = root, device, objective, context
         self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
 
     def pack_batch(self, batch: Batch, device: torch.device) -> PackedConversations:
         """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`."""
         borders = torch.tensor(batch.cu_seqlens[: 2 * batch.num_targets + 1])
         lengths = borders.diff().view(-1, 2).float()
+        last, own_ids = borders[1:] - 1, None
+        if self.context.size > 1:
+            own, last = TokenSplit(batch.cu_seqlens[-1], self.context).find_rows(last)
+            own_ids = send_to_device(own, device)
         return PackedConversations(
-            pack_batch(batch, device), send_to_device(borders[1:] - 1, device), send_to_device(lengths, device)
+            pack_batch(batch, device, context=self.context),
+            send_to_device(last, device),
+            send_to_device(lengths, device),
+            own_ids,
+            self.context,
         )
 
     def __call__(self, model: PreTrainedModel, conversations: PackedConversations) -> Tensor:
@@ -128,10 +145,9 @@ class RewardLoss:
         rewards = compute_rewards(model, conversations).view(-1, 2)
         with torch.no_grad():
             margin = rewards[:, 0] - rewards[:, 1]
-            self.metric_sums += torch.stack(
-                (rewards[:, 0], rewards[:, 1], margin, (margin > 0).to(rewards.dtype)), dim=1
-            ).sum(0)
-        return bradley_terry(rewards, self.objective.center).sum()
+            sums = torch.stack((rewards[:, 0], rewards[:, 1], margin, (margin > 0).to(rewards.dtype)), dim=1).sum(0)
+            self.metric_sums += count_once(sums, self.context)
+        return count_once(bradley_terry(rewards, self.objective.center).sum(), self.context)
 
 
 def compute_rewards(model: PreTrainedModel, conversations: PackedConversations) -> Tensor:
@@ -140,7 +156,11 @@ def compute_rewards(model: PreTrainedModel, conversations: PackedConversations) 
     with torch.autocast(states.device.type, enabled=False):
         weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
         assert isinstance(weight, Tensor)
-        return F.linear(states.float(), weight.float()).squeeze(1)
+        rewards = F.linear(states.float(), weight.float()).squeeze(1)
+        if conversations.conversation_ids is None:
+            return rewards
+        every = rewards.new_zeros(conversations.lengths.numel())
+        return sum_over_context(every.index_add(0, conversations.conversation_ids, rewards), conversations.context)
 
 
 def bradley_terry(rewards: Tensor, center: float = 0.0) -> Tensor:

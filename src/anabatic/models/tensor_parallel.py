@@ -165,7 +165,7 @@ def _iter_layers(block: TensorBlock) -> Iterator[tuple[str, Any]]:
 
 def _tensor_mesh(world: World) -> Any:
     assert world.mesh is not None
-    return world.mesh["tensor"]
+    return world.mesh.get_submesh(("tensor",))
 
 
 def _make_entry_hook(group: RankGroup) -> Callable[..., Any]:

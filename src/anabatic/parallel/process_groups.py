@@ -1,12 +1,11 @@
 """Process groups of a job, collectives that also work with one process, and functions for sharded tensors.
 
-With tensor parallelism the ranks form a mesh `data x tensor`: ranks of a tensor group work on the same data, each with
-its shard of every divided matrix; ranks with the same shard form a data-parallel group.
+The ranks form a mesh (`mesh.py`): ranks of a context group share the tokens of a batch, ranks of a tensor group work on
+the same tokens, each with its shard of every divided matrix. Gradients are added over all ranks with the same shard.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -19,13 +18,22 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from anabatic.config.sections.common import Parallel
 from anabatic.core import log
-from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.errors import Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
 from anabatic.core.process_info import allow_open_files
 from anabatic.device.device import Device
+from anabatic.parallel.mesh import (
+    BATCH_DIMENSIONS,
+    GRADIENT_DIMENSIONS,
+    SHARD_DIMENSIONS,
+    SINGLE_RANK,
+    RankGroup,
+    RankMesh,
+)
+from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
 
 if TYPE_CHECKING:  # half a second of imports, for several processes alone
     from torch.distributed.tensor import DTensor, Placement
@@ -37,32 +45,23 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class RankGroup:
-    """A group of processes of the job that includes this one.
-
-    Attributes:
-        process_group: torch's process group; None: all processes.
-    """
-
-    rank: int = 0
-    size: int = 1
-    process_group: dist.ProcessGroup | None = None
-
-
-SINGLE_RANK = RankGroup()
-
-
-@dataclass(frozen=True)
 class World(RankGroup):
     """All processes of the job.
 
     Attributes:
-        tensor_group: ranks that work on the same data.
-        mesh: `data x tensor`; None without tensor parallelism.
+        shape: sizes of the mesh's dimensions; those of a single process by default.
+        mesh: the mesh; None with one process, or if all processes have different batches and copies of the model.
+        batch_ranks, gradient_ranks: see the properties; None: all processes.
+        context_group: ranks that share the tokens of a batch.
+        tensor_group: ranks that share the matrices of a layer, and work on the same tokens.
     """
 
+    shape: MeshShape = MeshShape()
+    mesh: RankMesh | None = None
+    batch_ranks: RankGroup | None = None
+    gradient_ranks: RankGroup | None = None
+    context_group: RankGroup = SINGLE_RANK
     tensor_group: RankGroup = SINGLE_RANK
-    mesh: DeviceMesh | None = None
 
     @property
     def is_main_process(self) -> bool:
@@ -71,12 +70,18 @@ class World(RankGroup):
 
     @property
     def data_group(self) -> RankGroup:
-        """Return the ranks with the same part of the model, each with its own part of the data."""
-        if self.mesh is None:
-            return self
-        return RankGroup(
-            self.mesh.get_local_rank("data"), self.size // self.tensor_group.size, self.mesh.get_group("data")
-        )
+        """Return the ranks with different batches; their `rank` is the number of this rank's batch."""
+        return self if self.batch_ranks is None else self.batch_ranks
+
+    @property
+    def gradient_group(self) -> RankGroup:
+        """Return the ranks with the same part of the model, each with other tokens: their gradients are added."""
+        return self if self.gradient_ranks is None else self.gradient_ranks
+
+    @property
+    def counts_batch(self) -> bool:
+        """True on the one rank of those with the same batch that counts its rows, tokens and targets."""
+        return self.context_group.rank == 0 and self.tensor_group.rank == 0
 
 
 def get_world_size() -> int:
@@ -84,23 +89,17 @@ def get_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def init_world(device: Device, tensor_size: int = 1) -> World:
+def init_world(device: Device, settings: Parallel | None = None) -> World:
     """Join the process group of the launcher's environment; a single process without a launcher.
 
     Args:
-        tensor_size: ranks that work on the same data.
+        settings: dimensions of the mesh; None: every rank has a copy of the model and batches of its own.
 
     Raises:
-        ConfigError: the world size is not divisible by `tensor_size`.
+        ConfigError: the dimensions do not divide the world size.
     """
     world_size = get_world_size()
-    if world_size % tensor_size:
-        raise ConfigError(
-            f"parallel.tensor is {tensor_size}, which does not divide {world_size}"
-            f" {'process' if world_size == 1 else 'processes'}",
-            f"start a multiple of {tensor_size}, for one machine by --device.nproc"
-            f" {-(-world_size // tensor_size) * tensor_size}",
-        )
+    shape = resolve_mesh_shape(settings or Parallel(), world_size)
     if world_size == 1:
         return World()
     # The device of this process is already set, and checkpoints gather a few names: both warnings are harmless.
@@ -110,13 +109,29 @@ def init_world(device: Device, tensor_size: int = 1) -> World:
     HEARTBEAT.record_beat(STEP_JOINING)
     dist.init_process_group(device.device_row.collective, timeout=COLLECTIVE_TIMEOUT)
     HEARTBEAT.record_beat(STEP_NOT_TRAINING)
-    if tensor_size == 1:
-        return World(dist.get_rank(), world_size)
-    # Tensors sharded twice are gathered in two steps when a model is saved, and torch warns each time.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    mesh = init_device_mesh(device.type, (world_size // tensor_size, tensor_size), mesh_dim_names=("data", "tensor"))
-    tensor_group = RankGroup(mesh.get_local_rank("tensor"), tensor_size, mesh.get_group("tensor"))
-    return World(dist.get_rank(), world_size, tensor_group=tensor_group, mesh=mesh)
+    return build_world(device, shape)
+
+
+def build_world(device: Device, shape: MeshShape) -> World:
+    """Return the groups of a mesh of all processes, which have joined; every rank calls this.
+
+    Args:
+        shape: its size is the number of processes.
+    """
+    world_size = dist.get_world_size()
+    if shape.shard == world_size:
+        return World(dist.get_rank(), world_size, shape=shape)
+    mesh = RankMesh(device.type, shape)
+    return World(
+        dist.get_rank(),
+        world_size,
+        shape=shape,
+        mesh=mesh,
+        batch_ranks=None if shape.data_size == world_size else mesh.get_group(BATCH_DIMENSIONS),
+        gradient_ranks=None if shape.gradient_size == world_size else mesh.get_group(GRADIENT_DIMENSIONS),
+        context_group=mesh.get_group(("context",)),
+        tensor_group=mesh.get_group(("tensor",)),
+    )
 
 
 def _allow_connections(ranks: int) -> None:
@@ -224,17 +239,16 @@ def reduce_tensor_gradients(
     Args:
         partial: parameters that every rank holds in full but uses only for its part, such as the norm of the heads:
             their gradients are summed.
-        average: take the mean over the data-parallel ranks, unless sharding has done so.
+        average: take the mean over the ranks whose gradients are added, unless sharding has done so.
     """
     if world.tensor_group.size == 1:
         return
     _sum_grads(
         [_local_grad(param) for name, param in params.items() if name in partial], world.tensor_group, world, 1.0
     )
-    if average and world.data_group.size > 1:
-        _sum_grads(
-            [_local_grad(param) for param in params.values()], world.data_group, world, 1 / world.data_group.size
-        )
+    group = world.gradient_group
+    if average and group.size > 1:
+        _sum_grads([_local_grad(param) for param in params.values()], group, world, 1 / group.size)
 
 
 def _local_grad(param: Tensor) -> Tensor:
@@ -312,11 +326,16 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def is_sharded_along(tensor: Tensor, axis: str) -> bool:
-    """True when the tensor is sharded along `axis` of the device mesh, `data` or `tensor`."""
+    """True when the tensor is sharded along the dimension `axis` of the mesh."""
     if not is_sharded(tensor):
         return False
     axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
-    return any(name == axis and not placement.is_replicate() for name, placement in axes)
+    return any(axis in name.split("_") and not placement.is_replicate() for name, placement in axes)
+
+
+def is_sharded_by_fsdp(tensor: Tensor) -> bool:
+    """True when ranks whose gradients are added hold different shards of the tensor (`sharding.py`)."""
+    return any(is_sharded_along(tensor, axis) for axis in SHARD_DIMENSIONS)
 
 
 def to_local(tensor: Tensor) -> Tensor:

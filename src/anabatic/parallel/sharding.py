@@ -3,7 +3,8 @@
 `ddp` keeps a full model on every rank. `zero2` and `zero3` are FSDP2 (torch.distributed.fsdp.fully_shard):
 parameters, gradients and optimizer state are sharded (arXiv 1910.02054); `zero3` gathers the weights of one block at a
 time, `zero2` keeps them between the forward and the backward pass. With tensor parallelism (`tensor_linear.py`) "every
-rank" is every rank with the same part of the model.
+rank" is every rank with the same part of the model. Ranks that share the tokens of a batch (`context`) shard with the
+others. With `replicate`, each of several groups of ranks holds all shards, and gradients are also averaged among them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from anabatic.config.sections.common import Parallel
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import Device
+from anabatic.parallel.mesh import RankMesh
 from anabatic.parallel.process_groups import World
 
 _BUCKET_MIB = 25
@@ -38,7 +40,7 @@ def ensure_gloo_averages(mesh: DeviceMesh) -> None:
     Raises:
         Failure: gradients would be sums instead of averages, and this torch cannot be patched.
     """
-    if not _can_average(mesh.get_group()):
+    if not _can_average(mesh.get_group(mesh.ndim - 1)):
         _patch_to_average()
 
 
@@ -107,7 +109,7 @@ def resolve_sharding(settings: Parallel, world: World, device: Device) -> Shardi
     Raises:
         ConfigError: `single` with several data-parallel ranks.
     """
-    ranks = world.data_group.size
+    ranks = world.gradient_group.size
     if settings.strategy == "single" and ranks > 1:
         raise ConfigError(
             f"parallel.strategy is single, but {world.size} processes run", "use ddp, or --device.nproc 1"
@@ -140,7 +142,7 @@ def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, dev
 
     param_dtype = None if device.dtype == torch.float32 else device.dtype
     options: dict[str, Any] = {
-        "mesh": world.mesh["data"] if world.mesh else _make_data_mesh(device, world),
+        "mesh": (world.mesh or RankMesh(device.type, world.shape)).get_fsdp_mesh(),
         "reshard_after_forward": _keep_root() if plan.strategy == "zero3" else False,
         # Matrix products and communication in the compute dtype, gradient sums in fp32.
         "mp_policy": MixedPrecisionPolicy(
@@ -165,10 +167,6 @@ def _keep_root() -> bool | None:
     from torch.distributed.fsdp import fully_shard
 
     return None if inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None else True
-
-
-def _make_data_mesh(device: Device, world: World) -> DeviceMesh:
-    return init_device_mesh(device.type, (world.size,), mesh_dim_names=("data",))
 
 
 def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) -> nn.Module:

@@ -88,7 +88,7 @@ def _estimate_memory_copies(setup: TrainingSetup, npus: int, checkpoint_bytes: f
 
     Shards are kept for this machine and its neighbour; what every rank holds whole is kept once and not sent.
     """
-    parts = setup.world_size if setup.is_sharded else setup.tensor
+    parts = setup.shard_ranks * setup.tensor if setup.is_sharded else setup.tensor
     machines = 1 if parts == 1 or npus >= setup.world_size else 2
     kept = checkpoint_bytes if parts == 1 else machines * npus * checkpoint_bytes / parts
     return 2 * kept

@@ -4,7 +4,7 @@ Tensors saved for the backward pass are listed one by one, as our operators save
 is fitted. The peak is the maximum over four moments: the loss, the backward pass of each block, the gradient of the
 embedding, the update. `benchmarks/plan.py` compares it with the allocator's peak on simulated NPUs.
 
-Letters as in `model_shape.py`; `T` tokens of a micro-batch.
+Letters as in `model_shape.py`; `T` tokens of a micro-batch on one rank.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     attention = (
         width * (rotated + (queries + keys) + keys + queries) + statistics
     )  # rotated queries and keys, values, output
+    if setup.context > 1:  # the output before and after its exchange; key heads that are sent to several ranks
+        repeated = setup.repeated_key_heads * s.head_dim - keys
+        attention += width * (queries + 2 * repeated)
     kept_inner = 2 if has_joint_products(setup) else 3  # gate, up and their product, which may be computed again
     mlp = width * kept_inner * s.inner * tensor_fraction if not s.experts else _expert_activations(setup)
     adapters = width * setup.rank * len(setup.adapted_linears) if setup.tuner == "lora" else 0.0
@@ -133,7 +136,7 @@ def _activation_bytes(setup: TrainingSetup, blocks: int, is_recomputed: bool) ->
     Args:
         is_recomputed: one of them is in its backward pass, and recomputed if recomputation is on.
     """
-    t, act = setup.micro_tokens, estimate_activations(setup)
+    t, act = setup.local_tokens, estimate_activations(setup)
     if setup.recompute == "none":
         kinds = {"norms": act.stream, "attention": act.attention, "MLP": act.mlp, "adapters": act.adapters}
         return {name: size * t * blocks for name, size in kinds.items()}
@@ -164,7 +167,7 @@ def get_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
 
 def _local_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
     """Return the persistent bytes of one device, and the mask of the fused attention."""
-    fraction = 0.0 if setup.offload else 1 / setup.ranks if setup.is_sharded else 1.0
+    fraction = 0.0 if setup.offload else 1 / setup.shard_ranks if setup.is_sharded else 1.0
     return {name: size * fraction for name, size in get_persistent_bytes(setup).items()} | {
         "constants": 1.0 * _MASK_BYTES * setup.uses_attention_mask
     }
@@ -210,7 +213,7 @@ def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embed
     s = setup.shape
     if setup.offload:
         return 0.0
-    fraction = 1 / setup.ranks if setup.is_sharded else 1.0
+    fraction = 1 / setup.shard_ranks if setup.is_sharded else 1.0
     if holds_all:
         return get_gradient_bytes(setup) * setup.trained_params * fraction
     num_params = 0.0
@@ -238,7 +241,7 @@ def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
 
 def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
     """Estimate the end of the forward pass: activations of all blocks, and the head."""
-    s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
+    s, w, t = setup.shape, get_compute_width(setup), setup.local_tokens
     target_tokens = t * setup.targets
     rows = min(target_tokens, max(MIN_LOGIT_ROWS, setup.chunk_bytes // (4 * s.vocab)))
     head_trained = setup.tuner == "full" and setup.has_lm_head
@@ -293,7 +296,7 @@ def _estimate_backward(setup: TrainingSetup) -> list[PeakMemory]:
 
 def _backward_workspace(setup: TrainingSetup) -> float:
     """Return the bytes of gradients in the backward pass of an MLP: of its product, of gate and up, of the stream."""
-    s, w, t = setup.shape, get_compute_width(setup), setup.micro_tokens
+    s, w, t = setup.shape, get_compute_width(setup), setup.local_tokens
     inner = (s.inner or s.experts_per_token * s.expert_inner) / setup.tensor
     recomputed = 2 * w * inner if has_joint_products(setup) and not s.experts else 0.0
     return t * (w * 2 * inner + recomputed + get_stream_width(setup) * s.hidden + w * s.hidden)
@@ -341,10 +344,10 @@ def _muon_workspace(setup: TrainingSetup) -> float:
 
 def _estimate_update(setup: TrainingSetup) -> PeakMemory:
     """Estimate the update: AdamW's flat kernel copies the gradient of a bucket, twice if the gradients stay."""
-    gradients = get_gradient_bytes(setup) * setup.trained_params * (1 / setup.ranks if setup.is_sharded else 1.0)
+    gradients = get_gradient_bytes(setup) * setup.trained_params * (1 / setup.shard_ranks if setup.is_sharded else 1.0)
     workspace = 0.0
     if not setup.fused_adamw and not setup.offload:
-        elements = min(setup.trained_params / (setup.ranks if setup.is_sharded else 1), UPDATE_BUCKET_ELEMENTS)
+        elements = min(setup.trained_params / (setup.shard_ranks if setup.is_sharded else 1), UPDATE_BUCKET_ELEMENTS)
         gradients_stay = setup.strategy != "single"  # in DDP's buckets, or in the flat outputs of FSDP's reduce-scatter
         workspace = elements * (4.0 * (2 if gradients_stay else 1) if setup.weights == "fp32" else _BF16_BUCKET_BYTES)
     if setup.muon and not setup.offload:

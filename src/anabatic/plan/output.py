@@ -54,6 +54,10 @@ def format_gib(num_bytes: float) -> str:
 def format_strategy(setup: TrainingSetup) -> str:
     """Return the settings of a choice as one line."""
     parts = [setup.strategy + (", offload" if setup.offload else "")]
+    if setup.replicate > 1:
+        parts.append(f"replicate {setup.replicate}")
+    if setup.context > 1:
+        parts.append(f"context {setup.context}")
     if setup.tensor > 1:
         parts.append(f"tensor {setup.tensor}")
     parts.append(f"recompute {setup.recompute}")

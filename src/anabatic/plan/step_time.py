@@ -69,7 +69,7 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the operators of the forward pass of one block."""
     s, t, width, stream_width = (
         setup.shape,
-        float(setup.micro_tokens),
+        float(setup.local_tokens),
         get_compute_width(setup),
         get_stream_width(setup),
     )
@@ -111,7 +111,7 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
 def _adapter_gradient_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the weight-gradient operators of one block: two products per adapter, none for the frozen weight
     (`models/lora/linear.py`)."""
-    t, width = float(setup.micro_tokens), get_compute_width(setup)
+    t, width = float(setup.local_tokens), get_compute_width(setup)
     for inputs, outputs in map(setup.get_local_shape, setup.adapted_linears if setup.tuner == "lora" else []):
         yield _matmul_operator(t, inputs, setup.rank, width)
         yield _matmul_operator(t, setup.rank, outputs, width)
@@ -127,7 +127,7 @@ def _sum_operators(ops: Iterator[Operator] | list[Operator], rates: ChipRates) -
 
 def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     """Return the time of one optimizer step of all ranks."""
-    s, w, t = setup.shape, get_compute_width(setup), float(setup.micro_tokens)
+    s, w, t = setup.shape, get_compute_width(setup), float(setup.local_tokens)
     block, operators = _sum_operators(_forward_operators(setup), rates)
     trained_fraction = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
     recomputed_fraction = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
@@ -153,7 +153,7 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     used_params = s.multiplying_params - (0 if setup.has_lm_head else s.embedding_params)
     flops_per_token = 2.0 * used_params * 2 + 2.0 * (used_params if setup.tuner == "full" else setup.trained_params)
     flops_per_token += 12.0 * s.layers * s.heads * s.head_dim * setup.seq_len / 2
-    tokens = int(t * passes) * setup.ranks
+    tokens = setup.micro_tokens * passes * setup.ranks
     return StepTime(compute, launches * rates.host_ns / 1e9, traffic, exposed, update, flops_per_token * tokens, tokens)
 
 
@@ -163,7 +163,7 @@ def _estimate_update(setup: TrainingSetup, rates: ChipRates) -> tuple[float, int
     AdamW reads weight, gradient and moments, and writes three of them; a flat bucket takes twenty operators. Gradients
     of half-precision products are also cast, and the gradient norm is computed.
     """
-    num_shards = setup.ranks if setup.is_sharded else 1
+    num_shards = setup.shard_ranks if setup.is_sharded else 1
     local_params = setup.trained_params / num_shards
     if setup.offload:
         return 2 * (4.0 * local_params) / rates.host_link + 28 * local_params / 2e10, 20
@@ -211,18 +211,21 @@ def _estimate_collectives(
     total = exposed = 0.0
     if setup.tensor > 1:  # two all-reduces per block forward, two backward, not overlapped
         seconds_per_call = (
-            estimate_collective_ns(rates, "all_reduce", w * setup.micro_tokens * s.hidden, setup.tensor) / 1e9
+            estimate_collective_ns(rates, "all_reduce", w * setup.local_tokens * s.hidden, setup.tensor) / 1e9
         )
         total = exposed = 4 * s.layers * seconds_per_call * setup.micro_steps
-    if setup.ranks == 1:
-        return total, exposed
     group_rates = replace(
         rates, server=max(1, rates.server // setup.tensor)
-    )  # tensor ranks are neighbours (parallel/process_groups.py)
+    )  # tensor ranks are neighbours (plan/mesh_shape.py), then context ranks
+    if setup.context > 1:
+        seconds = setup.micro_steps * s.layers * _estimate_exchange(setup, group_rates)
+        total, exposed = total + seconds, exposed + seconds
+    if setup.gradient_ranks == 1:
+        return total, exposed
     if setup.strategy == "ddp":
         size = get_gradient_bytes(setup) * setup.trained_params
         buckets = max(1, math.ceil(size / DDP_BUCKET))
-        seconds_per_call = estimate_collective_ns(group_rates, "all_reduce", size / buckets, setup.ranks) / 1e9
+        seconds_per_call = estimate_collective_ns(group_rates, "all_reduce", size / buckets, setup.gradient_ranks) / 1e9
         overlap_seconds = (
             forward_seconds * (factor - 1) if setup.tensor == 1 else 0.0
         )  # with tensor parallelism after the backward pass
@@ -233,6 +236,21 @@ def _estimate_collectives(
     passes = setup.micro_steps
     seconds = passes * (s.layers * block_seconds + outer_seconds)
     return total + seconds, exposed + max(passes * outer_seconds, seconds - passes * forward_seconds * factor)
+
+
+def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
+    """Return the seconds in which context ranks exchange tokens for heads in one block, forward and backward: queries,
+    keys and values in one all-to-all, the output in another (`parallel/context_exchange.py`). Nothing hides them."""
+    s, width = setup.shape, get_compute_width(setup)
+    queries = s.heads // setup.tensor
+    token_bytes = width * s.head_dim
+    calls = [
+        estimate_collective_ns(rates, "all_to_all", token_bytes * heads * setup.local_tokens, setup.context) / 1e9
+        for heads in (queries + 2 * setup.repeated_key_heads, queries)
+    ]
+    backward_fraction = setup.blocks_with_activations / s.layers
+    passes = 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference
+    return passes * sum(calls)
 
 
 def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, float]:
@@ -246,10 +264,15 @@ def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, fl
     num_gathers = 2 if setup.strategy == "zero3" else 1
 
     def travel_seconds(weights: float, gradients: float) -> float:
-        gather = num_gathers * estimate_collective_ns(rates, "all_gather", w * weights, setup.ranks)
-        return (
-            gather + estimate_collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.ranks) * (gradients > 0)
-        ) / 1e9
+        gather = num_gathers * estimate_collective_ns(rates, "all_gather", w * weights, setup.shard_ranks)
+        if gradients == 0:
+            return gather / 1e9
+        reduce = estimate_collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.shard_ranks)
+        if setup.replicate > 1:  # each shard among the copies, which are on other machines
+            copy_rates = replace(rates, server=max(1, rates.server // setup.shard_ranks))
+            shard_bytes = 4.0 * gradients / setup.shard_ranks
+            reduce += estimate_collective_ns(copy_rates, "all_reduce", shard_bytes, setup.replicate)
+        return (gather + reduce) / 1e9
 
     block = travel_seconds(setup.block_params + adapters, params_per_block * blocks_trained / s.layers)
     return block, travel_seconds(s.outside_params, outer_params)

@@ -84,10 +84,18 @@ def estimate_strategy(setup: TrainingSetup, chip: Chip) -> StrategyEstimate:
 
 
 def estimate_buffer_bytes(setup: TrainingSetup, chip: Chip) -> float:
-    """Return the bytes of the communicators: one of all ranks; with tensor parallelism also those of both groups."""
+    """Return the bytes of the communicators: one of all ranks, and one of each group of the mesh that this rank is in
+    (`parallel/mesh.py`)."""
     if setup.world_size == 1 or not chip.name.startswith("Ascend"):
         return 0.0
-    return COMMUNICATOR_BYTES * (1 if setup.tensor == 1 else 3)
+    world, groups = setup.world_size, 1
+    if setup.tensor > 1 or setup.context > 1 or setup.replicate > 1:
+        parts = (setup.tensor, setup.context, setup.replicate, setup.ranks // setup.replicate)
+        groups += sum(1 < size < world for size in parts)  # dimensions, then several of them together
+        groups += sum(size > 1 for size in parts[:2]) > 1 and 1 < setup.gradient_ranks < world
+        groups += setup.replicate > 1 and 1 < setup.ranks < world
+        groups += setup.replicate > 1 and setup.context > 1
+    return COMMUNICATOR_BYTES * groups
 
 
 def get_max_tokens(chip: Chip) -> int:
@@ -213,7 +221,7 @@ def pick_micro_batches(
 def list_strategies(setup: TrainingSetup, chip: Chip) -> list[TrainingSetup]:
     """Return the setup with every possible strategy and recomputation; quantized weights are not sharded."""
     strategies: list[tuple[StrategyName, bool]] = [("single", False)]
-    if setup.ranks > 1:
+    if setup.gradient_ranks > 1:
         strategies = [("ddp", False)]
         if setup.quantize == "none":
             strategies += [("zero2", False), ("zero3", False)]

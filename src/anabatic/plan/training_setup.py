@@ -36,7 +36,8 @@ class TrainingSetup:
     """A training on one kind of device.
 
     Attributes:
-        ranks: data-parallel processes; tensor: tensor-parallel processes.
+        ranks: processes with different batches; context: processes that share the tokens of a batch; tensor:
+            tensor-parallel processes; replicate: groups that each hold all shards of the weights.
         micro_tokens: tokens of a micro-batch; micro_steps: micro-batches per step and rank.
         seq_len: longest segment; targets: fraction of the tokens that are target tokens.
         half: matrix products run in half precision.
@@ -53,7 +54,9 @@ class TrainingSetup:
     shape: DecoderShape
     strategy: StrategyName = "single"
     ranks: int = 1
+    context: int = 1
     tensor: int = 1
+    replicate: int = 1
     offload: bool = False
     tuner: TunerName = "full"
     rank: int = 16
@@ -79,7 +82,27 @@ class TrainingSetup:
     @property
     def world_size(self) -> int:
         """Number of all processes."""
-        return self.ranks * self.tensor
+        return self.gradient_ranks * self.tensor
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Number of processes whose gradients are added."""
+        return self.ranks * self.context
+
+    @property
+    def shard_ranks(self) -> int:
+        """Number of processes among which sharded weights are divided."""
+        return self.gradient_ranks // self.replicate
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of a micro-batch on one rank, rounded up."""
+        return -(-self.micro_tokens // self.context)
+
+    @property
+    def repeated_key_heads(self) -> int:
+        """Key heads of the tensor group that attention of context ranks reads (`parallel/context_exchange.py`)."""
+        return math.lcm(max(1, self.shape.kv_heads // self.tensor), self.context)
 
     @property
     def min_micro_batch(self) -> int:
@@ -186,7 +209,7 @@ def build_setup(
         half: matrix products run in half precision.
     """
     strategy: StrategyName = "single"
-    if ranks > 1:
+    if ranks * job.parallel.context > 1:
         requested = job.parallel.strategy
         strategy = "ddp" if requested in ("auto", "ddp", "single") else requested
     tuner, rank = _resolve_tuner(job)
@@ -194,7 +217,9 @@ def build_setup(
         shape=shape,
         strategy=strategy,
         ranks=ranks,
+        context=job.parallel.context,
         tensor=job.parallel.tensor,
+        replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
         rank=rank,
@@ -235,6 +260,14 @@ def require_feasible(setup: TrainingSetup) -> None:
         degrees = " or ".join(str(degree) for degree in range(1, max_degree + 1) if max_degree % degree == 0)
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, which does not divide all of {message}", f"use {degrees}"
+        )
+    heads = s.heads // tensor_ranks
+    if heads % setup.context:
+        degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
+        each = f" on each of {tensor_ranks} tensor ranks" if tensor_ranks > 1 else ""
+        raise ConfigError(
+            f"parallel.context is {setup.context}, which does not divide {heads} attention heads{each}",
+            f"use {degrees}",
         )
     if 0 < s.max_positions < setup.seq_len:
         message = f"batch.seq_len is {setup.seq_len}, the model was made for {s.max_positions} positions"

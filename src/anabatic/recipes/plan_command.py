@@ -28,6 +28,7 @@ from anabatic.plan import (
     training_setup,
 )
 from anabatic.plan.host_resources import estimate_host_resources
+from anabatic.plan.mesh_shape import get_mesh_multiple, resolve_mesh_shape
 from anabatic.plan.model_shape import DecoderShape
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
@@ -111,7 +112,7 @@ def print_scaling(
     """
     given = getattr(job.batch, "global_batch_tokens", None)
     plans = []
-    for count in device_scaling.list_device_counts(place.npus_per_node, max_devices, job.parallel.tensor):
+    for count in device_scaling.list_device_counts(place.npus_per_node, max_devices, get_mesh_multiple(job.parallel)):
         there = replace(
             place, npus_per_node=min(count, place.npus_per_node), nodes=max(1, count // place.npus_per_node)
         )
@@ -168,12 +169,8 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
             f"{chip.name} is made for inference, and this is a training",
             "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
         )
-    if world % job.parallel.tensor:
-        raise ConfigError(
-            f"parallel.tensor {job.parallel.tensor} does not divide {world} devices",
-            "choose it among the divisors of --npus times --nodes",
-        )
-    ranks = world // job.parallel.tensor
+    hint = "choose it among the divisors of --npus times --nodes"
+    ranks = resolve_mesh_shape(job.parallel, world, ("device", "devices"), hint).data_size
     job, _, _ = deepspeed_json.apply_deepspeed(sequence_length.resolve_seq_len(job, shape.max_positions or None), ranks)
     assumed: list[str] = []
     row = table.get_device_row(chip)

@@ -54,7 +54,8 @@ class Objective:
 def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq_len: int) -> Objective:
     """Predict every target token from those before it."""
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
-    return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world.data_group))
+    pack = functools.partial(pack_batch, context=world.context_group)
+    return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world, pack), pack_batch=pack)
 
 
 def make_preference_objective(
@@ -62,12 +63,12 @@ def make_preference_objective(
 ) -> Objective:
     """Favour the better answer more than the model does now."""
     single = objective.loss_type == "kto"
-    loss = (KtoLoss if single else PreferenceLoss)(root, device, objective)
+    loss = (KtoLoss if single else PreferenceLoss)(root, device, objective, world.context_group)
     lay = collate_unpaired_answers if single else collate_preference_pairs
     return Objective(
         max_pair_inputs(seq_len),
         loss,
-        lambda batches: evaluate_pairs(loss, batches, world.data_group),
+        lambda batches: evaluate_pairs(loss, batches, world),
         lay,
         loss.pack_batch,
         loss.metric_sums,
@@ -79,11 +80,11 @@ def make_reward_objective(
     root: ModelRoot, device: Device, world: World, seq_len: int, objective: RewardOptions
 ) -> Objective:
     """Say how good a conversation is: the better one of a pair gets more."""
-    loss = RewardLoss(root, device, objective)
+    loss = RewardLoss(root, device, objective, world.context_group)
     return Objective(
         max_pair_inputs(seq_len),
         loss,
-        lambda batches: evaluate_pairs(loss, batches, world.data_group),
+        lambda batches: evaluate_pairs(loss, batches, world),
         collate_preference_pairs,
         loss.pack_batch,
         loss.metric_sums,
@@ -99,7 +100,7 @@ def make_word_objective(root: ModelRoot, device: Device, world: World, seq_len: 
     return Objective(
         seq_len,
         loss,
-        lambda batches: evaluate_loss(root, batches, device, world.data_group, way),
+        lambda batches: evaluate_loss(root, batches, device, world, way),
         collate_word_targets,
         way,
     )

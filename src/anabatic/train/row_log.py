@@ -3,7 +3,7 @@
 A line is `{"step", "rows": [[source, row, pass, start, tokens], ...]}`: number of the source as in data.train, of the
 document or conversation in it, of the pass over the source, first token and tokens. `"dropped": true` marks rows that
 were skipped by `optim.on_bad_step: rewind` before that step. Ranks that share their data with a neighbour
-(parallel.tensor) write none.
+(parallel.context, parallel.tensor) write none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RowLog:
             paths += [name for name in names if int(name.stem.rpartition("-")[2]) >= world.size]
         for file in paths:
             _truncate_rows(file, step)
-        self._writer = None if world.tensor_group.rank else JsonlWriter(self._path)
+        self._writer = JsonlWriter(self._path) if world.counts_batch else None
 
     def write(self, step: int, rows: Iterable[SegmentOrigin], dropped: bool = False) -> None:
         """Record what a step has read, or what was skipped before it."""

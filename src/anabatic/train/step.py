@@ -202,12 +202,14 @@ class TrainStep:
             torch._foreach_zero_(self.sums)
         if self.world.tensor_group.rank:  # it has seen the same data as its neighbour
             row[:3], row[5:] = 0.0, 0.0
+        if self.world.context_group.rank:  # the same batch, but other tokens of it
+            row[1:3] = 0.0
         row[3] = self._grad_squares()
         is_finite_here = torch.isfinite(row[0])
         row, no_overflow = self._reduce_over_ranks(row)
-        # Data parallelism averaged over the ranks; the mean wanted is over all ranks' targets.
+        # Gradients were averaged over the ranks; the mean wanted is over all ranks' targets.
         factor = (
-            self.expected_tokens * self.world.data_group.size / self.loss_scale.value / row[1].clamp(min=1)
+            self.expected_tokens * self.world.gradient_group.size / self.loss_scale.value / row[1].clamp(min=1)
         ).float()
         norm = (row[3].sqrt() * factor).float()
         mean = row[0] / row[1].clamp(min=1)
@@ -242,7 +244,7 @@ class TrainStep:
         squares = self._sum_of_squares(shared)
         if self.world.tensor_group.size > 1:
             squares = self._sum_of_squares(parts) + squares / self.world.tensor_group.size
-        copies = 1 if self.optimizer.is_sharded else self.world.data_group.size
+        copies = self.world.shape.replicate if self.optimizer.is_sharded else self.world.gradient_group.size
         return squares if copies == 1 else squares / copies
 
     def _sum_of_squares(self, grads: list[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from anabatic.models.classifier import compute_class_logits as class_logits
 from anabatic.models.forward import ModelRoot, PackedBatch, pack_batch, score_targets
 from anabatic.models.preference_loss import PreferenceLoss
 from anabatic.models.reward_head import RewardLoss
-from anabatic.parallel.process_groups import RankGroup, all_reduce_sum
+from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum
 from anabatic.parallel.sharding import reshard_weights
 
 
@@ -28,7 +28,7 @@ def evaluate_loss(
     root: ModelRoot,
     batches: ValidationBatches,
     device: Device,
-    world: RankGroup,
+    world: World,
     pack: Callable[[Batch, torch.device], PackedBatch] = pack_batch,
 ) -> dict[str, Any]:
     """Return `valid_loss` (nats per target), `valid_perplexity` (its exponential), `valid_accuracy` (share of the
@@ -42,8 +42,8 @@ def evaluate_loss(
             losses, hits = root(score_targets, pack(batch, device.torch_device), device.device_row.chunk_bytes)
         totals[0] += losses.sum(dtype=totals.dtype)
         totals[1] += hits.sum()
-        totals[2] += batch.num_targets
-    nats, hit, targets = all_reduce_sum(totals, world).tolist()
+        totals[2] += batch.num_targets * (world.context_group.rank == 0)
+    nats, hit, targets = all_reduce_sum(totals, world.gradient_group).tolist()
     reshard_weights(root)
     root.train(was_training)
     loss = nats / max(targets, 1)
@@ -57,13 +57,14 @@ def evaluate_loss(
 
 
 @torch.no_grad()
-def evaluate_pairs(loss: PreferenceLoss | RewardLoss, batches: ValidationBatches, world: RankGroup) -> dict[str, Any]:
+def evaluate_pairs(loss: PreferenceLoss | RewardLoss, batches: ValidationBatches, world: World) -> dict[str, Any]:
     """Return `valid_loss` (mean over the pairs, or over single answers), what `loss.names` says likewise, `pairs` or
     `answers`, and `tokens` of their answers."""
     root, device = loss.root, loss.device
     was_training = root.training
     root.eval()
     loss.metric_sums.zero_()
+    counts = world.context_group.rank == 0
     totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch_device)
     for batch in batches:
         HEARTBEAT.record_beat()
@@ -71,9 +72,10 @@ def evaluate_pairs(loss: PreferenceLoss | RewardLoss, batches: ValidationBatches
         with device.autocast():
             totals[0] += root(loss, pairs)
         reshard_weights(root)
-        totals[1] += batch.num_targets
-        totals[2] += pairs.lengths.sum()
-    found, count, tokens, *sums = all_reduce_sum(torch.cat((totals, loss.metric_sums.to(totals.dtype))), world).tolist()
+        totals[1] += batch.num_targets * counts
+        totals[2] += pairs.lengths.sum() * counts
+    totals = torch.cat((totals, loss.metric_sums.to(totals.dtype)))
+    found, count, tokens, *sums = all_reduce_sum(totals, world.gradient_group).tolist()
     loss.metric_sums.zero_()
     root.train(was_training)
     means = {f"valid_{name}": value / max(count, 1) for name, value in zip(loss.metric_names, sums, strict=True)}

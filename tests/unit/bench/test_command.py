@@ -41,7 +41,10 @@ COMPARE = ["compare", "--plot", "off", "--repeats", "2", "--warm-up", "0"]
         (["scaling", "--npus", "1,x", *SFT], "npus is '1,x'"),
         (["scaling", "--npus", "0,1", *SFT], "npus is '0,1'"),
         (["scaling", "--nproc", "2,2", *SFT], "name each number once"),
-        (["scaling", "--npus", "1,2", *SFT, "--parallel.tensor", "2"], "parallel.tensor 2 does not divide 1 devices"),
+        (
+            ["scaling", "--npus", "1,2", *SFT, "--parallel.tensor", "2"],
+            "parallel.tensor is 2, which does not divide 1 device",
+        ),
         (["infer", "--new-tokens", "1"], "--new-tokens is 1"),
         (["infer", "--model", "nowhere-at-all"], "nowhere-at-all"),
         (["infer", "--quantize", "nf4", "--depth", "1"], "the weights are random"),

@@ -84,9 +84,14 @@ def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
         (["--npus", "0", *SFT], "--npus is 0"),
         (["--nodes", "-1", *SFT], "--nodes is -1"),
         (["--tokens", "many", *SFT], "tokens"),
-        (["--npus", "3", *SFT, "--parallel.tensor", "2"], "parallel.tensor 2 does not divide 3 devices"),
+        (["--npus", "3", *SFT, "--parallel.tensor", "2"], "parallel.tensor is 2, which does not divide 3 devices"),
         (["--npus", "4", *SFT, "--parallel.tensor", "3"], "does not divide 4 devices"),
         (["--npus", "8", *SFT, "--parallel.tensor", "8"], "use 1 or 2 or 4"),
+        (
+            ["--npus", "8", *SFT, "--parallel.context", "8"],
+            "parallel.context is 8, which does not divide 28 attention heads",
+        ),
+        (["--npus", "6", *SFT, "--parallel.context", "4"], "parallel.context is 4, which does not divide 6 devices"),
         (["--npus", "1000", "--nodes", "1001", *SFT], "more than 1,000,000"),
         (
             ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--quantize", "nf4"],

@@ -97,3 +97,44 @@ def test_every_chip_of_the_table_can_be_planned_for() -> None:
             ).tokens_per_s
             > 0
         )
+
+
+def test_context_ranks_divide_tokens_and_shards() -> None:
+    """Two groups of four ranks that share a batch keep what eight ranks with a batch each keep, and attention's output
+    twice: before and after its exchange."""
+    alone = replace(BASE, strategy="zero3", ranks=8, micro_tokens=8192)
+    shared = replace(alone, ranks=2, context=4, micro_tokens=4 * 8192)
+    assert (shared.world_size, shared.shard_ranks, shared.local_tokens) == (8, 8, 8192)
+    more = estimate_activations(shared).attention - estimate_activations(alone).attention
+    assert more == 2 * 28 * 128  # Qwen2.5-7B: 28 heads of 128, in bf16; 4 key heads for 4 ranks
+    for name in ("trained weights", "optimizer", "gradients"):
+        assert estimate_peak_memory(shared).parts[name] == estimate_peak_memory(alone).parts[name]
+
+
+def test_key_heads_for_several_ranks_are_counted_as_often_as_they_are_sent() -> None:
+    setup = replace(BASE, strategy="zero3", context=14, micro_tokens=14 * 1024)  # 4 key heads: the multiple is 28
+    assert setup.repeated_key_heads == 28
+    more = estimate_activations(setup).attention - estimate_activations(replace(setup, context=1)).attention
+    assert more == 2 * (28 * 128 + 2 * (28 - 4) * 128)
+
+
+def test_the_exchange_of_context_ranks_takes_its_time() -> None:
+    """Four calls of each kind in a step without recomputation: forward and backward of all blocks."""
+    rates = cost_model.get_chip_rates(CHIP)
+    setup = replace(BASE, strategy="zero3", context=4, micro_tokens=32768, seq_len=32768)
+    apart = replace(setup, context=1, ranks=4, micro_tokens=8192)
+    with_exchange, without = (step_time.estimate_step_time(one, rates) for one in (setup, apart))
+    sizes = [2 * 128 * heads * 8192 for heads in (28 + 2 * 4, 28)]
+    expected = 2 * SHAPE.layers * sum(cost_model.estimate_collective_ns(rates, "all_to_all", size, 4) for size in sizes)
+    assert with_exchange.collectives - without.collectives == pytest.approx(expected / 1e9)
+    assert with_exchange.compute == pytest.approx(without.compute) and with_exchange.tokens == without.tokens == 32768
+
+
+def test_copies_of_shards_add_gradients_between_machines() -> None:
+    rates = cost_model.get_chip_rates(CHIP)
+    one = replace(BASE, strategy="zero3", ranks=16)
+    two = replace(one, replicate=2)
+    assert two.shard_ranks == 8 and two.world_size == 16
+    assert estimate_peak_memory(two).parts["optimizer"] == 2 * estimate_peak_memory(one).parts["optimizer"]
+    times = [step_time.estimate_step_time(setup, rates).collectives for setup in (one, two)]
+    assert times[1] < times[0]  # weights are not gathered over the network

@@ -341,6 +341,11 @@ class Parallel:
     """ddp: a copy on every process; zero2: gradients and optimizer are sharded; zero3: weights too; auto: ddp."""
     offload: Literal["none", "cpu"] = "none"
     """cpu: with zero2 and zero3, weights, gradients and optimizer stay in host memory."""
+    replicate: int = 1
+    """With zero2 and zero3: groups of processes that each hold all shards, so that only gradients cross between them;
+    the number of machines, for example."""
+    context: int = 1
+    """Processes that share the tokens of a batch, for long sequences; the others divide the data."""
     tensor: int = 1
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
     check_replicas: int = 0
@@ -350,7 +355,8 @@ class Parallel:
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
-        require_setting(self.tensor >= 1, f"parallel.tensor is {self.tensor}", "use 1 or more")
+        for name in ("replicate", "context", "tensor"):
+            require_setting(getattr(self, name) >= 1, f"parallel.{name} is {getattr(self, name)}", "use 1 or more")
         require_setting(
             self.check_replicas >= 0,
             f"parallel.check_replicas is {self.check_replicas}",
@@ -361,4 +367,9 @@ class Parallel:
             self.offload == "none" or sharded or self.deepspeed is not None,
             f"parallel.offload is {self.offload}, parallel.strategy is {self.strategy}",
             "use zero2 or zero3 with it",
+        )
+        require_setting(
+            self.replicate == 1 or sharded or self.deepspeed is not None,
+            f"parallel.replicate is {self.replicate}, parallel.strategy is {self.strategy}",
+            "use zero2 or zero3 with it: with ddp every process has a copy anyway",
         )

@@ -253,11 +253,12 @@ class WordsJob(LoopJob, _OnWords):
         require_setting(
             bool(self.data.train), "data.train is empty", "give --data FILE.jsonl of words, or an AIS table"
         )
-        require_setting(
-            self.parallel.tensor == 1,
-            f"parallel.tensor is {self.parallel.tensor}, and a model of words is not divided by heads",
-            "leave it out: ddp, zero2 and zero3 divide the rows",
-        )
+        for name in ("context", "tensor"):
+            require_setting(
+                getattr(self.parallel, name) == 1,
+                f"parallel.{name} is {getattr(self.parallel, name)}, and a model of words is not divided by heads",
+                "leave it out: ddp, zero2 and zero3 divide the rows",
+            )
 
 
 @dataclass(kw_only=True)

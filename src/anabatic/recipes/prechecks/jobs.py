@@ -23,6 +23,7 @@ from anabatic.core.errors import AnabaticError, ConfigError, DataError, Multiple
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
 from anabatic.plan import training_setup
+from anabatic.plan.mesh_shape import count_data_ranks
 from anabatic.recipes import sequence_length
 from anabatic.recipes.export import gguf_converter
 from anabatic.recipes.prechecks import data_files
@@ -436,7 +437,7 @@ def _check_batch(job: Any) -> None:
     """Sizes that are given, for the processes that this command starts."""
     if not isinstance(job, LoopJob):
         return
-    ranks = max(1, job.device.nproc // job.parallel.tensor)
+    ranks = count_data_ranks(job.parallel, job.device.nproc)
     given, _, _ = deepspeed_json.apply_deepspeed(sequence_length.set_default_seq_len(job), ranks)
     training_setup.require_divisible_batch(given.batch, ranks)
     if isinstance(job, RlJob):

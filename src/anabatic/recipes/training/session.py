@@ -14,7 +14,7 @@ from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
-from anabatic.models import tensor_parallel
+from anabatic.models import context_parallel, tensor_parallel
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
 from anabatic.parallel import process_groups as parallel
@@ -22,6 +22,7 @@ from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.plan import depth_choice, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.plan.mesh_shape import count_data_ranks
 from anabatic.recipes import hub_data, sequence_length
 from anabatic.train import auto_sizing, sizing
 from anabatic.train.checkpoint.storage import CheckpointInfo
@@ -41,11 +42,10 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
     job = sequence_length.resolve_seq_len(job)
-    job, applied, ignored = deepspeed_json.apply_deepspeed(
-        job, max(1, parallel.get_world_size() // job.parallel.tensor)
-    )
+    data_ranks = count_data_ranks(job.parallel, parallel.get_world_size())
+    job, applied, ignored = deepspeed_json.apply_deepspeed(job, data_ranks)
     device = select_device(job.device)
-    world = parallel.init_world(device, job.parallel.tensor)
+    world = parallel.init_world(device, job.parallel)
     training_setup.require_divisible_batch(job.batch, world.data_group.size)
     job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
     with open_run_folder(job, device, world) as folder:
@@ -101,6 +101,8 @@ def log_plan(plan: DerivedSizes, model: PreTrainedModel, world: World, division:
     log.info(
         f"strategy {division.strategy}{', offloaded to the host' if division.is_offloaded else ''} ({division.reason})"
     )
+    if world.context_group.size > 1:
+        log.info(context_parallel.describe_context_parallel(model, world))
     if world.tensor_group.size > 1:
         log.info(tensor_parallel.describe_tensor_parallel(model, world.tensor_group.size))
     for line in plan.format_lines():

@@ -15,7 +15,7 @@ from anabatic.data.chat import loss_preview
 from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
 from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
-from anabatic.models import fused_ops, tensor_parallel
+from anabatic.models import context_parallel, fused_ops, tensor_parallel
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
@@ -97,6 +97,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         start = build_model(job, device, world)
         task.prepare_model(context, start)
         tensor_parallel.require_divisible(start.model, world.tensor_group.size)
+        context_parallel.require_divisible_heads(start.model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start, sharding)
         require_weight_files(start)

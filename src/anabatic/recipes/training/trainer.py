@@ -258,7 +258,7 @@ class Trainer:
         context, model = self.context, self.model
         evaluate = self.batches.make_evaluator(self.objective, sizes, metrics)
         together = model.sharding.is_sharded or context.world.tensor_group.size > 1
-        shows = context.world.data_group.rank == 0 or model.sharding.is_sharded
+        shows = context.world.gradient_group.rank == 0 or model.sharding.is_sharded
 
         def evaluate_step(number: int) -> dict[str, Any]:
             row = evaluate(number)

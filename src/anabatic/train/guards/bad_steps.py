@@ -71,7 +71,7 @@ def _describe_step(step: BadStep) -> str:
 
 def _record_bad_steps(loop: LoopContext, found: list[BadStep]) -> None:
     """Write the steps with the rows of every rank into `bad_steps.jsonl`."""
-    named = [_local_record(loop, step) for step in found] if loop.world.tensor_group.rank == 0 else []
+    named = [_local_record(loop, step) for step in found] if loop.world.counts_batch else []
     ranks = [json.loads(text) for text in all_gather_text(json.dumps(named), loop.world)]
     for step in found[:_MAX_LOGGED]:
         log.warn(f"step {step.step}: {_describe_step(step)}; the update is not made, its rows are in {BAD_STEPS_FILE}")

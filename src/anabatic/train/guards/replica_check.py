@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.parallel.process_groups import World, all_gather_rows, all_gather_text, is_sharded_along, to_local
+from anabatic.parallel.process_groups import World, all_gather_rows, all_gather_text, is_sharded_by_fsdp, to_local
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.context import LoopContext
 from anabatic.train.guards.straggler_rules import CopyMismatch, compare_copies
@@ -40,7 +40,7 @@ class ReplicaCheck:
                 f"parallel.check_replicas is {self.every}, but the weights are sharded: no rank has another's copy",
                 "use --parallel.check-replicas 0, or --parallel.strategy ddp",
             )
-        if self.every and world.data_group.size == 1:
+        if self.every and world.gradient_group.size == 1:
             log.warn(
                 f"parallel.check_replicas is {self.every}, but there is one copy of the weights: nothing to compare"
             )
@@ -118,7 +118,7 @@ def sum_bits(tensor: Tensor) -> Tensor:
 
     Two changes that cancel in the first sum show in the second.
     """
-    if is_sharded_along(tensor, "data"):
+    if is_sharded_by_fsdp(tensor):
         raise ValueError("a shard has no copy")
     bits = to_local(tensor).detach().contiguous().view(-1)
     bits = bits.view(_BIT_VIEWS[bits.element_size()])

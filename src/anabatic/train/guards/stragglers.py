@@ -49,14 +49,15 @@ _HINTS = {
 class StragglerMonitor:
     """One small gather of figures for each logged row, and now and then a probe of links.
 
-    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2, tensor parallelism),
+    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2, context and tensor parallelism),
     the probe also times a product of matrices on each rank.
     """
 
     def __init__(self, loop: LoopContext) -> None:
         self.loop, self.world, self.device = loop, loop.world, loop.device
         self.detector = StragglerDetector(*(_CPU_LIMITS if loop.device.type == "cpu" else _DEVICE_LIMITS))
-        self.is_lockstep = loop.train_step.optimizer.is_sharded or loop.world.tensor_group.size > 1
+        meets_within = max(loop.world.context_group.size, loop.world.tensor_group.size) > 1
+        self.is_lockstep = loop.train_step.optimizer.is_sharded or meets_within
         if self.is_lockstep:
             loop.train_step.timer = None
         place = f"{os.uname().nodename}, {loop.device.type}:{loop.device.index}"

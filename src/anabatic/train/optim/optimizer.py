@@ -23,6 +23,7 @@ from anabatic.parallel.process_groups import (
     gather_full_stack,
     get_local_slices,
     is_sharded_along,
+    is_sharded_by_fsdp,
     shard_like,
     to_local,
 )
@@ -125,7 +126,7 @@ class Optimizer:
         self.device, self.world = device, world
         self.state_device = home or device.torch_device
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-        self.is_sharded = any(is_sharded_along(param, "data") for param in self.params.values())
+        self.is_sharded = any(is_sharded_by_fsdp(param) for param in self.params.values())
         outside = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         head = model.get_output_embeddings()  # type: ignore[operator]
         outside.add(id(head.weight))

@@ -1,0 +1,96 @@
+"""The shape of the mesh that the processes of a job form, and whether the processes fit it; without torch.
+
+Ranks are numbered with the last dimension fastest: `tensor` groups are neighbours, then `context` groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabatic.config.sections.common import Parallel
+from anabatic.core.errors import ConfigError
+
+DIMENSIONS = ("replicate", "shard", "context", "tensor")
+"""Names of the mesh's dimensions, slowest first."""
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Number of ranks along each dimension.
+
+    Attributes:
+        replicate: copies of the sharded weights, each on `shard x context` ranks (HSDP).
+        shard: ranks with different batches inside a copy.
+        context: ranks that share the tokens of a batch.
+        tensor: ranks that share the matrices of a layer, and the tokens.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return self.data_size * self.context * self.tensor
+
+    @property
+    def data_size(self) -> int:
+        """Number of different batches at a time."""
+        return self.replicate * self.shard
+
+    @property
+    def gradient_size(self) -> int:
+        """Number of ranks whose gradients of one parameter are added: all that compute with the same part of it."""
+        return self.data_size * self.context
+
+    def get_sizes(self) -> dict[str, int]:
+        """Return the size of each dimension, slowest first."""
+        return {name: getattr(self, name) for name in DIMENSIONS}
+
+
+def ranks_per_batch(settings: Parallel) -> int:
+    """Return how many ranks work on the same batch."""
+    return settings.context * settings.tensor
+
+
+def count_data_ranks(settings: Parallel, world_size: int) -> int:
+    """Return the number of ranks with different batches, at least 1, whether or not the processes fit the mesh."""
+    return max(1, world_size // ranks_per_batch(settings))
+
+
+def get_mesh_multiple(settings: Parallel) -> int:
+    """Return the number that the processes must be a multiple of."""
+    return settings.replicate * settings.context * settings.tensor
+
+
+def resolve_mesh_shape(
+    settings: Parallel, world_size: int, unit: tuple[str, str] = ("process", "processes"), hint: str | None = None
+) -> MeshShape:
+    """Return the mesh of `world_size` processes: the dimensions that are set, and `shard` from what is left.
+
+    Args:
+        unit: what the mesh is made of, one and several; hint: what to do if it cannot be made; None: start others.
+
+    Raises:
+        ConfigError: the dimensions do not divide the processes, or leave nothing to shard.
+    """
+    given = {"replicate": settings.replicate, "context": settings.context, "tensor": settings.tensor}
+    named = {name: size for name, size in given.items() if size > 1}
+    product = get_mesh_multiple(settings)
+    if world_size % product:
+        parts = " x ".join(f"parallel.{name} {size}" for name, size in named.items())
+        what = f"{parts} = {product}" if len(named) > 1 else f"parallel.{next(iter(named))} is {product}"
+        start = (
+            f"start a multiple of {product}, for one machine by --device.nproc {-(-world_size // product) * product}"
+        )
+        raise ConfigError(f"{what}, which does not divide {world_size} {unit[world_size != 1]}", hint or start)
+    shape = MeshShape(shard=world_size // product, **given)
+    if shape.replicate > 1 and shape.shard * shape.context == 1:
+        raise ConfigError(
+            f"parallel.replicate is {shape.replicate}, and {world_size} {unit[1]} leave one in each copy: nothing is"
+            " sharded",
+            hint or "use --parallel.strategy ddp, or a smaller parallel.replicate",
+        )
+    return shape
