@@ -261,12 +261,19 @@ class ModelRoot(nn.Module):
     Attributes:
         tensor_ranks: number of tensor-parallel ranks (`tensor_parallel.py`).
         partial_params: names of parameters that each of these ranks holds in full with a partial gradient.
+        expert_params: names of parameters that ranks of an expert group divide (`expert_parallel.py`).
     """
 
-    def __init__(self, model: PreTrainedModel, parts: int = 1, partial: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        parts: int = 1,
+        partial: frozenset[str] = frozenset(),
+        experts: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__()
         self.model = model
-        self.tensor_ranks, self.partial_params = parts, partial
+        self.tensor_ranks, self.partial_params, self.expert_params = parts, partial, experts
 
     def forward(self, call: Callable[..., Any], *args: Any) -> Any:
         """Return `call(model, *args)`."""

@@ -12,7 +12,7 @@ from anabatic.config.pretrain import PretrainModel as ModelConfig
 from anabatic.config.sections.common import Optim
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
-from anabatic.models import tensor_parallel
+from anabatic.models import expert_parallel, tensor_parallel
 from anabatic.models.expert_layers import iter_expert_layers
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
@@ -147,8 +147,10 @@ def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
 def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
     """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
     partial = tensor_parallel.apply_tensor_parallel(model, world)
-    root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial)
-    shard_model(root, _shard_units(model), plan, device, world)
+    experts = expert_parallel.apply_expert_parallel(model, world)
+    root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial, experts)
+    layers = [layer for _, layer in iter_expert_layers(model)] if experts else []
+    shard_model(root, _shard_units(model), plan, device, world, layers)
     materialize_parameters(root, plan.get_state_device(device), device.torch_device)
     return root
 

@@ -18,13 +18,17 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import ConfigError
 from anabatic.device.attention import PackedSegments
 from anabatic.models.expert_layers import iter_expert_layers
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
+from anabatic.parallel.process_groups import all_reduce_sum
 
 _ATTRIBUTE = "routing_recorder"
 METRIC_NAMES = ("router_aux_loss", "expert_load_max", "expert_load_entropy", "experts_unused", "tokens_dropped")
 """Metrics of a logged row."""
 
 
-def compute_router_loss(logits: list[Tensor], top_k: int, mask: Tensor | None) -> Tensor:
+def compute_router_loss(
+    logits: list[Tensor], top_k: int, mask: Tensor | None, context: RankGroup = SINGLE_RANK
+) -> Tensor:
     """Return the load-balancing loss of Switch Transformers (arXiv 2101.03961, equations 4 to 6), over all layers.
 
     `E sum_e f_e p_e` with f_e the choices of expert e per token and p_e the mean of its probability, both over the
@@ -33,6 +37,7 @@ def compute_router_loss(logits: list[Tensor], top_k: int, mask: Tensor | None) -
     Args:
         logits: `[T, E]` of each layer.
         mask: fp32 `[T]`, 0 for padding; None: there is none.
+        context: ranks with the other tokens of the batch: the loss is their sum.
     """
     experts = logits[0].shape[-1]
     chosen, probability = (torch.zeros(experts, dtype=torch.float32, device=logits[0].device) for _ in range(2))
@@ -42,8 +47,9 @@ def compute_router_loss(logits: list[Tensor], top_k: int, mask: Tensor | None) -
         chosen = chosen + count_choices(index, experts, mask)
         weights = weights.float()
         probability = probability + (weights if mask is None else weights * mask[:, None]).sum(0)
-    rows = len(logits) * (logits[0].shape[0] if mask is None else mask.sum())
-    return experts * (chosen / rows * (probability / rows)).sum()
+    tokens = chosen.new_tensor([float(logits[0].shape[0])]) if mask is None else mask.sum()[None]
+    *counts, rows = all_reduce_sum(torch.cat((chosen, len(logits) * tokens)), context).split([experts, 1])
+    return experts * (counts[0] / rows * (probability / rows)).sum()
 
 
 @torch.no_grad()
@@ -64,6 +70,7 @@ class RoutingRecorder:
 
     Args:
         coefficient: of the load-balancing loss; 0: there is none.
+        context: ranks that share the tokens of a batch.
 
     Attributes:
         sums: fp32, on the device, added up since the reader's last reset: the loss weighted by targets, then the tokens
@@ -73,8 +80,10 @@ class RoutingRecorder:
         ConfigError: the model's routers have no such loss.
     """
 
-    def __init__(self, model: PreTrainedModel, coefficient: float, device: torch.device) -> None:
-        self.coefficient = coefficient
+    def __init__(
+        self, model: PreTrainedModel, coefficient: float, device: torch.device, context: RankGroup = SINGLE_RANK
+    ) -> None:
+        self.coefficient, self._context = coefficient, context
         layers = [layer for _, layer in iter_expert_layers(model)]
         self._experts = [int(layer.num_experts) for layer in layers]
         self.sums = torch.zeros(1 + sum(self._experts), device=device)
@@ -121,7 +130,7 @@ class RoutingRecorder:
         logits, self._logits = self._logits, []
         if not logits:
             return None
-        loss = compute_router_loss(logits, self.top_k, self._mask)
+        loss = compute_router_loss(logits, self.top_k, self._mask, self._context)
         self.sums[0] += targets * loss.detach()
         return self.coefficient * targets * loss
 
@@ -164,7 +173,9 @@ def find_routers(model: PreTrainedModel) -> list[tuple[nn.Module, int]]:
     return routers
 
 
-def make_recorder(model: PreTrainedModel, coefficient: float | None, device: torch.device) -> RoutingRecorder | None:
+def make_recorder(
+    model: PreTrainedModel, coefficient: float | None, device: torch.device, context: RankGroup = SINGLE_RANK
+) -> RoutingRecorder | None:
     """Return the recorder of a model; None without experts.
 
     Args:
@@ -184,7 +195,7 @@ def make_recorder(model: PreTrainedModel, coefficient: float | None, device: tor
     if coefficient is None:
         is_on = getattr(model.config, "output_router_logits", False)
         coefficient = float(getattr(model.config, "router_aux_loss_coef", 0.0) or 0.0) if is_on else 0.0
-    return RoutingRecorder(model, coefficient, device)
+    return RoutingRecorder(model, coefficient, device, context)
 
 
 def get_recorder(model: nn.Module) -> RoutingRecorder | None:

@@ -22,7 +22,7 @@ from anabatic.device import ops_npu
 from anabatic.device.device import Device, send_to_device
 from anabatic.models.forward import pack_batch
 from anabatic.models.routing import RoutingRecorder
-from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_tensor_gradients
+from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_expert_gradients, reduce_tensor_gradients
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.metrics.rank_times import StepTimer
 from anabatic.train.optim.optimizer import Optimizer
@@ -168,6 +168,7 @@ class TrainStep:
             targets += batch.num_targets
             tokens += batch.num_tokens
             rows += batch.segment_origins
+        reduce_expert_gradients(self.optimizer.params, self.optimizer.experts, self.world)
         reduce_tensor_gradients(self.optimizer.params, self.partial_params, not self.optimizer.is_sharded, self.world)
         if self.timer is not None:
             self.timer.finish_step()
@@ -240,12 +241,16 @@ class TrainStep:
 
     def _grad_squares(self) -> Tensor:
         """This rank's share of the sum of all squared gradients: of its parts, or of what other ranks have too."""
-        parts, shared = self.optimizer.collect_grads()
+        parts, shared, experts = self.optimizer.collect_grads()
         squares = self._sum_of_squares(shared)
         if self.world.tensor_group.size > 1:
             squares = self._sum_of_squares(parts) + squares / self.world.tensor_group.size
         copies = self.world.shape.replicate if self.optimizer.is_sharded else self.world.gradient_group.size
-        return squares if copies == 1 else squares / copies
+        squares = squares if copies == 1 else squares / copies
+        if experts:
+            copies = self.world.shape.replicate if self.optimizer.is_sharded else self.world.expert_copies.size
+            squares = squares + self._sum_of_squares(experts) / copies
+        return squares
 
     def _sum_of_squares(self, grads: list[Tensor]) -> Tensor:
         if not grads:  # all rows of every matrix lie on other ranks

@@ -346,6 +346,8 @@ class Parallel:
     the number of machines, for example."""
     context: int = 1
     """Processes that share the tokens of a batch, for long sequences; the others divide the data."""
+    expert: int = 1
+    """Mixture of experts: processes that share the experts of each layer; each has batches of its own."""
     tensor: int = 1
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
     check_replicas: int = 0
@@ -355,8 +357,13 @@ class Parallel:
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "context", "tensor"):
+        for name in ("replicate", "context", "expert", "tensor"):
             require_setting(getattr(self, name) >= 1, f"parallel.{name} is {getattr(self, name)}", "use 1 or more")
+        require_setting(
+            self.expert == 1 or self.tensor == 1,
+            f"parallel.expert is {self.expert} and parallel.tensor is {self.tensor}",
+            "use one of them; parallel.context and the strategies go with both",
+        )
         require_setting(
             self.check_replicas >= 0,
             f"parallel.check_replicas is {self.check_replicas}",

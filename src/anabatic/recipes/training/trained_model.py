@@ -107,10 +107,12 @@ class TrainedModel:
             world,
             self.sharding.get_state_device(device),
             self.head_rates,
+            self.root.expert_params,
         )
         if not self.sharding.is_sharded and world.tensor_group.size == 1:
             weight_casts.install_block_casts(self.network, device)
-        routing = make_recorder(self.network, context.job.optim.router_aux_loss, device.torch_device)
+        balance = context.job.optim.router_aux_loss
+        routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
         if routing is not None and routing.coefficient:
             log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
