@@ -49,8 +49,8 @@ _HINTS = {
 class StragglerMonitor:
     """One small gather of figures for each logged row, and now and then a probe of links.
 
-    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2; context, expert, tensor parallelism),
-    the probe also times a product of matrices on each rank.
+    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2; context, expert and tensor
+    parallelism), the probe also times a product of matrices on each rank.
     """
 
     def __init__(self, loop: LoopContext) -> None:
