@@ -60,8 +60,13 @@ class FileResult:
         return sum(row["outcome"] in outcomes for row in self.tests.values())
 
 
+MACHINE_PATH = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
+"""The folders of an absolute path, which are those of one machine."""
+
+
 def find_cause(text: str) -> str:
     """Return a short name for what made a test fail."""
+    text = MACHINE_PATH.sub("", text)
     for pattern, name in CAUSES:
         if found := list(re.finditer(pattern, text)):
             return name.format(*found[-1].groups())
@@ -125,6 +130,12 @@ def read_file_result(path: Path, name: str, exceptions: Exceptions | None = None
         if exceptions and row["outcome"] in BAD and (needs := exceptions.find(name, test, row.get("error", ""))):
             row["outcome"], row["needs"] = "excepted", needs
     return result
+
+
+def count_missing(result: FileResult) -> None:
+    """Count what was to run and has no result as too slow: the time of its file was over, or the run was stopped."""
+    for number in range(result.chosen - len(result.tests)):
+        result.tests[f"(not run {number})"] = {"outcome": "timeout", "error": "not run: the time of the file was over"}
 
 
 def forget_results(path: Path, again: str) -> None:
@@ -316,6 +327,7 @@ PAGES = ("docs/en/concepts/sim-fidelity.md", "docs/zh/concepts/sim-fidelity.md")
 def write_docs(suite: Suite, results: list[FileResult], exceptions: Exceptions, most: int) -> None:
     """Rewrite the part of the fidelity pages between the suite's marks, and the table of its files in docs/dev."""
     collected, chosen = sum(result.collected for result in results), sum(result.chosen for result in results)
+    ran = sum(bool(result.tests) for result in results)
     for language, page in enumerate(PAGES):
         path = ROOT / page
         begin, end = f"<!-- {suite.name}: {suite.program} -->", f"<!-- end of {suite.name} -->"
@@ -323,8 +335,10 @@ def write_docs(suite: Suite, results: list[FileResult], exceptions: Exceptions, 
         if not mark or end not in rest:
             raise SystemExit(f"error: {page} has no part between {begin} and {end}")
         said = (
-            f"{len(results)} files with {collected:,} tests; {chosen:,} ran (of a file at most {most or 'all'}).",
-            f"{len(results)} 个文件，{collected:,} 个测试；运行了 {chosen:,} 个（每个文件至多 {most or '全部'}）。",
+            f"{ran} of {len(results)} files ran. They have {collected:,} tests, of which {chosen:,} were to run "
+            f"(of a file at most {most or 'all'}).",
+            f"{len(results)} 个文件中运行了 {ran} 个，共 {collected:,} 个测试，选取了其中 {chosen:,} 个"
+            f"（每个文件至多 {most or '全部'}）。",
         )[language]
         needs = list_needs(results, exceptions, language)
         why = ("Excepted, by what they need:", "例外及其所需：")[language]
@@ -344,6 +358,7 @@ def write_docs(suite: Suite, results: list[FileResult], exceptions: Exceptions, 
 
 
 def _escape(text: str) -> str:
+    text = re.sub(r"/(?:[\w.-]+/)+([\w.-]+)", r"\1", text)  # paths of this machine say nothing elsewhere
     return "`" + text.replace("`", "'").replace("|", "/").replace("\n", " ") + "`"
 
 
@@ -354,6 +369,8 @@ def run_suite(suite: Suite) -> int:
         run_files(jobs, min(options.jobs, len(jobs)), options.npus)
     exceptions = read_exceptions(options.disabled)
     results = [read_file_result(options.results / f"{name}.jsonl", name, exceptions) for name in options.names]
+    for result in results:
+        count_missing(result)
     for cause, tests in rank_causes(results)[: options.causes]:
         print(f"{len(tests):5}  {cause}   ({tests[0]})")
     print(summarize(results))

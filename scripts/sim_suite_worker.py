@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import multiprocessing
@@ -18,15 +19,30 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 import traceback
+import unittest
 import zlib
 from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-PRELOAD = ("torch", "torch_npu", "torch.testing._internal.common_utils", "torch.distributed.fsdp", "scipy", "pytest")
+PRELOAD = (
+    "torch",
+    "torch_npu",
+    "torch_npu.testing.testcase",
+    "torch.testing._internal.common_modules",
+    "torch.testing._internal.common_fsdp",
+    "torch.testing._internal.distributed._tensor.common_dtensor",
+    "torch.distributed.fsdp",
+    "scipy",
+    "pytest",
+    "_pytest.unittest",
+    "_pytest.assertion.rewrite",
+)
+"""What most files import, 5 s of CPU time for each of them. None of it may start the device: files are forked."""
 ERROR_CHARACTERS = 1500
 MOST_RESTARTS = 40
 GRACE_SECONDS = 30
@@ -57,6 +73,7 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Choose the tests: a sample that does not depend on the order, without those that have a result."""
+        items[:] = [item for item in items if _has_arguments(item)]
         total = len(items)
         chosen = items
         if 0 < self._most < total:
@@ -96,6 +113,12 @@ class Recorder:
             self.write(test="(collect)", outcome=outcome, seconds=0, error=text[-ERROR_CHARACTERS:])
 
 
+def _has_arguments(item: Any) -> bool:
+    """False for a function of a program, such as `def test_step(mesh)`, that no test runner could call."""
+    info = item._fixtureinfo
+    return all(name in info.name2fixturedefs or name == "request" for name in info.argnames)
+
+
 def _short_name(nodeid: str) -> str:
     return nodeid.split("::", 1)[-1]
 
@@ -128,7 +151,7 @@ class WarmProcess(multiprocessing.get_context("forkserver").Process):  # type: i
 
 def _start_server() -> int:
     """Start the server that ranks are forked from; return its process id."""
-    forkserver.set_forkserver_preload(["torch", "torch_npu"])
+    forkserver.set_forkserver_preload(["torch", "torch_npu", "torch_npu.testing.testcase"])
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server.ensure_running()
     server.ensure_running = lambda: None  # the processes of tests use it as well, and cannot wait for it
@@ -136,9 +159,10 @@ def _start_server() -> int:
 
 
 def _spawn_warm() -> None:
-    """Let `spawn` mean the server: each rank would import torch anew."""
-    import torch
+    """Let `spawn` mean the server: each rank would import torch anew.
 
+    It does not import torch itself: the file may set variables that torch reads then.
+    """
     original = multiprocessing.get_context
     warm = original("forkserver")
     warm.Process = WarmProcess  # type: ignore[assignment,misc]
@@ -146,8 +170,9 @@ def _spawn_warm() -> None:
     def get_context(method: str | None = None) -> Any:
         return warm if method == "spawn" else original(method)
 
-    for module in (multiprocessing, torch.multiprocessing):
-        setattr(module, "get_context", get_context)  # noqa: B010 - mypy rejects the assignment
+    for module in (multiprocessing, sys.modules.get("torch.multiprocessing")):
+        if module:  # torch takes the name from multiprocessing when it is imported
+            setattr(module, "get_context", get_context)  # noqa: B010 - mypy rejects the assignment
 
 
 def _end_ranks(server: int) -> None:
@@ -173,12 +198,31 @@ def _isolate_network() -> None:
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", IFF_UP_RUNNING, b""))
 
 
+def _collect_like_unittest() -> None:
+    """Let pytest ask a class for an instance with one of its tests: some have no `runTest`, for which pytest asks."""
+    from _pytest import unittest as pytest_unittest
+
+    original = pytest_unittest.UnitTestCase.newinstance
+
+    def newinstance(self: Any) -> Any:
+        try:
+            return original(self)
+        except AttributeError:
+            return self.obj(unittest.defaultTestLoader.getTestCaseNames(self.obj)[0])
+
+    pytest_unittest.UnitTestCase.newinstance = newinstance  # type: ignore[method-assign]
+
+
 def _run_tests(job: dict[str, Any]) -> int:
     """In the forked process: the tests of one file."""
     import pytest
 
+    _collect_like_unittest()
+
     file, results = Path(job["file"]), Path(job["results"])
     os.chdir(file.parent)
+    if 'os.environ["BACKEND"]' in file.read_text(encoding="utf-8", errors="replace"):
+        os.environ |= {"BACKEND": "hccl", "INIT_METHOD": "env://", "TEMP_DIR": tempfile.mkdtemp(), "WORLD_SIZE": "2"}
     for folder in (file.parent, Path(job["root"])):
         sys.path.insert(0, str(folder))
     sys.argv = [str(file)]
@@ -197,11 +241,12 @@ def _run_tests(job: dict[str, Any]) -> int:
             os.devnull,
             "--rootdir",
             job["root"],
-            "-W",
-            "ignore",
             "--import-mode=importlib",
+            "-o",
+            "python_functions=test_*",  # as unittest, which torch_npu uses: no function that is called testcase_configs
         ]
-        for plugin in ("cacheprovider", "xdist", "timeout", "randomly"):
+        # Warnings are the tests' own business: some count them.
+        for plugin in ("cacheprovider", "xdist", "timeout", "randomly", "warnings"):
             words += ["-p", f"no:{plugin}"]
         code = int(pytest.main([*words, str(file)], plugins=[recorder]))
         recorder.write(end=code)
@@ -242,7 +287,7 @@ def _run_file(job: dict[str, Any], server: int) -> dict[str, Any]:
         if pid == 0:
             code = 70
             try:
-                os.setsid()
+                os.setpgid(0, 0)  # a group that can be killed
                 if _sets_variables(Path(job["file"])):
                     os.execv(sys.executable, [sys.executable, __file__, json.dumps(job)])
                 code = _run_tests(job)
@@ -283,6 +328,7 @@ def main() -> int:
     server = _start_server()
     for name in PRELOAD:
         importlib.import_module(name)
+    gc.freeze()  # a collection in a forked process would copy what it looks at
     for line in sys.stdin:
         answers.write(json.dumps(_run_file(json.loads(line), server)) + "\n")
         answers.flush()

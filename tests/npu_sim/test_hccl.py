@@ -39,8 +39,10 @@ def test_every_collective_gives_what_gloo_gives(sim: Sim, world: int) -> None:
     assert results["other_order"] == dict.fromkeys(everywhere, total)
 
 
-def test_refusals_and_counters(sim: Sim) -> None:
-    results = ranks.run_all(sim, 2, "collectives", "count,refusals")
+def test_refusals_counters_and_graphs(sim: Sim) -> None:
+    results = ranks.run_all(sim, 2, "collectives", "count,refusals,graph")
+    replayed = [[7.0, 1.0, 2.0, 2.0], [11.0, 2.0, 3.0, 2.0], [19.0, 4.0, 5.0, 2.0]]
+    assert results["graph"] == dict.fromkeys(range(2), [[0.0] * 8, *replayed])
     assert results["count"] == dict.fromkeys(range(2), {"collectives": 3, "bytes": 12000, "busy": True})
     said = results["refusals"][0]
     assert "error code is 5" in said["prod of bfloat16"] and "EI0003" in said["prod of bfloat16"]

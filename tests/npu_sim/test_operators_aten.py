@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from npu_sim.conftest import PROGRAMS, Sim
 
@@ -24,6 +25,6 @@ def test_synchronised_batch_norm(sim: Sim) -> None:
     script = str(PROGRAMS / "sync_batch_norm.py")
     done = sim.command("torchrun", "--standalone", "--nproc_per_node", "2", script, flags=["--npus", "2"])
     assert done.returncode == 0, done.stderr[-3000:]
-    errors = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("rank ")]
+    errors = [float(found) for found in re.findall(r"rank \d off by (\S+)", done.stdout)]
     assert len(errors) == 2
     assert max(errors) < ROUNDING

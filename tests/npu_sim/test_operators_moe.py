@@ -38,7 +38,7 @@ def test_routing_refuses(found: dict[str, Any]) -> None:
         "gate k": "k must be in [1, 6], got 7",
         "gate renorm": "renorm only supports 0, got 1",
         "gate hash": "npu_moe_gating_top_k with input_ids is not simulated",
-        "gate dtype": "tensor expected but got a tensor with dtype: Double",
+        "gate dtype": "tensor expected but got a tensor with dtype: Int",
         "softmax k": "The k should be in [0, 24]",
         "softmax finished": "bool tensor expected",
         "expert tokens number": "num_expert must be in (0, 2048], got 0",

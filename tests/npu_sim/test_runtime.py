@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 
@@ -165,15 +166,18 @@ def test_random_numbers(sim: Sim) -> None:
         torch.npu.set_rng_state(state); c = torch.rand(9, device="npu")
         torch.manual_seed(3); d = torch.randn(9, device="npu")
         print(torch.equal(a, d), torch.equal(b, c), torch.equal(a, b))
+        torch.manual_seed(4); e = torch.randperm(50, device="npu")
+        torch.manual_seed(4); f = torch.randperm(50, device="npu"); print(torch.equal(e, f), e.sum().item())
         torch.manual_seed(5); host = torch.rand(2)
-        torch.manual_seed(5); torch.rand(3, device="npu"); torch.nn.functional.dropout(torch.ones(5, device="npu"))
+        torch.manual_seed(5); torch.rand(3, device="npu"); torch.randperm(3, device="npu")
+        torch.nn.functional.dropout(torch.ones(5, device="npu"))
         print(torch.equal(host, torch.rand(2)))
         x = torch.randn(100_000, device="npu")
         kept = torch.nn.functional.dropout(torch.ones(100_000, device="npu"), 0.25).mean()
         print(abs(x.mean().item()) < 0.02, abs(x.std().item() - 1) < 0.02, abs(kept.item() - 1) < 0.02)
         """
     )
-    assert printed == "True True False\nTrue\nTrue True True"
+    assert printed == "True True False\nTrue 1225\nTrue\nTrue True True"
 
 
 def test_what_two_devices_refuse(sim: Sim) -> None:
@@ -216,6 +220,33 @@ def test_saving_and_loading(sim: Sim) -> None:
     assert printed == "npu:0 [2, 3] cpu [2, 3]"
 
 
+def test_a_cast_to_double_gives_float_and_wrong_arguments_have_a_code(sim: Sim) -> None:
+    printed = sim.python(
+        """
+        import torch
+        x = torch.ones(3, device="npu")
+        print(x.double().dtype, x.to(torch.float64).dtype, x.to("cpu", torch.float64).dtype, x.half().dtype)
+        try:
+            torch.div(x, x, rounding_mode="up")
+        except RuntimeError as error:
+            print("but found 'up'" in str(error), str(error).splitlines()[1].endswith("ERR01001 OPS invalid parameter"))
+        """
+    )
+    assert printed == "torch.float32 torch.float32 torch.float64 torch.float16\nTrue True"
+
+
+def test_saturation_of_a_chip_with_infinities(sim: Sim) -> None:
+    code = """
+    import torch, torch_npu
+    large = torch.full((2,), 40000.0, dtype=torch.float16, device="npu")
+    print((large + large).tolist())
+    """
+    flag = "print(torch_npu.npu.utils.get_npu_overflow_flag())"
+    told = sim.python(textwrap.dedent(code) + flag, INF_NAN_MODE_FORCE_DISABLE="1")
+    assert told == "[65504.0, 65504.0]\nTrue"
+    assert sim.python(code) == "[inf, inf]"
+
+
 def test_products_of_other_dtypes_are_refused(sim: Sim) -> None:
     printed = sim.python(
         """
@@ -227,7 +258,7 @@ def test_products_of_other_dtypes_are_refused(sim: Sim) -> None:
                 return str(error)
             return "ran"
         for dtype in (torch.float64, torch.int64, torch.int8, torch.complex64):
-            x = torch.ones(4, 4, device="npu").to(dtype)
+            x = torch.ones(4, 4, device="npu", dtype=dtype)
             for product in (lambda: x @ x, lambda: x[None] @ x[None], lambda: torch.addmm(x, x, x)):
                 print(dtype, "not implemented for" in said(product) and "EZ1001" in said(product))
             assert said(lambda: x + x) == "ran"
@@ -239,3 +270,40 @@ def test_products_of_other_dtypes_are_refused(sim: Sim) -> None:
     lines = printed.splitlines()
     assert len(lines) == 4 * 3 + 3
     assert all(line.endswith(("True", "4.0")) for line in lines), printed
+
+
+def test_memory_of_the_host_that_the_device_uses(sim: Sim) -> None:
+    code = """
+    import gc, torch, torch_npu
+    total = torch.npu.get_device_properties(0).total_memory  # asked for before a device is set
+    x = torch_npu.empty_with_swapped_memory((4,), dtype=torch.float32, device="npu").fill_(2)
+    print((x * 3).tolist())
+    del x
+    gc.collect()
+    try:
+        torch.empty(total // 5, dtype=torch.int8, device="npu")
+    except torch.OutOfMemoryError:
+        print("more than the fraction")
+    """
+    told = sim.python(code, PYTORCH_NPU_ALLOC_CONF="per_process_memory_fraction:0.1")
+    assert told == "[6.0, 6.0, 6.0, 6.0]\nmore than the fraction"
+
+
+def test_attention_whatever_kernels_are_allowed_and_its_gradients(sim: Sim) -> None:
+    printed = sim.python(
+        """
+        import torch, torch_npu
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        q = torch.randn(1, 2, 8, 16, device="npu")
+        expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            found = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        print(torch.allclose(found, expected, atol=1e-5))
+        out, most, total, *_ = torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", scale=0.25, sparse_mode=1)
+        print(torch.allclose(out, expected, atol=1e-5))
+        grads = torch.ops.npu.npu_fusion_attention_grad(
+            q, q, q, out, 2, "BNSD", softmax_max=most, softmax_sum=total, attention_in=out, scale_value=0.25)
+        print(grads[3], grads[4].shape, grads[4].dtype)
+        """
+    )
+    assert printed == "True\nTrue\nNone torch.Size([0]) torch.float32"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class Exchange(Protocol):
     shapes are).
 
     Attributes:
-        gathers_heads: each rank gets all tokens of some heads, by the functions below `attend`.
+        gathers_heads: it is a `HeadGathering`.
     """
 
     gathers_heads: bool
@@ -66,7 +66,11 @@ class Exchange(Protocol):
     ) -> Tensor:
         """Return attention of this rank's tokens; `attention`: of tokens that are all here."""
 
-    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+
+class HeadGathering(Exchange, Protocol):
+    """An exchange that gives each rank all tokens of some heads (`gathers_heads`)."""
+
+    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The first exchange."""
 
     def scatter(self, out: Tensor) -> Tensor:
@@ -77,6 +81,12 @@ class Exchange(Protocol):
 
     def scatter_gradients(self, joint: Tensor, d_v: Tensor, key_heads: int) -> tuple[Tensor, Tensor]:
         """Gradient of `gather`."""
+
+
+def get_head_exchange(segments: PackedSegments) -> HeadGathering | None:
+    """Return the exchange of a plan for layers that call attention's kernel themselves; None: all tokens are here."""
+    assert segments.exchange is None or segments.exchange.gathers_heads
+    return cast("HeadGathering | None", segments.exchange)
 
 
 def attention_reference(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, options: AttentionOptions) -> Tensor:

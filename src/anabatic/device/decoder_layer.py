@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anabatic.device.attention import PackedSegments
+from anabatic.device.attention import PackedSegments, get_head_exchange
 from anabatic.device.cpu_attention import attend_backward, attend_forward
 
 NORM_NAMES = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
@@ -268,7 +268,7 @@ def _attention_forward(
         k, k_inverse = _normalize(raw[:, heads:], norms[3], plan.eps[3], torch.float32)
         rotated, of_heads = torch.cat((q, k), 1), [raw, q_inverse, k_inverse]
     rotated = _rotate(rotated, *angles)
-    queries, keys, exchange = rotated[:, :heads], rotated[:, heads:], plan.segments.exchange
+    queries, keys, exchange = rotated[:, :heads], rotated[:, heads:], get_head_exchange(plan.segments)
     if exchange is not None:
         queries, keys, values = exchange.gather(queries, keys, values)
     attended, probs = attend_forward(queries, keys, values, plan.segments, plan.scale)
@@ -302,7 +302,7 @@ def _attention_backward(
     d_attended = out.input_gradient([narrow])
     d_out = out.backward(attended, down_out, [narrow], needs[20:24], d_attended)
     grad, d_attended = (_take_backward(each, plan.rows, tokens) for each in (grad, d_attended))
-    d_heads, exchange = d_attended.float().view(tokens, heads, dim), plan.segments.exchange
+    d_heads, exchange = d_attended.float().view(tokens, heads, dim), get_head_exchange(plan.segments)
     if exchange is not None:
         d_heads = exchange.gather_gradient(d_heads)
     d_rotated, d_values = attend_backward(d_heads, queries, keys, values, plan.segments, plan.scale, list(saved))

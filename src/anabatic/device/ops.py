@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anabatic.device import ops_npu
 from anabatic.device.attention import AttentionOptions, PackedSegments, attend_in_fp32, attention_reference
+from anabatic.device.block_attention import CPU_BLOCKS, REFERENCE_BLOCKS, BlockOps
 from anabatic.device.experts import grouped_reference, permute_reference, unpermute_reference
 from anabatic.device.table import DEVICES, KernelSet
 
@@ -378,6 +379,18 @@ def list_expensive_operators() -> list[Any]:
         if hasattr(torch, "npu") and hasattr(fused, name):
             operators.append(getattr(fused, name).default)
     return operators
+
+
+_BLOCKS_BY_KERNEL: dict[KernelSet, BlockOps] = {
+    "reference": REFERENCE_BLOCKS,
+    "cpu": CPU_BLOCKS,
+    "npu": BlockOps(ops_npu.block_forward, ops_npu.block_backward),
+}
+
+
+def get_block_ops(device_type: str) -> BlockOps:
+    """Return attention of some queries to some keys for tensors on `device_type`."""
+    return _BLOCKS_BY_KERNEL[DEVICES[device_type].kernels]
 
 
 def get_device_ops(device_type: str) -> DeviceOps:

@@ -110,6 +110,54 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, o
     return out
 
 
+def _block_arguments(q: Tensor, k: Tensor, segments: PackedSegments | None) -> dict[str, Any]:
+    """Return the arguments of a block of `block_attention.BlockOps`: causal segments, or all queries and all keys."""
+    if segments is None:
+        return {"actual_seq_qlen": [q.shape[0]], "actual_seq_kvlen": [k.shape[0]]}
+    borders = segments.cu_seqlens[1:]
+    mask = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)}
+    return {"actual_seq_qlen": borders, "actual_seq_kvlen": borders, **mask}
+
+
+def block_forward(
+    q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """npu_fusion_attention, and the log-sum-exp from its statistics, fp32 `[n, N, 8]`: maximum and sum of each row."""
+    options = _block_arguments(q, k, segments)
+    out, maximum, total, *_ = _import_torch_npu().npu_fusion_attention(
+        q, k, v, q.shape[1], "TND", scale=scale, **options
+    )
+    return out, maximum[..., 0] + total[..., 0].log()
+
+
+def block_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    segments: PackedSegments | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """npu_fusion_attention_grad with the statistics of the merged rows: as maximum the log-sum-exp, as sum one."""
+    maximum = lse.unsqueeze(-1).expand(-1, -1, 8).contiguous()
+    d_q, d_k, d_v, *_ = _import_torch_npu().npu_fusion_attention_grad(
+        q,
+        k,
+        v,
+        grad,
+        q.shape[1],
+        "TND",
+        softmax_max=maximum,
+        softmax_sum=torch.ones_like(maximum),
+        attention_in=out,
+        scale_value=scale,
+        **_block_arguments(q, k, segments),
+    )
+    return d_q, d_k, d_v
+
+
 def permute_tokens(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """npu_moe_token_permute: rows sorted by expert, and the position of each choice."""
     rows, positions = _import_torch_npu().npu_moe_token_permute(x, index)

@@ -13,7 +13,7 @@ from anabatic.data.batching.loader import ValidationBatches, list_source_kinds
 from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.forward import ModelRoot
-from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
+from anabatic.parallel.process_groups import World
 from anabatic.train.validation import evaluate_loss
 
 _GZIP_FORMAT = 31
@@ -58,7 +58,7 @@ class BitsPerByte:
 
 
 def measure_bits_per_byte(
-    model: PreTrainedModel, tokenizer: Any, batches: ValidationBatches, device: Device, world: RankGroup = SINGLE_RANK
+    model: PreTrainedModel, tokenizer: Any, batches: ValidationBatches, device: Device, world: World | None = None
 ) -> BitsPerByte:
     """Measure the loss over `batches` and compress the same text.
 
@@ -67,8 +67,10 @@ def measure_bits_per_byte(
         tokenizer: turns the stored tokens back into the text that gzip gets.
         batches: this process's share of one evaluation pass with `num_bytes` above 0.
         device: where the model is.
-        world: processes that measure together; only the first of them compresses, the others return 0 for gzip.
+        world: processes that measure together, None: this one alone; only the first of them compresses, the others
+            return 0 for gzip.
     """
+    world = world or World()
     measured = evaluate_loss(ModelRoot(model), batches, device, world)
     return BitsPerByte(
         model_bits=float(measured["valid_bpb"]),

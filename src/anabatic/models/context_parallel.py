@@ -15,24 +15,24 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.models.kv_cache import get_head_sizes
-from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.mesh import ContextGroup
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import reduce_from_parallel_region
 from anabatic.parallel.token_split import TokenSplit
 
 
-def find_target_rows(batch: Batch, context: RankGroup) -> Tensor:
+def find_target_rows(batch: Batch, context: ContextGroup) -> Tensor:
     """Return the rows of this rank's targets in the whole batch, int64 `[n]`."""
     rows = TokenSplit(batch.cu_seqlens[-1], context).take(torch.arange(batch.cu_seqlens[-1]))
     return rows[batch.labels[rows] != IGNORE_INDEX]
 
 
-def sum_over_context(x: Tensor, context: RankGroup) -> Tensor:
+def sum_over_context(x: Tensor, context: ContextGroup) -> Tensor:
     """Return the sum of `x` over the ranks, each of which uses it in the same way; each part gets its gradient."""
     return x if context.size == 1 else reduce_from_parallel_region(x, context)
 
 
-def count_once(x: Tensor, context: RankGroup) -> Tensor:
+def count_once(x: Tensor, context: ContextGroup) -> Tensor:
     """Return a value that is equal on all ranks of a group as this rank's part of a sum over them: zero on all but one,
     with the same gradient."""
     return x if context.rank == 0 else x - x.detach()
@@ -47,18 +47,22 @@ def require_divisible_heads(model: PreTrainedModel, world: World) -> None:
     context, tensor = world.context_group.size, world.tensor_group.size
     config: Any = model.config
     heads = int(config.num_attention_heads) // tensor
-    if heads % context:
+    if heads % context and world.context_group.pieces == 1:
         degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
         each = f" on each of {tensor} tensor ranks" if tensor > 1 else ""
         raise ConfigError(
             f"parallel.context is {context}, which does not divide the model's {heads} attention heads{each}",
-            f"use {degrees}",
+            f"use {degrees}, or --parallel.context-method ring",
         )
 
 
 def describe_context_parallel(model: PreTrainedModel, world: World) -> str:
     """Return a line about what a rank has of a batch."""
     context, tensor = world.context_group.size, world.tensor_group.size
+    if world.context_group.pieces > 1:
+        return (
+            f"context parallelism: {context} processes share the tokens of a batch; keys and values travel between them"
+        )
     config: Any = model.config
     heads, key_heads = int(config.num_attention_heads) // tensor, get_head_sizes(config)[0] // tensor
     return (

@@ -19,13 +19,14 @@ from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
-from anabatic.device.ops import linear_cross_entropy, token_cross_entropy
+from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
 from anabatic.models import rope_scaling, routing
 from anabatic.models.direct_forward import DirectForward
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
 from anabatic.parallel.context_exchange import HeadExchange
-from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
+from anabatic.parallel.context_ring import RingExchange
+from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.token_split import TokenSplit
 
 _HIDDEN, _VOCAB = 6, 10
@@ -142,7 +143,7 @@ class PackedBatch:
 
 
 def pack_batch(
-    batch: Batch, device: torch.device, causal: bool = True, context: RankGroup = SINGLE_RANK
+    batch: Batch, device: torch.device, causal: bool = True, context: ContextGroup = SINGLE_CONTEXT
 ) -> PackedBatch:
     """Move a batch to `device`. The rows with labels are computed on the host, which still has the labels.
 
@@ -156,7 +157,9 @@ def pack_batch(
     mask = batch.make_token_mask()
     if context.size > 1:
         split = TokenSplit(targets.numel(), context)
-        segments.exchange = HeadExchange(split)
+        segments.exchange = (
+            HeadExchange(split) if context.pieces == 1 else RingExchange(batch.cu_seqlens, split, device, get_block_ops)
+        )
         input_ids, position_ids, targets = map(split.take, (input_ids, position_ids, targets))
         mask = None if mask is None else split.take(mask)
     rows = None

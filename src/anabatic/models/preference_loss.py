@@ -28,7 +28,7 @@ from anabatic.models.forward import (
     pack_batch,
 )
 from anabatic.models.lora import adapter
-from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
+from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.process_groups import get_local_slices, is_sharded, to_local
 from anabatic.parallel.sharding import reshard_weights
 
@@ -69,7 +69,7 @@ class PackedPairs:
     reference_logprobs: Tensor | None = None
 
 
-def pack_pairs(batch: Batch, device: torch.device, context: RankGroup = SINGLE_RANK) -> PackedPairs:
+def pack_pairs(batch: Batch, device: torch.device, context: ContextGroup = SINGLE_CONTEXT) -> PackedPairs:
     """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`.
 
     Args:
@@ -83,11 +83,11 @@ def pack_pairs(batch: Batch, device: torch.device, context: RankGroup = SINGLE_R
     )
 
 
-def _find_answers(batch: Batch, answers: int, context: RankGroup) -> tuple[Tensor, Tensor]:
+def _find_answers(batch: Batch, answers: int, context: ContextGroup) -> tuple[Tensor, Tensor]:
     """Return the answer of each target of this rank, int64 `[n]`, and the targets of each answer in the whole batch,
     fp32 `[answers]`."""
     ends = torch.tensor(batch.cu_seqlens[1:])
-    every = torch.searchsorted(ends, find_target_rows(batch, SINGLE_RANK), right=True)
+    every = torch.searchsorted(ends, find_target_rows(batch, SINGLE_CONTEXT), right=True)
     own = every if context.size == 1 else torch.searchsorted(ends, find_target_rows(batch, context), right=True)
     return own, torch.bincount(every, minlength=answers).float()
 
@@ -158,7 +158,7 @@ class PreferenceLoss:
     unit = "pairs"
 
     def __init__(
-        self, root: ModelRoot, device: Device, objective: PreferenceOptions, context: RankGroup = SINGLE_RANK
+        self, root: ModelRoot, device: Device, objective: PreferenceOptions, context: ContextGroup = SINGLE_CONTEXT
     ) -> None:
         self.root, self.device, self.objective, self.context = root, device, objective, context
         self.reference = None if objective.loss_type in REFERENCE_FREE_LOSSES else ReferenceWeights(root)
@@ -366,7 +366,7 @@ def compute_kto_losses(ratios: Tensor, point: Tensor, desirable: Tensor, objecti
     return torch.where(desirable, desirable_losses, undesirable_losses)
 
 
-def pack_answers(batch: Batch, device: torch.device, context: RankGroup = SINGLE_RANK) -> PackedAnswers:
+def pack_answers(batch: Batch, device: torch.device, context: ContextGroup = SINGLE_CONTEXT) -> PackedAnswers:
     """Move a batch of `data.preference_pairs.collate_unpaired_answers` to `device`.
 
     Args:

@@ -28,7 +28,7 @@ from anabatic.models.context_parallel import count_once, sum_over_context
 from anabatic.models.forward import ModelRoot, PackedBatch, compute_hidden_states, pack_batch
 from anabatic.models.lora import adapter
 from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
-from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
+from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.process_groups import copy_from_full
 from anabatic.parallel.token_split import TokenSplit
 
@@ -64,7 +64,7 @@ class PackedConversations:
     last_positions: Tensor
     lengths: Tensor
     conversation_ids: Tensor | None = None
-    context: RankGroup = SINGLE_RANK
+    context: ContextGroup = SINGLE_CONTEXT
 
 
 def get_class_name(model: PreTrainedModel) -> str:
@@ -119,7 +119,7 @@ class RewardLoss:
     unit = "pairs"
 
     def __init__(
-        self, root: ModelRoot, device: Device, objective: RewardOptions, context: RankGroup = SINGLE_RANK
+        self, root: ModelRoot, device: Device, objective: RewardOptions, context: ContextGroup = SINGLE_CONTEXT
     ) -> None:
         self.root, self.device, self.objective, self.context = root, device, objective, context
         self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)

@@ -100,9 +100,10 @@ class HeadExchange:
         times = self._repeats(x.shape[1])
         return x if times == 1 else x.unsqueeze(2).expand(-1, -1, times, -1).flatten(1, 2)
 
-    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    def gather(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`[t, N, D]`, `[t, K, D]`, `[t, K, E]` -> `[T, N / C, D]`, `[T, K' / C, D]`, `[T, K' / C, E]`."""
-        return gather_tokens([q, self._repeat(k), self._repeat(v)], self.split)
+        queries, keys, values = gather_tokens([q, self._repeat(k), self._repeat(v)], self.split)
+        return queries, keys, values
 
     def scatter(self, out: Tensor) -> Tensor:
         """`[T, N / C, E]` -> `[t, N, E]`."""
@@ -142,4 +143,5 @@ class HeadExchange:
         if options.sinks is not None:
             group = self.split.group
             options = options._replace(sinks=options.sinks.chunk(group.size)[group.rank])
-        return self.scatter(attention(*self.gather(q, k, v), segments, options))
+        q, k, v = self.gather(q, k, v)
+        return self.scatter(attention(q, k, v, segments, options))

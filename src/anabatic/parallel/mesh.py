@@ -29,7 +29,19 @@ class RankGroup:
     process_group: dist.ProcessGroup | None = None
 
 
+@dataclass(frozen=True)
+class ContextGroup(RankGroup):
+    """Ranks that share the tokens of a batch.
+
+    Attributes:
+        pieces: runs of tokens of each rank: 1 for Ulysses, 2 for the ring.
+    """
+
+    pieces: int = 1
+
+
 SINGLE_RANK = RankGroup()
+SINGLE_CONTEXT = ContextGroup()
 BATCH_DIMENSIONS = ("replicate", "shard", "expert")
 """Dimensions along which ranks have different batches."""
 GRADIENT_DIMENSIONS = ("replicate", "shard", "context", "expert")

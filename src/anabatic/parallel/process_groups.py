@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from anabatic.config.sections.common import Parallel
+from anabatic.config.sections.common import ContextMethod, Parallel
 from anabatic.core import log
 from anabatic.core.errors import Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
@@ -30,7 +30,9 @@ from anabatic.parallel.mesh import (
     EXPERT_COPY_DIMENSIONS,
     GRADIENT_DIMENSIONS,
     SHARD_DIMENSIONS,
+    SINGLE_CONTEXT,
     SINGLE_RANK,
+    ContextGroup,
     RankGroup,
     RankMesh,
 )
@@ -63,7 +65,7 @@ class World(RankGroup):
     mesh: RankMesh | None = None
     batch_ranks: RankGroup | None = None
     gradient_ranks: RankGroup | None = None
-    context_group: RankGroup = SINGLE_RANK
+    context_group: ContextGroup = SINGLE_CONTEXT
     expert_group: RankGroup = SINGLE_RANK
     expert_copies: RankGroup = SINGLE_RANK
     tensor_group: RankGroup = SINGLE_RANK
@@ -114,19 +116,21 @@ def init_world(device: Device, settings: Parallel | None = None) -> World:
     HEARTBEAT.record_beat(STEP_JOINING)
     dist.init_process_group(device.device_row.collective, timeout=COLLECTIVE_TIMEOUT)
     HEARTBEAT.record_beat(STEP_NOT_TRAINING)
-    return build_world(device, shape)
+    return build_world(device, shape, settings.context_method if settings else "ulysses")
 
 
-def build_world(device: Device, shape: MeshShape) -> World:
+def build_world(device: Device, shape: MeshShape, context_method: ContextMethod = "ulysses") -> World:
     """Return the groups of a mesh of all processes, which have joined; every rank calls this.
 
     Args:
         shape: its size is the number of processes.
+        context_method: how context ranks compute attention.
     """
     world_size = dist.get_world_size()
     if shape.shard == world_size:
         return World(dist.get_rank(), world_size, shape=shape)
     mesh = RankMesh(device.type, shape)
+    context, pieces = mesh.get_group(("context",)), 2 if context_method == "ring" else 1
     return World(
         dist.get_rank(),
         world_size,
@@ -134,7 +138,7 @@ def build_world(device: Device, shape: MeshShape) -> World:
         mesh=mesh,
         batch_ranks=None if shape.data_size == world_size else mesh.get_group(BATCH_DIMENSIONS),
         gradient_ranks=None if shape.gradient_size == world_size else mesh.get_group(GRADIENT_DIMENSIONS),
-        context_group=mesh.get_group(("context",)),
+        context_group=ContextGroup(context.rank, context.size, context.process_group, pieces),
         expert_group=mesh.get_group(("expert",)),
         expert_copies=mesh.get_group(EXPERT_COPY_DIMENSIONS) if shape.expert > 1 else SINGLE_RANK,
         tensor_group=mesh.get_group(("tensor",)),

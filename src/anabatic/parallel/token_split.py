@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from anabatic.parallel.mesh import RankGroup
+from anabatic.core.errors import DataError
+from anabatic.parallel.mesh import ContextGroup
 
 
 class TokenSplit:
@@ -19,16 +20,23 @@ class TokenSplit:
 
     Args:
         tokens: `T`.
-        group: ranks that share the batch.
-        pieces: of each rank, 1 or 2.
+        group: ranks that share the batch, and pieces of each.
+
+    Raises:
+        DataError: there are fewer tokens than pieces.
 
     Attributes:
         borders: of the pieces, `C x pieces + 1`.
     """
 
-    def __init__(self, tokens: int, group: RankGroup, pieces: int = 1) -> None:
-        self.group, self.pieces = group, pieces
-        count = group.size * pieces
+    def __init__(self, tokens: int, group: ContextGroup) -> None:
+        self.group, self.pieces = group, group.pieces
+        count = group.size * group.pieces
+        if tokens < count:
+            raise DataError(
+                f"a batch of {tokens} tokens is too short for {group.size} ranks of parallel.context",
+                "use longer batches (batch.micro_batch_tokens), or a smaller parallel.context",
+            )
         self.borders = [tokens * piece // count for piece in range(count + 1)]
 
     def list_pieces(self, rank: int) -> list[int]:

@@ -100,7 +100,9 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     attention = (
         width * (rotated + (queries + keys) + keys + queries) + statistics
     )  # rotated queries and keys, values, output
-    if setup.context > 1:  # the output before and after its exchange; key heads that are sent to several ranks
+    if (
+        setup.context > 1 and setup.context_method == "ulysses"
+    ):  # the output before and after its exchange; key heads that are sent to several ranks
         repeated = setup.repeated_key_heads * s.head_dim - keys
         attention += width * (queries + 2 * repeated)
     kept_inner = 2 if has_joint_products(setup) else 3  # gate, up and their product, which may be computed again

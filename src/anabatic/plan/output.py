@@ -57,7 +57,7 @@ def format_strategy(setup: TrainingSetup) -> str:
     if setup.replicate > 1:
         parts.append(f"replicate {setup.replicate}")
     if setup.context > 1:
-        parts.append(f"context {setup.context}")
+        parts.append(f"context {setup.context} ({setup.context_method})")
     if setup.tensor > 1:
         parts.append(f"tensor {setup.tensor}")
     parts.append(f"recompute {setup.recompute}")

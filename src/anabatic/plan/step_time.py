@@ -239,11 +239,25 @@ def _estimate_collectives(
 
 
 def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
-    """Return the seconds in which context ranks exchange tokens for heads in one block, forward and backward: queries,
-    keys and values in one all-to-all, the output in another (`parallel/context_exchange.py`). Nothing hides them."""
+    """Return the seconds in which context ranks exchange data for attention in one block, forward and backward; nothing
+    hides them.
+
+    Ulysses: queries, keys and values in one all-to-all, the output in another (`parallel/context_exchange.py`). Ring:
+    keys and values from each other rank, in the backward pass again, and their gradients in fp32
+    (`parallel/context_ring.py`).
+    """
     s, width = setup.shape, get_compute_width(setup)
     queries = s.heads // setup.tensor
     token_bytes = width * s.head_dim
+    if setup.context_method == "ring":
+        keys = 2 * max(1, s.kv_heads // setup.tensor) * s.head_dim * min(setup.seq_len, setup.micro_tokens)
+        rounds = setup.context - 1
+        send, give_back = (
+            rounds * estimate_collective_ns(rates, "send", size * keys / setup.context, setup.context) / 1e9
+            for size in (float(width), 4.0)
+        )
+        backward = setup.blocks_with_activations / s.layers
+        return (1 + setup.has_reference) * send + backward * (send * (1 + (setup.recompute != "none")) + give_back)
     calls = [
         estimate_collective_ns(rates, "all_to_all", token_bytes * heads * setup.local_tokens, setup.context) / 1e9
         for heads in (queries + 2 * setup.repeated_key_heads, queries)

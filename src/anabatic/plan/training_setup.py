@@ -14,7 +14,7 @@ from typing import Any, Literal
 from anabatic.config.dpo import DpoJob
 from anabatic.config.reward import RewardJob
 from anabatic.config.rl import RlJob
-from anabatic.config.sections.common import BatchSettings, Recompute, require_setting
+from anabatic.config.sections.common import BatchSettings, ContextMethod, Recompute, require_setting
 from anabatic.config.sections.train_jobs import Freeze
 from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
@@ -55,6 +55,7 @@ class TrainingSetup:
     strategy: StrategyName = "single"
     ranks: int = 1
     context: int = 1
+    context_method: ContextMethod = "ulysses"
     tensor: int = 1
     replicate: int = 1
     offload: bool = False
@@ -218,6 +219,7 @@ def build_setup(
         strategy=strategy,
         ranks=ranks,
         context=job.parallel.context,
+        context_method=job.parallel.context_method,
         tensor=job.parallel.tensor,
         replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
@@ -262,12 +264,12 @@ def require_feasible(setup: TrainingSetup) -> None:
             f"parallel.tensor is {tensor_ranks}, which does not divide all of {message}", f"use {degrees}"
         )
     heads = s.heads // tensor_ranks
-    if heads % setup.context:
+    if heads % setup.context and setup.context_method == "ulysses":
         degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
         each = f" on each of {tensor_ranks} tensor ranks" if tensor_ranks > 1 else ""
         raise ConfigError(
             f"parallel.context is {setup.context}, which does not divide {heads} attention heads{each}",
-            f"use {degrees}",
+            f"use {degrees}, or --parallel.context-method ring",
         )
     if 0 < s.max_positions < setup.seq_len:
         message = f"batch.seq_len is {setup.seq_len}, the model was made for {s.max_positions} positions"

@@ -62,17 +62,23 @@ LIBRARIES = (
     NativeLibrary("anabatic_sim_ops", "ops", ("ascendcl", "hccl"), uses_torch=True),
     NativeLibrary("opapi", "opapi", ("ascendcl", "anabatic_sim_ops"), uses_torch=True),
 )
-EMPTY_LIBRARIES = ("graph", "acl_tdt_channel")
-"""Named by torch_npu, nothing of them is used."""
-LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl"}
+EMPTY_LIBRARIES = ("graph", "acl_tdt_channel", "ascend_protobuf")
+"""Named by torch_npu, nothing of them is used, or what is used is in another library of ours."""
+LIBRARY_ALIASES = {"hcomm": "hccl", "msprofiler": "ascendcl", "ms_tools_ext": "ascendcl"}
 """Libraries that torch_npu opens under their own name, for functions that ours has under another."""
 STUB_LIBRARY = "ge_runner"
 """Holds what `generate_stub_source` writes."""
 ATB_LIBRARY, ATB_OPERATORS = "atb", "libop_plugin_atb.so"
 """The acceleration library, and torch_npu's library that needs it. Ours holds stubs: with them torch_npu defines its
 operators of ATB, whose kernels the simulator then replaces."""
-SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi"}
+GRAPH_LIBRARY, GRAPH_USERS = "fmk_parser", "dynamo/torchair/core/*.so"
+"""CANN's graph engine, and torch_npu's libraries that need it. Ours raises by name: importing torchair works, graphs do
+not."""
+SIMULATED_COMMANDS = {"npu-smi": "anabatic.sim.fake_npu_smi", "msprof": "anabatic.sim.profiling.fake_msprof"}
 """Programs of the simulated machine: name -> module."""
+_MSPROF = Path("tools/profiler/bin/msprof")
+_MSPROF_SCRIPT = Path("tools/profiler/profiler_tool/analysis/msprof/msprof.py")
+"""Where a CANN installation has them: torch_npu's profiler looks for the script next to the program."""
 LAUNCHER_COMMANDS = {"torchrun": "anabatic.launch.local.simulated_torchrun"}
 """Programs of the environment with a faster start on a simulated machine: name -> module."""
 
@@ -98,7 +104,7 @@ class SimulatorBuild:
     def is_complete(self) -> bool:
         """True when all of it is there: renamed into place, and nothing was removed since."""
         names = [*(library.name for library in LIBRARIES), *EMPTY_LIBRARIES, *LIBRARY_ALIASES]
-        names += [STUB_LIBRARY, ATB_LIBRARY]
+        names += [STUB_LIBRARY, ATB_LIBRARY, GRAPH_LIBRARY]
         files = [
             *(self.library_folder / f"lib{name}.so" for name in names),
             *(self.program_folder / name for name in (*SIMULATED_COMMANDS, *LAUNCHER_COMMANDS)),
@@ -193,8 +199,8 @@ def _copy_prebuilt(build: SimulatorBuild, folder: Path) -> None:
     with open_atomic_folder(build.root, OTHER_CACHE_HINT) as root:
         shutil.copytree(folder / "lib", root / "lib")
         (root / "bin").mkdir()
-        _write_programs(root / "bin")
         _write_cann_folder(root / "cann", build.wheel.cann_release)
+        _write_programs(root / "bin", root / "cann")
     log.debug(f"the simulator is that of {folder}, nothing was compiled")
 
 
@@ -248,8 +254,8 @@ def _compile_simulator(build: SimulatorBuild, compiler: str) -> None:
         for name, target in LIBRARY_ALIASES.items():
             _build_shared_library(compiler, root, name, ["-Wl,--no-as-needed", f"-L{root / 'lib'}", f"-l{target}"])
         _build_stub_libraries(build, compiler, root)
-        _write_programs(root / "bin")
         _write_cann_folder(root / "cann", build.wheel.cann_release)
+        _write_programs(root / "bin", root / "cann")
         _write_entry_point(root / "python")
     log.info(f"compiled in {time.monotonic() - started:.0f} s into {build.root}")
 
@@ -379,9 +385,14 @@ def _build_stub_libraries(build: SimulatorBuild, compiler: str, root: Path) -> N
         file = root / f"stubs_{name}.c"
         file.write_text(text, encoding="utf-8")
         _build_shared_library(compiler, root, name, ["-x", "c", str(file)])
+    having = list((root / "lib").glob("*.so"))
+    file = root / f"stubs_{GRAPH_LIBRARY}.cpp"
+    text = generate_stub_source(package.glob(GRAPH_USERS), having, _CANN_SYMBOL, _RAISING_STUBS)
+    file.write_text(text, encoding="utf-8")
+    _build_shared_library(compiler, root, GRAPH_LIBRARY, [str(file)])
 
 
-def _write_programs(folder: Path) -> None:
+def _write_programs(folder: Path, cann: Path) -> None:
     for name, module in SIMULATED_COMMANDS.items():
         # No site packages and no PYTHON* variables: it starts fast, whatever COMMAND's environment is.
         run = (
@@ -389,6 +400,12 @@ def _write_programs(folder: Path) -> None:
             f"main; sys.exit(main())"
         )
         _write_script(folder / name, f'"${INTERPRETER_VARIABLE}" -S -E -c "{run}"')
+        if name == "msprof":
+            for path in (_MSPROF, _MSPROF_SCRIPT):
+                (cann / path).parent.mkdir(parents=True)
+            (folder / name).rename(cann / _MSPROF)
+            (folder / name).symlink_to(Path("..") / cann.name / _MSPROF)
+            (cann / _MSPROF_SCRIPT).write_text("".join(f"{line}\n" for line in run.split("; ")), encoding="utf-8")
     for name, module in LAUNCHER_COMMANDS.items():
         _write_script(folder / name, f'"${INTERPRETER_VARIABLE}" -m {module}')
 
@@ -440,14 +457,43 @@ _CANN_SYMBOL = re.compile(r"(acl|Acl|Hccl|Msprof|rt[A-Z]|hal[A-Z]|drv[A-Z]|_ZNK?
 _ATB_SYMBOL = re.compile(r"_ZNK?3atb\w*")
 """Mangled names of the namespace atb. All of torch_npu's uses return a status or nothing."""
 
-_C_PROLOGUE = """#include <stdio.h>
+
+@dataclass(frozen=True)
+class _StubLanguage:
+    """How the source of stubs begins, and how one is written; `@` is its symbol."""
+
+    prologue: str
+    function: str
+
+
+_RETURNING_STUBS = _StubLanguage(
+    """#include <stdio.h>
 
 static int refuse(const char* name, int* told) {
   if (!*told) fprintf(stderr, "anabatic sim: %s is not simulated\\n", name);
   *told = 1;
   return 200001;
 }
-"""
+""",
+    'int @(void) { static int told; return refuse("@", &told); }',
+)
+"""For functions that return a status."""
+
+_RAISING_STUBS = _StubLanguage(
+    """#include <cxxabi.h>
+
+#include <stdexcept>
+#include <string>
+
+[[noreturn]] static void refuse(const char* symbol) {
+  char* name = abi::__cxa_demangle(symbol, nullptr, nullptr, nullptr);
+  throw std::runtime_error("anabatic sim: " + std::string(name ? name : symbol) +
+                           " of CANN's graph engine is not simulated; the backends eager, aot_eager and npugraphs are");
+}
+""",
+    'extern "C" void @() { refuse("@"); }',
+)
+"""For C++ that returns objects; Python gets a RuntimeError."""
 
 
 def _list_symbols(library: Path, kind: str) -> set[str]:
@@ -460,9 +506,12 @@ def _list_symbols(library: Path, kind: str) -> set[str]:
 
 
 def generate_stub_source(
-    needing: Iterable[Path], having: Iterable[Path], wanted: re.Pattern[str] = _CANN_SYMBOL
+    needing: Iterable[Path],
+    having: Iterable[Path],
+    wanted: re.Pattern[str] = _CANN_SYMBOL,
+    language: _StubLanguage = _RETURNING_STUBS,
 ) -> str:
-    """Return C that defines what libraries of the wheel need and ours do not have."""
+    """Return source that defines what libraries of the wheel need and ours do not have."""
     symbols: set[str] = set()
     present: set[str] = set()
     for library in needing:
@@ -471,5 +520,4 @@ def generate_stub_source(
     for library in having:
         present |= _list_symbols(library, "defined")
     names = sorted(name for name in symbols - present if wanted.fullmatch(name))
-    lines = [f'int {name}(void) {{ static int told; return refuse("{name}", &told); }}' for name in names]
-    return "\n".join([_C_PROLOGUE, *lines, ""])
+    return "\n".join([language.prologue, *(language.function.replace("@", name) for name in names), ""])

@@ -115,10 +115,10 @@ def _list_words(item: pytest.Item, results: Path, folder: Path) -> list[str]:
 
 
 def _load_report(item: pytest.Item, row: dict[str, Any]) -> pytest.TestReport:
+    if isinstance(where := row.get("longrepr"), list):  # of a skipped test: a tuple for pytest, a list in JSON
+        row = {**row, "longrepr": tuple(where)}
     report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(config=item.config, data=row)
     report.nodeid = item.nodeid
-    if isinstance(report.longrepr, list):  # where a test was skipped, and why: a tuple for pytest, a list in JSON
-        report.longrepr = tuple(report.longrepr)
     return report
 
 

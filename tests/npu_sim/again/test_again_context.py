@@ -1,3 +1,19 @@
-"""The tests of `tests/e2e` on two simulated NPUs."""
+"""Ranks that share a batch on two simulated NPUs; what takes three processes is shown on processors."""
 
-from e2e.test_context import *  # noqa: F403 - the same tests with another home
+from e2e.test_context import (
+    pairs,
+    pytestmark,
+    test_a_pretraining_changes_its_mesh_twice,
+    test_an_adapter_is_killed_and_goes_on_bit_by_bit,
+    test_answers_that_lie_on_two_processes_are_compared,
+    test_padded_batches_are_shared_too,
+)
+
+__all__ = [
+    "pairs",
+    "pytestmark",
+    "test_a_pretraining_changes_its_mesh_twice",
+    "test_an_adapter_is_killed_and_goes_on_bit_by_bit",
+    "test_answers_that_lie_on_two_processes_are_compared",
+    "test_padded_batches_are_shared_too",
+]

@@ -284,6 +284,27 @@ def storm(rank: int, world: int) -> int:
     return wrong
 
 
+def graph(rank: int, world: int) -> list[list[float]]:
+    """Collectives of a graph, between others of the same group: a capture sends nothing, a replay takes its turn."""
+    x = torch.full((4,), float(rank + 1), device="npu")
+    parts = torch.zeros(4 * world, device="npu")
+    dist.all_reduce(torch.ones(2, device="npu"))  # makes the communicator, which a capture does not
+    recorded = torch.npu.NPUGraph()
+    with torch.npu.graph(recorded):
+        total = x * 2
+        dist.all_reduce(total)
+        dist.all_gather_into_tensor(parts, x)
+        after = total + 1
+    found = [parts.tolist()]
+    for step in range(3):
+        x.add_(step)
+        recorded.replay()
+        between = torch.ones(1, device="npu")
+        dist.all_reduce(between)
+        found.append([*after[:1].tolist(), *parts[::4].tolist(), *between.tolist()])
+    return found
+
+
 def count(rank: int, world: int) -> dict[str, int]:
     for _ in range(3):
         dist.all_reduce(torch.ones(1000, device="npu"))

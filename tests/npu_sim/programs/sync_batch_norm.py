@@ -31,5 +31,6 @@ pairs = [
     (layer[0].running_mean, reference.running_mean),
     (layer[0].running_var, reference.running_var),
 ]
-print(f"rank {rank} off by", max((a.cpu() - b).abs().max().item() for a, b in pairs), flush=True)
+largest = max((a.cpu() - b).abs().max().item() for a, b in pairs)
+print(f"rank {rank} off by {largest}\n", end="", flush=True)  # in one piece: both ranks write to the same pipe
 dist.destroy_process_group()

@@ -79,13 +79,13 @@ compare.same(
 )
 found = torch_npu.npu_bounding_box_encode(rois.npu(), deltas.npu(), 0, 0, 0, 0, 0.1, 0.1, 0.2, 0.2)
 compare.same(
-    "npu_bounding_box_encode", found, torch.tensor([[13.3281, 13.3281, 0, 0], [13.3281, 6.6641, 0, math.nan]]), 1e-3
+    "npu_bounding_box_encode", found, torch.tensor([[13.328125, 13.328125, 0, 0], [13.328125, 6.6640625, 0, math.nan]])
 )
 back = torch_npu.npu_bounding_box_decode(
     rows.npu(), torch_npu.npu_bounding_box_encode(rows.npu(), (rows + 0.3).npu(), 0.1, 0, 0, 0, 0.1, 0.1, 0.2, 0.2),
     0.1, 0, 0, 0, 0.1, 0.1, 0.2, 0.2, (100, 100), 0.016,
 )  # fmt: skip
-compare.same("coders are inverse", back, (rows + 0.3).clamp_min(0), 1e-4)
+compare.same("coders are inverse", back, (rows + 0.3).clamp_min(0), 2e-2)  # the encoder rounds to fp16
 anchor = torch.tensor([[[30.69], [32.6], [45.94], [59.88], [-44.53]]])
 target = torch.tensor([[[30.44], [18.72], [33.22], [45.56], [8.5]]])
 ones = torch.ones(5).npu()

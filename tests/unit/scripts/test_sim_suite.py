@@ -46,6 +46,8 @@ def test_a_torn_line_costs_itself_alone(suite: Any, tmp_path: Path) -> None:
         ("aclnnFoo or aclnnFooGetWorkspaceSize not in libopapi.so", "aclnnFoo"),
         ("the process ended by SIGSEGV", "process ended by SIGSEGV"),
         ("first\nlast line", "last line"),
+        ("FileNotFoundError: [Errno 2]: '/data/test/rows_1.csv'", "file rows_1.csv"),
+        ("AssertionError: <module 'a' from '/opt/x/lib/a.py'>", "AssertionError: <module 'a' from 'a.py'>"),
         ("", "no text"),
     ],
 )

@@ -329,6 +329,7 @@ class LogSettings:
 
 
 Strategy = Literal["auto", "single", "ddp", "zero2", "zero3"]
+ContextMethod = Literal["ulysses", "ring"]
 Recompute = Literal["none", "selective", "full"]
 """What the backward pass makes anew: nothing, all but matrix products and attention, or whole blocks."""
 
@@ -346,6 +347,9 @@ class Parallel:
     the number of machines, for example."""
     context: int = 1
     """Processes that share the tokens of a batch, for long sequences; the others divide the data."""
+    context_method: ContextMethod = "ulysses"
+    """How they compute attention. ulysses: each gets all tokens of some heads; ring: keys and values travel, for more
+    processes than heads."""
     expert: int = 1
     """Mixture of experts: processes that share the experts of each layer; each has batches of its own."""
     tensor: int = 1

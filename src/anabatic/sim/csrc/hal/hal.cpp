@@ -13,5 +13,7 @@ int halGetAPIVersion(int* version) {
   *version = 0x072316;
   return 0;
 }
+// The frequency of the system counter, among others: not supported, so that torch_npu's profiler takes CLOCK_MONOTONIC_RAW.
+int halGetDeviceInfo(uint32_t, int32_t, int32_t, int64_t*) { return 0xfffe; }  // DRV_ERROR_NOT_SUPPORT
 
 }

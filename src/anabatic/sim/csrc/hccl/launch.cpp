@@ -3,11 +3,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <deque>
+#include <string>
 #include <unordered_map>
 
 #include "../sim.h"
 #include "comm.h"
 #include "dtype.h"
+
+// libascendcl.so (graph.cpp). Work for the queue of the stream that a graph is launched on: `prepare` is called by the host when it
+// launches the graph, `run` as the work of sim_enqueue when its turn has come.
+extern "C" void sim_capture_launch(void* graph, const char* name, void (*prepare)(void* argument, void* stream),
+                                   int (*run)(void* argument, char* text, size_t room), void (*drop)(void* argument),
+                                   void* argument);
+extern "C" void sim_paper_group(void* handle, const char* communicator, int type);
 
 namespace hccl_sim {
 
@@ -136,14 +145,49 @@ int execute(void* argument, char* text, size_t room) {
   return code;
 }
 
-void enqueue(std::shared_ptr<Comm> comm, Operation operation, aclrtStream stream) {
+// The mutex of the communicator is held until the work is on its stream: both have the same order.
+Job* prepare(const std::shared_ptr<Comm>& comm, Operation operation, aclrtStream stream) {
   SimDevice& device = sim_segment()->device[comm->physical];
   __atomic_fetch_add(&device.collectives, 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&device.collective_bytes, volume(*comm, operation), __ATOMIC_RELAXED);
   auto* job = new Job{comm, std::move(operation), sim_paper_launch(comm->logical, stream)};
-  std::lock_guard<std::mutex> lock(comm->mutex);
+  sim_paper_group(job->paper, comm->name.c_str(), static_cast<int>(job->operation.type));
   job->operation.number = comm->launched++;
-  sim_enqueue(stream, execute, job);
+  return job;
+}
+
+void enqueue(std::shared_ptr<Comm> comm, Operation operation, aclrtStream stream) {
+  std::lock_guard<std::mutex> lock(comm->mutex);
+  sim_enqueue(stream, execute, prepare(comm, std::move(operation), stream));
+}
+
+// A collective of a graph: each launch of the graph takes the next place in the order of the communicator.
+struct Captured {
+  std::shared_ptr<Comm> comm;
+  Operation operation;
+  std::deque<Job*> launched;  // guarded by the communicator's mutex
+};
+
+void capture(void* graph, std::shared_ptr<Comm> comm, Operation operation) {
+  const std::string name = std::string("Hccl") + name_of(operation.kind);
+  sim_capture_launch(
+      graph, name.c_str(),
+      [](void* argument, void* stream) {
+        auto* captured = static_cast<Captured*>(argument);
+        std::lock_guard<std::mutex> lock(captured->comm->mutex);
+        captured->launched.push_back(prepare(captured->comm, captured->operation, stream));
+      },
+      [](void* argument, char* text, size_t room) {
+        auto* captured = static_cast<Captured*>(argument);
+        Job* job;
+        {
+          std::lock_guard<std::mutex> lock(captured->comm->mutex);
+          job = captured->launched.front();
+          captured->launched.pop_front();
+        }
+        return execute(job, text, room);
+      },
+      [](void* argument) { delete static_cast<Captured*>(argument); }, new Captured{std::move(comm), std::move(operation), {}});
 }
 
 }  // namespace
@@ -189,11 +233,8 @@ HcclResult launch(HcclComm handle, Operation operation, aclrtStream stream) {
   if (!comm)
     return refuse(HCCL_E_PTR, format("EI0003: %s Invalid_Argument(EI0003): In [Hccl%s], value [nullptr] for parameter [comm] is "
                                      "invalid.", stamp().c_str(), name_of(operation.kind)));
-  if (void* graph = sim_capture(stream)) {
-    sim_capture_refuse(graph, "Hccl");
-    return refuse(HCCL_E_NOT_SUPPORT, "anabatic sim: collectives inside of torch.npu.graph are not simulated");
-  }
-  enqueue(std::move(comm), std::move(operation), stream);
+  if (void* graph = sim_capture(stream)) capture(graph, std::move(comm), std::move(operation));
+  else enqueue(std::move(comm), std::move(operation), stream);
   return HCCL_SUCCESS;
 }
 

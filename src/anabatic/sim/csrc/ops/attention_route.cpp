@@ -3,6 +3,7 @@
 // On hardware the former goes to npu_fusion_attention when the rules below hold and to the decomposed formula otherwise
 // (op-plugin, ScaledDotProductAttentionKernelNpuOpApi.cpp). Here it takes the CPU's own route, so that results are the CPU's to
 // the last bit, and the rules decide what is counted as unfused.
+#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
@@ -24,7 +25,7 @@ namespace sim {
 
 namespace {
 
-constexpr int64_t kFlash = 1;  // at::SDPBackend
+constexpr int64_t kMath = 0, kFlash = 1;  // at::SDPBackend
 
 // Why the real device would not use its fused kernel; null when it would.
 const char* unfused_reason(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask) {
@@ -52,8 +53,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const bool masked = mask.has_value() && mask->defined();
   TORCH_CHECK(!(masked && causal), "Explicit attn_mask should not be set when is_causal=True");
   if (const char* reason = unfused_reason(q, k, v, mask)) sim_count_unfused("scaled_dot_product_attention", reason);
-  int64_t choice;
-  {
+  int64_t choice = kMath;
+  // torch.nn.attention.sdpa_kernel may leave the CPU none of its two routes; op-plugin does not look at it.
+  if (at::globalContext().userEnabledFlashSDP() || at::globalContext().userEnabledMathSDP()) {
     Call call;
     auto host = [&](const at::Tensor& tensor) {
       at::Tensor alias = call.in(tensor, false);

@@ -14,7 +14,22 @@
 #include "count.h"
 #include "products.h"
 
+// libascendcl.so (graph.cpp): sim_capture_task with a name for aclmdlRIDebugJsonPrint.
+extern "C" void sim_capture_named_task(void* graph, const char* name, int (*run)(void* argument), void (*drop)(void* argument),
+                                       void* argument);
+
 namespace sim {
+
+// One random call of a captured operator: tensors of the generator's state (at_npu::NPUGeneratorCaptureState), which torch_npu
+// fills before each replay, and the call's place within the graph.
+struct Draw {
+  at::Tensor seed, offset;
+  uint64_t within;
+};
+// Where the operator that is captured on this thread keeps its random calls.
+std::vector<Draw>* recorded_draws();
+// The next random call of the operator that is replayed on this thread; null: none is.
+const Draw* next_replayed_draw();
 
 namespace {
 
@@ -77,11 +92,34 @@ class Addresses {
   std::vector<std::pair<const void*, c10::Storage>> known_;
 };
 
+thread_local std::vector<Draw> recorded;  // of the operator that is captured on this thread
+
+// The random calls of an operator that is replayed.
+struct Replayed {
+  const std::vector<Draw>* draws;
+  size_t next = 0;
+};
+thread_local Replayed* replayed = nullptr;
+
+class ReplayedDraws {
+ public:
+  explicit ReplayedDraws(const std::vector<Draw>& draws) : mine_{&draws}, outer_(replayed) { replayed = &mine_; }
+  ReplayedDraws(const ReplayedDraws&) = delete;
+  ReplayedDraws& operator=(const ReplayedDraws&) = delete;
+  ~ReplayedDraws() { replayed = outer_; }
+
+ private:
+  Replayed mine_;
+  Replayed* outer_;
+};
+
 struct Operator {
   c10::OperatorHandle op;
   c10::DispatchKey key;
   Addresses addresses;
   std::vector<c10::IValue> arguments;
+  std::vector<size_t> generators;  // which arguments are generators
+  std::vector<Draw> draws;
   std::vector<at::Tensor> results;  // tensors of all results; undefined where nothing is to be copied
 };
 
@@ -116,7 +154,9 @@ int run_operator(void* argument) {
   auto& call = *static_cast<Operator*>(argument);
   return run_task(call.op.schema().name().c_str(), [&] {
     call.addresses.check();
+    const ReplayedDraws draws(call.draws);
     torch::jit::Stack stack(call.arguments.begin(), call.arguments.end());
+    for (size_t index : call.generators) stack[index] = take_generator(std::nullopt, c10::DeviceType::PrivateUse1);
     if (is_product(call.op.schema().name())) run_product(call.op, call.key, &stack);
     else call.op.redispatchBoxed(c10::DispatchKeySet(call.key), &stack);
     take_flops();  // counted when it was captured
@@ -159,16 +199,28 @@ bool capture_on_any() {
 CapturedCall::CapturedCall(const c10::OperatorHandle& op, c10::DispatchKey key, c10::ArrayRef<c10::IValue> arguments)
     : op_(op), key_(key), arguments_(arguments.begin(), arguments.end()) {}
 
+std::vector<Draw>* recorded_draws() { return &recorded; }
+
+const Draw* next_replayed_draw() {
+  if (replayed == nullptr) return nullptr;
+  TORCH_CHECK(replayed->next < replayed->draws->size(), "the operator draws more random numbers than it did in the capture");
+  return &(*replayed->draws)[replayed->next++];
+}
+
 bool CapturedCall::begin(const Call& call) {
   graph_ = capture_on(call.device().index());
   if (graph_ == nullptr) return false;
   for (const c10::Storage& storage : call.written_storages()) save(graph_, storage);
+  recorded.clear();
   return true;
 }
 
 void CapturedCall::end(const std::vector<Kind>& kinds, c10::ArrayRef<c10::IValue> results, const Call& call) {
-  auto made = std::make_unique<Operator>(Operator{op_, key_, {}, {}, {}});
-  for (size_t i = 0; i < arguments_.size(); i++) made->arguments.push_back(made->addresses.of(kinds[i], arguments_[i]));
+  auto made = std::make_unique<Operator>(Operator{op_, key_, {}, {}, {}, std::exchange(recorded, {}), {}});
+  for (size_t i = 0; i < arguments_.size(); i++) {
+    made->arguments.push_back(made->addresses.of(kinds[i], arguments_[i]));
+    if (kinds[i] == Kind::Generator) made->generators.push_back(i);
+  }
   const auto fresh = [&](const at::Tensor& result) {
     for (const at::Tensor& output : call.outputs())
       if (output.storage().unsafeGetStorageImpl() == result.storage().unsafeGetStorageImpl()) return true;
@@ -178,7 +230,7 @@ void CapturedCall::end(const std::vector<Kind>& kinds, c10::ArrayRef<c10::IValue
     each_tensor(value, [&](const at::Tensor& result) {
       made->results.push_back(result.defined() && on_npu(result) && fresh(result) ? made->addresses.of(result) : at::Tensor());
     });
-  sim_capture_task(graph_, &run_operator, &drop<Operator>, made.release());
+  sim_capture_named_task(graph_, op_.schema().name().c_str(), &run_operator, &drop<Operator>, made.release());
 }
 
 void capture_copy(void* graph, const at::Tensor& to, const at::Tensor& from, int kind) {
@@ -187,7 +239,7 @@ void capture_copy(void* graph, const at::Tensor& to, const at::Tensor& from, int
   made->to = made->addresses.of(to);
   made->from = made->addresses.of(from);
   made->kind = kind;
-  sim_capture_task(graph, &run_copy, &drop<Copy>, made.release());
+  sim_capture_named_task(graph, "aten::copy_", &run_copy, &drop<Copy>, made.release());
 }
 
 }  // namespace sim

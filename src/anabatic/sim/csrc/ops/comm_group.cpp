@@ -16,6 +16,8 @@ extern "C" HcclComm sim_hccl_comm_named(const char* name);
 
 namespace sim {
 
+void* stream_of(c10::Device device);  // stream_handle.cpp
+
 namespace {
 
 HcclDataType hccl_type(const char* op, at::ScalarType type) {
@@ -59,7 +61,12 @@ void CommGroup::check_size(const char* argument, int64_t size) const {
 
 void* CommGroup::stream() const {
   static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  return guard.getStream(guard.getDevice()).native_handle();
+  void* on = stream_of(guard.getDevice());
+  if (void* graph = sim_capture(on)) {
+    sim_capture_refuse(graph, op_);
+    TORCH_CHECK(false, "anabatic sim: ", op_, " inside of torch.npu.graph is not simulated: it communicates");
+  }
+  return on;
 }
 
 void CommGroup::finish(HcclResult result, void* stream) const {

@@ -5,8 +5,13 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <array>
 #include <string_view>
+#include <typeinfo>
 
 #include "../sim.h"
 #include "alias.h"
@@ -85,6 +90,29 @@ const char* why_refused(std::string_view name) {
   if (name == "npu::npu_matmul_compress_dequant") return "its weights are compressed in a format that is not public";
   if (name.rfind("npu::npu_hans_", 0) == 0) return "the layout of its compressed data is not public";
   return "a real NPU may have it";
+}
+
+// op-plugin's checks of arguments end with a line of torch_npu's (OPS_ERROR, torch_npu/csrc/core/npu/NPUException.cpp).
+std::string argument_error(c10::DeviceIndex device) {
+  char now[32];
+  const time_t seconds = time(nullptr);
+  tm parts;
+  localtime_r(&seconds, &parts);
+  strftime(now, sizeof now, "%Y-%m-%d-%H:%M:%S", &parts);
+  const char* rank = getenv("RANK");
+  return std::string("\n[ERROR] ") + now + " (PID:" + std::to_string(getpid()) + ", Device:" + std::to_string(device) +
+         ", RankID:" + (rank == nullptr ? "-1" : rank) + ") ERR01001 OPS invalid parameter";
+}
+
+// Runs the CPU's kernel; what it says about wrong arguments is what an NPU's kernel says.
+template <typename Run>
+void run_checked(const Call& call, Run run) {
+  try {
+    run();
+  } catch (const c10::Error& error) {
+    if (typeid(error) != typeid(c10::Error)) throw;  // an IndexError has another type in Python
+    throw c10::Error(error.msg() + argument_error(call.device().index()), error.backtrace());
+  }
 }
 
 c10::DeviceIndex current_device() {
@@ -213,8 +241,10 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
     const at::AutoDispatchBelowADInplaceOrView below;
     // A formula's temporaries would not exist on the device: only its results are taken from there, by Call::out.
     const DeviceMemory memory(!to_host && key_ == c10::DispatchKey::CPU);
-    if (multiplies_) run_product(op, key_, stack);
-    else op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
+    run_checked(call, [&] {
+      if (multiplies_) run_product(op, key_, stack);
+      else op.redispatchBoxed(c10::DispatchKeySet(key_), stack);
+    });
     if (!kept.empty()) call.settle();
     const size_t first = stack->size() - returned_.size();
     if (saturates()) {

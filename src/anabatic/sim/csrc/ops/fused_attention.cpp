@@ -24,6 +24,7 @@
 
 #include "attention.h"
 #include "count.h"
+#include "capture.h"
 #include "fallback.h"
 #include "kernels.h"
 
@@ -53,7 +54,8 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Options& opt
 void check_mask(const char* name, const Options& options) {
   TORCH_CHECK_NOT_IMPLEMENTED(options.mode >= 0 && options.mode <= 4, "anabatic sim: ", name, " with sparse_mode ", options.mode,
                               " is not simulated");
-  if (options.mode >= 1) TORCH_CHECK(given(options.mask), name, ": sparse_mode ", options.mode, " needs atten_mask");
+  // Mode 1 is the mask as it is given: torch_npu's test/distributed/tensor/test_attention_ops.py gives none.
+  if (options.mode >= 2) TORCH_CHECK(given(options.mask), name, ": sparse_mode ", options.mode, " needs atten_mask");
   if (!given(options.mask)) return;
   TORCH_CHECK(options.mask->scalar_type() == at::kBool || options.mask->scalar_type() == at::kByte, name,
               ": call aclnn failed, detail:EZ1001: attenMask must be bool or uint8, got ", options.mask->dtype());
@@ -208,9 +210,32 @@ struct Backward {
   Tensor dq, dk, dv, dpse;
 };
 
+// What the caller gives of the rows' softmax. Where several blocks of keys are merged, it is that of all of them
+// (op-plugin's documentation: the gradient reads softmax_max, softmax_sum and attention_in of the forward pass).
+struct Given {
+  OptionalTensor max, sum, out;
+};
+
+// `[heads, rows, 1]` of a part from a statistic that is written eight times.
+Tensor statistic(const OptionalTensor& given_rows, const Part& part, const Options& options) {
+  const bool packed = options.layout == "TND";
+  const Tensor one = given_rows->select(-1, 0), own = packed ? one.transpose(0, 1) : one[part.batch];
+  return own.narrow(1, part.q_from, part.q_rows).unsqueeze(-1).to(at::kFloat);
+}
+
+// Turn the weights of this block alone into its weights among all keys; false where it is all of them.
+bool merge_rows(Scores& s, const Given& rows, const Part& part, const Options& options) {
+  if (!given(rows.max) || !given(rows.sum) || !given(rows.out)) return false;
+  const Tensor max = statistic(rows.max, part, options), sum = statistic(rows.sum, part, options);
+  if (max.equal(s.max) && sum.equal(s.sum)) return false;
+  const Tensor share = s.sum * (s.max - max).exp() / sum;
+  s.weights = s.weights * share;
+  s.dropped = s.dropped * share;
+  return true;
+}
+
 Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& grad, const Options& options,
-                  Ends q_ends,
-                  Ends k_ends) {
+                  Ends q_ends, Ends k_ends, const Given& rows) {
   check(query, key, value, options);
   const int64_t groups = key_heads(query, key, options);
   const Tensor q = heads_first(query, options.layout, options.heads), k = heads_first(key, options.layout, groups),
@@ -223,11 +248,16 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
     const Tensor qs = part_rows(q, part, true, options), ks = part_rows(k, part, false, options), vs = part_rows(v, part, false,
                                                                                                                  options),
                  dout = part_rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
-    const Scores s = attention_scores(qs, ks, part, options);
+    Scores s = attention_scores(qs, ks, part, options);
+    const bool merged = merge_rows(s, rows, part, options);
     const std::vector<int64_t> grouped = {groups, -1, part.k_rows};
     Tensor dweights = at::bmm(dout, vs.transpose(1, 2)).view_as(s.weights);
     if (options.keep < 1) dweights = dweights * (s.dropped != 0) / options.keep;
-    const Tensor inner = (dweights * s.weights).sum(-1, true);
+    Tensor inner = (dweights * s.weights).sum(-1, true);
+    if (merged) {  // over all keys: their output tells, whose sum with its gradient is the same number
+      const Tensor out = part_rows(heads_first(*rows.out, options.layout, options.heads), part, true, options);
+      inner = (dout.view_as(out) * out).sum(-1, true);
+    }
     const Tensor draw = (s.weights * (dweights - inner)) * options.scale;
     const int64_t b = options.layout == "TND" ? 0 : part.batch;
     dq[b].narrow(1, part.q_from, part.q_rows).copy_(at::bmm(draw.view(grouped), ks).view_as(qs));
@@ -249,7 +279,12 @@ void no_extras(const OptionalTensor& sink, const Ends& prefix) {
                               "anabatic sim: npu_fusion_attention with prefix is not simulated");
 }
 
-int64_t new_seed(double keep) { return keep < 1 ? static_cast<int64_t>(take_seed_here() >> 2) : 0; }
+int64_t new_seed(double keep) {
+  if (keep >= 1) return 0;
+  TORCH_CHECK_NOT_IMPLEMENTED(!capture_on_any(), "anabatic sim: npu_fusion_attention with dropout inside of torch.npu.graph is not "
+                              "simulated: its seed is a number of the host");
+  return static_cast<int64_t>(take_seed_here() >> 2);
+}
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
@@ -267,13 +302,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
         const OptionalTensor& pse,
-    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t, int64_t,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& max, const OptionalTensor& sum,
+    const OptionalTensor&, const OptionalTensor& out, double scale, double keep, int64_t before, int64_t after, int64_t,
+        int64_t seed, int64_t, int64_t,
         Ends prefix,
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
   no_extras(sink, prefix);
-  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends);
-  return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
+  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends,
+                              {max, sum, out});
+  return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
 }
 
 std::vector<int64_t> listed(const OptionalTensor& ends) {
@@ -300,16 +337,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
         const OptionalTensor& pse,
-    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, double scale, double keep, int64_t before, int64_t after, int64_t, const OptionalTensor& seed,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& max, const OptionalTensor& sum,
+    const OptionalTensor&, const OptionalTensor& out, double scale, double keep, int64_t before, int64_t after, int64_t,
+        const OptionalTensor& seed,
     const OptionalTensor&, Ends prefix, const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool,
     c10::string_view, const OptionalTensor& sink) {
   no_extras(sink, prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
   const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list),
-                              ends_of(k_list));
-  return {b.dq, b.dk, b.dv, b.dpse.defined() ? b.dpse : at::empty({0}, q.options()), at::empty({0}, q.options())};
+                              ends_of(k_list), {max, sum, out});
+  return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
 }
 
 }  // namespace

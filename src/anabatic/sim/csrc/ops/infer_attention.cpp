@@ -225,7 +225,9 @@ class Call {
     }
     for (int64_t b = 0; b < q.size(0); b++) {
       const int64_t whole = paged_ ? paged_rows(b) : k_.size(2);
-      Sequence s{b, 0, length_of(c_.name, "actual_seq_lengths", c_.query_lengths, b, q.size(0), q.size(2)), 0,
+      // One query has no length of its own: programs pass anything then (torch_npu's test/npu/test_aclgraph_update.py: 100).
+      const int64_t rows = q.size(2) == 1 ? 1 : length_of(c_.name, "actual_seq_lengths", c_.query_lengths, b, q.size(0), q.size(2));
+      Sequence s{b, 0, rows, 0,
                  length_of(c_.name, "actual_seq_lengths_kv", c_.kv_lengths, b, q.size(0), whole)};
       if (is_given(c_.query_padding) && c_.query_lengths.has_value() && q.size(2) > 1) {
         s.q_from = q.size(2) - padding_of(c_.name, "query_padding_size", *c_.query_padding) - s.q_rows;

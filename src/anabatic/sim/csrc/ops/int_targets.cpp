@@ -1,6 +1,5 @@
 // Losses over classes take int32 labels on an NPU (aclnnNLLLoss, aclnnNLLLoss2d, aclnnMultilabelMarginLoss: hiascend.com, CANN
-// reference); the CPU's kernels
-// take int64 and uint8.
+// reference); the CPU's kernels take int64 and uint8.
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -13,9 +12,10 @@ namespace sim {
 
 namespace {
 
-constexpr std::array<std::string_view, 6> kLosses = {"aten::nll_loss_forward",       "aten::nll_loss_backward",
+constexpr std::array<std::string_view, 7> kLosses = {"aten::nll_loss_forward",       "aten::nll_loss_backward",
                                                      "aten::nll_loss2d_forward",     "aten::nll_loss2d_backward",
-                                                     "aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward"};
+                                                     "aten::multilabel_margin_loss", "aten::multilabel_margin_loss_forward",
+                                                     "aten::multilabel_margin_loss_backward"};
 
 // The CPU's kernel behind a cast of the argument `target`.
 class WideTarget final : public c10::OperatorKernel {

@@ -142,8 +142,8 @@ std::tuple<Tensor, Tensor, Tensor> swish_backward(const Tensor& grad, const Tens
   const Tensor scaled = above * gamma;
   const Tensor dx = spread * (scaled - scaled.mean({2, 3}, true) - value * (scaled * value).mean({2, 3}, true));
   return {mask[0] ? dx.reshape(x.sizes()).to(x.scalar_type()) : Tensor(),
-          mask[1] ? (above * value).sum({0, 3}).reshape(weight.sizes()).to(weight.scalar_type()) : Tensor(),
-          mask[2] ? above.sum({0, 3}).reshape(bias.sizes()).to(bias.scalar_type()) : Tensor()};
+          mask[1] ? (above * value).sum(at::IntArrayRef({0, 3})).reshape(weight.sizes()).to(weight.scalar_type()) : Tensor(),
+          mask[2] ? above.sum(at::IntArrayRef({0, 3})).reshape(bias.sizes()).to(bias.scalar_type()) : Tensor()};
 }
 
 struct Added {

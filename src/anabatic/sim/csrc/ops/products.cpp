@@ -17,10 +17,13 @@ namespace sim {
 
 namespace {
 
-constexpr std::array<std::string_view, 17> kProducts = {
+constexpr std::array<std::string_view, 27> kProducts = {
     "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_",
     "aten::matmul", "aten::_addmm_activation", "aten::convolution", "aten::_convolution", "aten::convolution_backward",
-    "aten::convolution_overrideable", "aten::convolution_backward_overrideable", "npu::npu_linear", "npu::npu_linear_backward"};
+    "aten::convolution_overrideable", "aten::convolution_backward_overrideable", "npu::npu_linear", "npu::npu_linear_backward",
+    "npu::npu_conv2d", "npu::npu_conv2d_backward", "npu::npu_conv3d", "npu::npu_conv3d_backward", "npu::npu_convolution",
+    "npu::npu_convolution_backward", "npu::npu_conv_transpose2d", "npu::npu_conv_transpose2d_backward",
+    "npu::npu_convolution_transpose", "npu::npu_convolution_transpose_backward"};
 // Of query, key, value, output and their gradient; the statistics of the rows are fp32 at all times.
 constexpr std::string_view kAttentionBackward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
 constexpr int64_t kFewRows = 2;  // torch's CPU kernels are fast for a vector and a matrix that lies transposed

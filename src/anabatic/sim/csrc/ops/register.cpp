@@ -27,7 +27,7 @@ const std::unordered_set<std::string_view> kKept = {
     "aten::unfold", "aten::view", "aten::view_as_complex", "aten::view_as_real", "aten::empty.memory_format",
     "aten::empty_strided", "aten::empty_like", "aten::new_empty_strided", "aten::resize_", "aten::resize_as_", "aten::set_",
     "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::is_set_to",
-    "aten::is_pinned", "aten::_pin_memory", "aten::record_stream",
+    "aten::is_pinned", "aten::_pin_memory", "aten::record_stream", "aten::_to_copy",
     "npu::get_npu_format", "npu::get_storage_size", "npu::npu_format_cast", "npu::npu_format_cast.Tensor",
     "npu::npu_format_cast_", "npu::npu_format_cast_.acl_format", "npu::_npu_format_cast", "npu::_npu_format_cast.aclnn",
     "npu::_npu_format_cast.input_dtype", "npu::empty_with_format", "npu::empty_with_format.names",
@@ -37,7 +37,9 @@ const std::unordered_set<std::string_view> kKept = {
     "npu::_npu_dtype_cast_backward"};
 
 // Made of other operators: the CPU's own composition runs on the simulated tensors.
-const std::unordered_set<std::string_view> kComposed = {"aten::_to_copy", "aten::contiguous", "aten::_lazy_clone"};
+const std::unordered_set<std::string_view> kComposed = {
+    "aten::contiguous", "aten::_lazy_clone",
+    "aten::randperm", "aten::randperm.out"};  // with randperm.generator_out, which draws from the generator of the device
 
 // Operators that torch_npu leaves to the CPU, which has none of its own either.
 constexpr std::array<const char*, 1> kAdded = {"_thnn_fused_gru_cell_backward"};
@@ -84,6 +86,13 @@ class Composed final : public c10::OperatorKernel {
   decltype(computed_kernel(std::declval<const c10::OperatorHandle&>(), c10::DispatchKey::CPU)) kernel_;
 };
 
+// Kernels that Python has registered (torch.library, torch_npu/npu/graphs.py) are made of other operators.
+bool is_python_kernel(const c10::OperatorHandle& op) {
+  const std::string state = op.dumpState();
+  const size_t line = state.find("\nPrivateUse1: registered at ");
+  return line != std::string::npos && state.substr(line + 1, state.find('\n', line + 1) - line).find(".py:") != std::string::npos;
+}
+
 void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, const std::unordered_set<std::string>& ours) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::PrivateUse1)) {
@@ -96,6 +105,10 @@ void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, c
     }
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value()) continue;  // a kernel without an operator
+    if (!is_aten && is_python_kernel(*op)) {
+      note(full, "kept");
+      continue;
+    }
     const std::string local = full.substr(full.find("::") + 2);
     torch::Library& library = is_aten ? aten : is_atb ? atb : npu;
     if (kComposed.count(full) != 0) {

@@ -1,4 +1,5 @@
-// Arithmetic of chips without infinities (910A, 310P; hiascend.com, INF_NAN_MODE_ENABLE): what overflows becomes the largest
+// Arithmetic without infinities: of the 910A and 310P, and of other chips with INF_NAN_MODE_FORCE_DISABLE=1, for which torch_npu calls
+// aclrtSetDeviceSatMode (hiascend.com, INF_NAN_MODE_ENABLE): what overflows becomes the largest
 // number of its format, what is not a number 0, and a status register tells until it is cleared. Here for fp16 alone; one register
 // for the devices of a process.
 #include "saturate.h"
@@ -13,6 +14,8 @@
 
 #include "../sim.h"
 #include "alias.h"
+
+extern "C" int sim_saturates(void);  // libascendcl.so: aclrtSetDeviceSatMode
 
 namespace sim {
 
@@ -32,8 +35,8 @@ bool finite(const at::Tensor& tensor) {
 }  // namespace
 
 bool saturates() {
-  static const bool found = sim_segment()->bf16 == 0;
-  return found;
+  static const bool always = sim_segment()->bf16 == 0;
+  return always || sim_saturates() != 0;
 }
 
 void saturate(std::string_view name, const at::Tensor& result, const Call& call) {

@@ -64,7 +64,10 @@ Tensor encode(const Tensor& anchors, const Tensor& truth, double m0, double m1, 
   const Centred a(widened(anchors), 1), g(widened(truth), 1);
   const Tensor deltas[] = {(g.x - a.x) / a.w, (g.y - a.y) / a.h, at::log(g.w / a.w), at::log(g.h / a.h)};
   const Tensor d = at::stack(deltas, 1);
-  return ((d - at::tensor({m0, m1, m2, m3}, at::kFloat)) / at::tensor({s0, s1, s2, s3}, at::kFloat)).to(anchors.scalar_type());
+  // Rounded to fp16 before and after, as in the example of torch_npu-npu_bounding_box_encode.md: 13.3281 for 13.3333, of fp32 boxes.
+  const Tensor rounded = d.to(at::kHalf).to(at::kFloat);
+  const Tensor scaled = (rounded - at::tensor({m0, m1, m2, m3}, at::kFloat)) / at::tensor({s0, s1, s2, s3}, at::kFloat);
+  return scaled.to(at::kHalf).to(anchors.scalar_type());
 }
 
 Tensor yolo_encode(const Tensor& boxes, const Tensor& truth, const Tensor& stride, bool) {

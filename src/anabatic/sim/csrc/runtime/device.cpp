@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -18,6 +19,7 @@ bool initialised = false;
 bool operators = false;  // loaded
 std::mutex init_mutex;
 int64_t system_options[16];
+std::atomic<bool> saturation{false};  // aclrtSetDeviceSatMode
 
 // ASCEND_RT_VISIBLE_DEVICES: ascending ids, reading stops at the first thing that is none (CANN runtime, environment
 // variable reference); unset: all, empty: none.
@@ -269,7 +271,11 @@ aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
 aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) { return aclrtSetSysParamOpt(option, value); }
 aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t* value) { return aclrtGetSysParamOpt(option, value); }
 
-aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
+  saturation.store(mode == ACL_RT_OVERFLOW_MODE_SATURATION || sim_segment()->bf16 == 0);
+  return ACL_SUCCESS;
+}
+int sim_saturates(void) { return saturation.load(std::memory_order_relaxed); }
 aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actual) {

@@ -4,46 +4,18 @@
 //
 // Streams that wait for an event of the capture join it. Tasks stay in the order in which the host launched them, which is one of
 // the orders that the events allow.
-#include "graph.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
+#include "graph_record.h"
+
 namespace sim {
-
-struct Graph {
-  struct Task {
-    int (*run)(void*);
-    void (*drop)(void*);
-    void* argument;
-  };
-  struct Saved {
-    void* at;
-    std::vector<char> bytes;
-  };
-
-  uint32_t id;
-  int device;
-  aclmdlRICaptureMode mode;
-  std::thread::id thread;
-  std::vector<Stream*> streams;
-  std::vector<Task> tasks;
-  std::vector<SimWork> work;
-  std::vector<Saved> saved;
-  std::set<std::pair<void*, size_t>> known;  // what `saved` holds
-  bool broken = false;
-
-  ~Graph() {
-    for (const Task& task : tasks) task.drop(task.argument);
-  }
-};
 
 namespace {
 
@@ -76,14 +48,88 @@ bool capture(Stream* stream, const Copy& copy) {
   Graph* graph = capture_of(stream);
   if (graph == nullptr) return false;
   sim_capture_save(graph, copy.to, copy.bytes);
-  sim_capture_task(graph, &run_copy, [](void* argument) { delete static_cast<Copy*>(argument); }, new Copy(copy));
+  add_task(graph, {copy.from != nullptr ? "MEMCPY_ASYNC" : "MEMSET_ASYNC", &run_copy,
+                   [](void* argument) { delete static_cast<Copy*>(argument); }, new Copy(copy)});
   sim_capture_work(graph, {SIM_VECTOR, 0, 2 * copy.bytes});
   run_copy(const_cast<Copy*>(&copy));
   return true;
 }
 
-// Ends a capture: its streams are free, and memory is as it was.
-void release(Graph* graph) {
+int run_group(void* argument) { return run_program(*program_of(**static_cast<std::shared_ptr<TaskGroup>*>(argument))); }
+
+// What a stream's thread executes.
+struct Queued {
+  std::shared_ptr<Program> program;
+  int device;
+};
+
+void prepare(const Program& program, void* stream) {
+  for (const GraphTask& task : program.tasks) {
+    if (task.prepare != nullptr) task.prepare(task.argument, stream);
+    if (task.run == &run_group) prepare(*program_of(**static_cast<std::shared_ptr<TaskGroup>*>(task.argument)), stream);
+  }
+}
+
+int run_queued(void* argument, char* text, size_t room) {
+  const std::unique_ptr<Queued> queued(static_cast<Queued*>(argument));
+  if (text == nullptr) {  // earlier work of the stream failed: what the host has prepared ends as well
+    for (const GraphTask& task : queued->program->tasks)
+      if (task.run_prepared != nullptr) task.run_prepared(task.argument, nullptr, 0);
+    return ACL_SUCCESS;
+  }
+  set_current(queued->device);
+  const int code = run_program(*queued->program);
+  if (code != ACL_SUCCESS) snprintf(text, room, "%s", aclGetRecentErrMsg());
+  return code;
+}
+
+}  // namespace
+
+Graph::~Graph() {
+  for (const auto& condition : conditions) aclrtFree(condition->at);
+}
+
+int run_program(const Program& program) {
+  int failed = ACL_SUCCESS;
+  for (const GraphTask& task : program.tasks) {
+    if (task.run_prepared != nullptr) {
+      char text[2048] = "";
+      const int code = task.run_prepared(task.argument, failed == ACL_SUCCESS ? text : nullptr, sizeof text);
+      if (failed != ACL_SUCCESS || code == ACL_SUCCESS) continue;
+      sim_set_error("%s", text);
+      failed = code;
+    } else if (failed == ACL_SUCCESS) {
+      failed = task.run(task.argument);
+    }
+  }
+  return failed;
+}
+
+std::shared_ptr<Program> program_of(TaskGroup& group) {
+  std::lock_guard<std::mutex> lock(group.mutex);
+  return group.program;
+}
+
+void add_task(Graph* graph, GraphTask task) {
+  Program& program = graph->group ? *graph->group->program : *graph->program;
+  program.tasks.push_back(std::move(task));
+}
+
+void add_group(Graph* graph, std::shared_ptr<TaskGroup> group) {
+  add_task(graph, {"TASK_GROUP", &run_group, [](void* argument) { delete static_cast<std::shared_ptr<TaskGroup>*>(argument); },
+                   new std::shared_ptr<TaskGroup>(std::move(group))});
+}
+
+void begin_capture(Graph* graph, Stream* stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    capturing.push_back(graph);
+  }
+  captures++;
+  join_capture(graph, stream);
+}
+
+void release_capture(Graph* graph) {
   std::lock_guard<std::mutex> lock(mutex);
   for (Stream* stream : graph->streams) stream->capture = nullptr;
   graph->streams.clear();
@@ -96,8 +142,6 @@ void release(Graph* graph) {
   graph->saved.clear();
   graph->known.clear();
 }
-
-}  // namespace
 
 Graph* capture_of(Stream* stream) { return captures.load(std::memory_order_acquire) == 0 ? nullptr : stream->capture; }
 
@@ -142,10 +186,22 @@ void* sim_capture(void* stream) {
   if (!sim_capturing()) return nullptr;
   return sim::stream_of(stream)->capture;
 }
-void sim_capture_task(void* handle, int (*run)(void*), void (*drop)(void*), void* argument) {
-  static_cast<sim::Graph*>(handle)->tasks.push_back({run, drop, argument});
+void sim_capture_named_task(void* handle, const char* name, int (*run)(void*), void (*drop)(void*), void* argument) {
+  sim::add_task(static_cast<sim::Graph*>(handle), {name, run, drop, argument});
 }
-void sim_capture_work(void* handle, struct SimWork work) { static_cast<sim::Graph*>(handle)->work.push_back(work); }
+void sim_capture_task(void* handle, int (*run)(void*), void (*drop)(void*), void* argument) {
+  sim_capture_named_task(handle, "TASK", run, drop, argument);
+}
+void sim_capture_launch(void* handle, const char* name, void (*prepare)(void*, void*), int (*run)(void*, char*, size_t),
+                        void (*drop)(void*), void* argument) {
+  auto* graph = static_cast<sim::Graph*>(handle);
+  graph->waits = true;
+  sim::add_task(graph, {name, nullptr, drop, argument, prepare, run});
+}
+void sim_capture_work(void* handle, struct SimWork work) {
+  auto* graph = static_cast<sim::Graph*>(handle);
+  if (!graph->update) graph->work.push_back(work);
+}
 void sim_capture_save(void* handle, void* at, uint64_t bytes) {
   auto* graph = static_cast<sim::Graph*>(handle);
   if (bytes == 0 || !graph->known.emplace(at, bytes).second) return;
@@ -163,18 +219,13 @@ aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mode) {
   sim::Stream* stream = sim::stream_of(handle);
   if (stream->capture != nullptr) return sim::fail(ACL_ERROR_RT_STREAM_CAPTURED, call, "the stream is captured already");
   sim_settle(handle);
-  auto* graph = new sim::Graph{sim::next_graph++, stream->device, mode, std::this_thread::get_id()};
-  {
-    std::lock_guard<std::mutex> lock(sim::mutex);
-    sim::capturing.push_back(graph);
-  }
-  sim::captures++;
-  sim::join_capture(graph, stream);
+  sim::begin_capture(new sim::Graph{sim::next_graph++, stream->device, mode, std::this_thread::get_id()}, stream);
   return ACL_SUCCESS;
 }
 
 aclError aclmdlRICaptureGetInfo(aclrtStream handle, aclmdlRICaptureStatus* status, aclmdlRI* graph) {
   sim::Graph* found = sim::capture_of(sim::stream_of(handle));
+  if (found != nullptr && found->update) found = nullptr;  // an update is no capture to the caller
   if (graph != nullptr) *graph = found;
   if (status != nullptr)
     *status = found == nullptr ? ACL_MODEL_RI_CAPTURE_STATUS_NONE
@@ -190,9 +241,18 @@ aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* graph) {
   if (found == nullptr) return sim::fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, call, "the stream is not captured");
   if (found->streams.front() != sim::stream_of(handle))
     return sim::fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, call, "the capture began on another stream");
-  sim::release(found);
+  if (found->group) {
+    found->broken = true;
+    found->group = nullptr;
+  }
+  sim::release_capture(found);
+  if (found->parent != nullptr) {
+    found->parent->waits |= found->waits;
+    found->parent->broken |= found->broken;
+    found->parent->work.insert(found->parent->work.end(), found->work.begin(), found->work.end());
+  }
   if (found->broken) {
-    delete found;
+    if (found->parent == nullptr) delete found;
     return sim::fail(ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED, call, "an earlier call has invalidated the capture");
   }
   *graph = found;
@@ -211,10 +271,14 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream) {
   if (sim::capture_of(sim::stream_of(stream, graph->device)) != nullptr)
     return sim::fail(ACL_ERROR_RT_STREAM_CAPTURED, call, "a graph inside of a graph is not simulated");
   if (int code = sim::device_alive(graph->device, call)) return code;
-  sim_settle(stream);
   const uint64_t started = sim_clock_ns();
-  for (const auto& task : graph->tasks)
-    if (int code = task.run(task.argument)) return code;
+  if (graph->waits) {
+    sim::prepare(*graph->program, stream);
+    sim_enqueue(stream, &sim::run_queued, new sim::Queued{graph->program, graph->device});
+  } else {
+    sim_settle(stream);
+    if (int code = sim::run_program(*graph->program)) return code;
+  }
   const int physical = sim_physical(graph->device);
   __atomic_fetch_add(&sim_segment()->device[physical].operators, 1, __ATOMIC_RELAXED);
   sim_slow(physical, sim_clock_ns() - started);
@@ -234,7 +298,7 @@ aclError aclmdlRIDestroy(aclmdlRI graph) {
 
 aclError aclmdlRIDebugPrint(aclmdlRI handle) {
   const auto* graph = static_cast<sim::Graph*>(handle);
-  fprintf(stderr, "graph %u of device %d: %zu tasks\n", graph->id, graph->device, graph->tasks.size());
+  fprintf(stderr, "graph %u of device %d: %zu tasks\n", graph->id, graph->device, graph->program->tasks.size());
   return ACL_SUCCESS;
 }
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -29,6 +30,23 @@ bool take_range(void* at, Range* range) {
   if (found == ranges.end()) return false;
   *range = found->second;
   ranges.erase(found);
+  return true;
+}
+
+// Memory of aclrtMallocHost stays what it is (torch_npu's NPUSwappedMemoryAllocator registers it, then frees it).
+static void register_range(void* at, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  auto found = ranges.find(reinterpret_cast<uintptr_t>(at));
+  if (found != ranges.end() && found->second.kind == HOST) found->second.registered = true;
+  else ranges[reinterpret_cast<uintptr_t>(at)] = {bytes, 0, REGISTERED};
+}
+
+static bool unregister_range(void* at) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  auto found = ranges.find(reinterpret_cast<uintptr_t>(at));
+  if (found == ranges.end() || (found->second.kind != REGISTERED && !found->second.registered)) return false;
+  if (found->second.kind == REGISTERED) ranges.erase(found);
+  else found->second.registered = false;
   return true;
 }
 
@@ -154,12 +172,12 @@ aclError aclrtFreeHost(void* pointer) {
 aclError aclrtFreeHostWithDevSync(void* pointer) { return aclrtFreeHost(pointer); }
 
 aclError aclrtHostRegister(void* pointer, uint64_t size, aclrtHostRegisterType, void** device_pointer) {
-  sim::add_range(pointer, {size, 0, sim::REGISTERED});
+  sim::register_range(pointer, size);
   if (device_pointer != nullptr) *device_pointer = pointer;
   return ACL_SUCCESS;
 }
 aclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
-  sim::add_range(pointer, {size, 0, sim::REGISTERED});
+  sim::register_range(pointer, size);
   return ACL_SUCCESS;
 }
 aclError aclrtHostGetDevicePointer(void* host, void** device, uint32_t) {
@@ -167,8 +185,8 @@ aclError aclrtHostGetDevicePointer(void* host, void** device, uint32_t) {
   return ACL_SUCCESS;
 }
 aclError aclrtHostUnregister(void* pointer) {
-  sim::Range range;
-  return sim::take_range(pointer, &range) ? ACL_SUCCESS : ACL_ERROR_INVALID_PARAM;
+  if (sim::unregister_range(pointer)) return ACL_SUCCESS;
+  return sim::fail(ACL_ERROR_INVALID_PARAM, "aclrtHostUnregister", "the address was not registered");
 }
 
 aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attributes) {
@@ -184,8 +202,10 @@ aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attr
 }
 
 aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free_bytes, size_t* total) {
-  int device = sim::current_or_default();
-  if (device < 0) return sim::fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo", "no device is set");
+  // Without a device it is the first one's: torch_npu's allocator asks before it sets one (per_process_memory_fraction,
+  // NPUCachingAllocator.cpp, setMemoryFraction; its test_per_process_memory_fraction.py passes on NPUs).
+  const int device = std::max(sim::current_or_default(), 0);
+  if (sim_physical(device) < 0) return sim::fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo", "no device is visible");
   const SimDevice& row = sim_segment()->device[sim_physical(device)];
   uint64_t used = __atomic_load_n(&row.hbm_used, __ATOMIC_RELAXED);
   *total = row.hbm_total;

@@ -16,6 +16,7 @@ struct Range {
   int64_t offset = -1;    // in this process's file of device memory; -1: not in it
   pid_t owner = 0;        // the process that mapped it
   bool imported = false;  // another process's memory: it is that one's to give back
+  bool registered = false;  // page-locked memory that aclrtHostRegister was called for as well
 };
 
 // Device memory is one sparse file per process without a name, so that another process can map a piece of it (ipc.cpp). Returns

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "profile.h"
 #include "state.h"
 
 namespace {
@@ -18,6 +19,7 @@ Moment device_clock[SIM_MAX_DEVICES];  // latest end of anything on the device, 
 void reach(Moment& clock, const Moment& moment) {
   clock.ns = std::max(clock.ns, moment.ns);
   clock.alone_ns = std::max(clock.alone_ns, moment.alone_ns);
+  clock.shown_ns = std::max(clock.shown_ns, moment.shown_ns);
 }
 
 // Takes up what has been learnt about collectives; the mutex is held.
@@ -35,6 +37,7 @@ struct Launched {
   int stream_id;
   sim::Mark ready;
   std::shared_ptr<sim::Meeting> meeting;
+  sim::ProfiledLaunch profiled;
 };
 
 double factor_of(int physical) {
@@ -53,7 +56,13 @@ double slowness(int physical) {
   return factors[physical];
 }
 
-uint64_t launch() { return static_cast<uint64_t>(sim_segment()->rates.host_ns); }
+// The host launches something; the mutex is held.
+void launch(bool is_collective) {
+  const auto ns = static_cast<uint64_t>(sim_segment()->rates.host_ns);
+  host_clock.ns += ns;
+  if (!is_collective) host_clock.alone_ns += ns;
+  if (sim_profiling() != 0) host_clock.shown_ns = std::max(host_clock.shown_ns, sim::profile_clock_ns());
+}
 
 // The share of the tensor that each device sends, and how many phases follow one another.
 struct Shape {
@@ -111,24 +120,25 @@ uint64_t run_on_paper(const SimOp& op, double ns) {
   const int physical = sim_physical(op.device);
   if (physical < 0) return 0;
   const auto took = static_cast<uint64_t>(slowness(physical) * ns);
-  uint64_t start;
+  Moment start;
   sim::Stream* stream = sim::stream_of(op.stream, op.device);
   {
     std::lock_guard<std::mutex> lock(mutex);
-    host_clock.ns += launch();
-    host_clock.alone_ns += launch();
+    launch(false);
     settle(stream->paper);
     Moment& clock = stream->paper.at;
     reach(clock, host_clock);
-    start = clock.ns;
+    start = clock;
     clock.ns += took;
     clock.alone_ns += took;
+    clock.shown_ns += took;
     reach(device_clock[op.device], clock);
   }
   SimDevice& row = sim_segment()->device[physical];
   __atomic_fetch_add(&row.busy_ns, op.host_ns, __ATOMIC_RELAXED);
   __atomic_fetch_add(&row.paper_ns, took, __ATOMIC_RELAXED);
-  sim::report_op(op, physical, stream->id, start, took);
+  sim::report_op(op, physical, stream->id, start.ns, took);
+  if (sim_profiling() != 0) sim::profile_op(op, physical, stream->id, start.shown_ns, took);
   return took;
 }
 
@@ -151,13 +161,21 @@ void sim::paper_graph(int device, void* stream, const std::vector<SimWork>& work
 
 extern "C" void* sim_paper_launch(int device, void* handle) {
   sim::Stream* stream = sim::stream_of(handle, device);
-  auto* launched = new Launched{device, stream, stream->id, {}, std::make_shared<sim::Meeting>()};
+  auto* launched = new Launched{device, stream, stream->id, {}, std::make_shared<sim::Meeting>(), {}};
+  if (sim_profiling() != 0) launched->profiled = sim::profile_launch();
   std::lock_guard<std::mutex> lock(mutex);
-  host_clock.ns += launch();
+  launch(true);
   reach(stream->paper.at, host_clock);
   launched->ready = stream->paper;
   stream->paper.after = {launched->meeting};
   return launched;
+}
+
+extern "C" void sim_paper_group(void* handle, const char* communicator, int type) {
+  sim::ProfiledLaunch& profiled = static_cast<Launched*>(handle)->profiled;
+  if (profiled.thread == 0) return;
+  profiled.communicator = communicator;
+  profiled.type = type;
 }
 
 extern "C" uint64_t sim_paper_ready(void* handle) {
@@ -169,13 +187,16 @@ extern "C" void sim_paper_collective(void* handle, enum SimCollective kind, uint
   const std::unique_ptr<Launched> launched(static_cast<Launched*>(handle));
   const int physical = sim_physical(launched->device);
   const auto took = static_cast<uint64_t>(slowness(physical) * sim_collective_ns(kind, static_cast<double>(bytes), ranks));
-  uint64_t ready, start;
+  uint64_t ready, start, shown;
   {
     std::lock_guard<std::mutex> lock(mutex);
     Moment end = settle(launched->ready);
     ready = end.ns;
     start = std::max(ready, start_ns);
     end.ns = start + took;
+    // The ranks have met just now; the wait for the others is host time, which the profile does not show as the device's.
+    shown = launched->profiled.thread == 0 ? end.shown_ns : std::max(end.shown_ns, sim::profile_clock_ns());
+    end.shown_ns = shown + took;
     launched->meeting->end = end;
     launched->meeting->over = true;
     reach(device_clock[launched->device], end);
@@ -184,6 +205,8 @@ extern "C" void sim_paper_collective(void* handle, enum SimCollective kind, uint
   __atomic_fetch_add(&row.busy_ns, host_ns, __ATOMIC_RELAXED);
   __atomic_fetch_add(&row.paper_ns, took, __ATOMIC_RELAXED);
   sim::report_collective(kind, physical, launched->stream_id, {0, bytes, took, host_ns}, start, start - ready);
+  if (launched->profiled.thread != 0)
+    sim::profile_collective(launched->profiled, kind, physical, launched->stream_id, bytes, ranks, shown, took, start - ready);
 }
 
 extern "C" void sim_paper_failed(void* handle) {
@@ -225,6 +248,12 @@ void paper_stream_wait(Stream* stream, const Mark& mark) {
 uint64_t paper_of(Mark mark) {
   std::lock_guard<std::mutex> lock(mutex);
   return settle(mark).ns;
+}
+
+uint64_t paper_shown(Stream* stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  settle(stream->paper);
+  return stream->paper.at.shown_ns;
 }
 
 uint64_t paper_host() {

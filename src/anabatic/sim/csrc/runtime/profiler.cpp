@@ -1,25 +1,34 @@
-// The profiler's entry points inside the runtime: torch_npu calls them at import and around every operator. Nothing is
-// collected; counters and times come from the simulator itself.
+// acl_prof.h, which torch_npu.profiler drives, and the runtime's reports of its own library, which the simulation does not need:
+// it sees the operators itself (profile_data.cpp).
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <unistd.h>
 
-#include <atomic>
+#include <acl/acl_prof.h>
 
-#include "../sim.h"
+#include <mutex>
+#include <string>
+
+#include "profile.h"
+
+struct aclprofConfig : sim::ProfileConfig {};
+struct aclprofStepInfo {};
 
 namespace {
 
-struct aclprofConfig {};
-struct aclprofStepInfo {};
+std::mutex mutex;
+std::string folder;  // of aclprofInit
+bool ready = false;
 
-aclprofConfig config;
-aclprofStepInfo step;
-
-void tell() {
-  static std::atomic<bool> told{false};
-  if (!told.exchange(true))
-    fprintf(stderr, "anabatic sim: torch_npu.profiler records the host only, device activities are not simulated\n");
+// Hardware counters have no prediction: said once, by name.
+void refuse_metrics(const sim::ProfileConfig& config) {
+  static bool told = false;
+  if ((config.types & (ACL_PROF_AICORE_METRICS | ACL_PROF_L2CACHE)) == 0 || told) return;
+  const bool asked = config.metrics != ACL_AICORE_NONE && config.metrics != ACL_AICORE_PIPE_UTILIZATION;  // the latter is Level1's own
+  if (!asked && (config.types & ACL_PROF_L2CACHE) == 0) return;
+  told = true;
+  fprintf(stderr, "anabatic sim: aic_metrics and l2_cache are not simulated, the profile has the other columns\n");
 }
 
 }  // namespace
@@ -37,18 +46,62 @@ uint64_t MsprofGetHashId(const char* text, uint64_t length) {
 }
 uint64_t MsprofSysCycleTime(void) { return sim_clock_ns(); }
 
-// torch_npu.profiler (acl_prof.h)
-int aclprofInit(const char*, size_t) { return 0; }
-int aclprofWarmup(const aclprofConfig*) { return 0; }
-int aclprofStart(const aclprofConfig*) {
-  tell();
-  return 0;
+aclError aclprofInit(const char* path, size_t length) {
+  if (path == nullptr || length == 0) return sim::fail(ACL_ERROR_INVALID_PARAM, "aclprofInit", "the path is empty");
+  std::lock_guard<std::mutex> lock(mutex);
+  folder.assign(path, length);
+  ready = true;
+  return ACL_SUCCESS;
 }
-int aclprofStop(const aclprofConfig*) { return 0; }
-int aclprofFinalize(void) { return 0; }
-aclprofConfig* aclprofCreateConfig(uint32_t*, uint32_t, int, const void*, uint64_t) { return &config; }
-int aclprofDestroyConfig(const aclprofConfig*) { return 0; }
-int aclprofSetConfig(int, const char*, size_t) { return 0; }
+
+aclError aclprofFinalize() {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (ready) sim::profile_forget();
+  ready = false;
+  return ACL_SUCCESS;
+}
+
+aclprofConfig* aclprofCreateConfig(uint32_t* devices, uint32_t count, aclprofAicoreMetrics metrics, const aclprofAicoreEvents*,
+                                   uint64_t types) {
+  auto* config = new aclprofConfig;
+  for (uint32_t i = 0; devices != nullptr && i < count; i++) {
+    const int physical = sim_physical(static_cast<int>(devices[i]));
+    if (physical < 0) {
+      delete config;
+      sim::fail(ACL_ERROR_INVALID_PARAM, "aclprofCreateConfig", "Invalid device ID");
+      return nullptr;
+    }
+    config->devices.push_back(physical);
+  }
+  config->types = types;
+  config->metrics = metrics;
+  return config;
+}
+
+aclError aclprofDestroyConfig(const aclprofConfig* config) {
+  delete config;
+  return ACL_SUCCESS;
+}
+
+aclError aclprofWarmup(const aclprofConfig*) { return ACL_SUCCESS; }
+
+aclError aclprofStart(const aclprofConfig* config) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (config == nullptr || !ready) return sim::fail(ACL_ERROR_INVALID_PARAM, "aclprofStart", "aclprofInit was not called");
+  refuse_metrics(*config);
+  std::string trouble;
+  if (sim::profile_start(folder, *config, &trouble)) return ACL_SUCCESS;
+  fprintf(stderr, "anabatic sim: the profile is not written: %s\n", trouble.c_str());
+  return sim::fail(ACL_ERROR_INTERNAL_ERROR, "aclprofStart", trouble.c_str());
+}
+
+aclError aclprofStop(const aclprofConfig*) {
+  sim::profile_stop();
+  return ACL_SUCCESS;
+}
+
+// Sampling frequencies and limits of what is not sampled here.
+aclError aclprofSetConfig(aclprofConfigType, const char*, size_t) { return ACL_SUCCESS; }
 int aclprofGetSupportedFeatures(size_t* size, void** features) {
   if (size != nullptr) *size = 0;
   if (features != nullptr) *features = nullptr;
@@ -56,9 +109,8 @@ int aclprofGetSupportedFeatures(size_t* size, void** features) {
 }
 int aclprofGetSupportedFeaturesV2(size_t* size, void** features) { return aclprofGetSupportedFeatures(size, features); }
 int aclprofRegisterDeviceCallback(void) { return 0; }
-int aclprofMarkEx(const char*, size_t, void*) { return 0; }
-aclprofStepInfo* aclprofCreateStepInfo(void) { return &step; }
-void aclprofDestroyStepInfo(aclprofStepInfo*) {}
-int aclprofGetStepTimestamp(aclprofStepInfo*, int, void*) { return 0; }
+aclprofStepInfo* aclprofCreateStepInfo() { return new aclprofStepInfo; }
+void aclprofDestroyStepInfo(aclprofStepInfo* step) { delete step; }
+aclError aclprofGetStepTimestamp(aclprofStepInfo*, aclprofStepTag, aclrtStream) { return ACL_SUCCESS; }
 
 }  // extern "C"

@@ -12,6 +12,7 @@
 
 #include <mutex>
 
+#include "profile.h"
 #include "state.h"
 
 namespace {
@@ -176,6 +177,7 @@ bool take_hbm(int physical, uint64_t bytes) {
       while (peak < used + bytes &&
              !__atomic_compare_exchange_n(&device.hbm_peak, &peak, used + bytes, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       }
+      profile_memory(physical, __atomic_load_n(&my_slot->hbm[physical], __ATOMIC_SEQ_CST));
       return true;
     }
     if (attempt == 0) reap();
@@ -187,6 +189,7 @@ void give_hbm(int physical, uint64_t bytes) {
   if (my_slot == nullptr || my_pid != getpid()) return;  // memory of the parent, freed again in a forked child
   __atomic_fetch_sub(&my_slot->hbm[physical], bytes, __ATOMIC_SEQ_CST);
   __atomic_fetch_sub(&sim_segment()->device[physical].hbm_used, bytes, __ATOMIC_SEQ_CST);
+  profile_memory(physical, __atomic_load_n(&my_slot->hbm[physical], __ATOMIC_SEQ_CST));
 }
 
 }  // namespace sim

@@ -16,8 +16,9 @@
 namespace sim {
 
 // A moment on paper, and the same had collectives cost nothing and nobody waited in them: their quotient is how well a job scales.
+// `shown_ns` is what the profiler shows: the device keeps the durations of paper, the host this machine's clock (profile.h).
 struct Moment {
-  uint64_t ns = 0, alone_ns = 0;
+  uint64_t ns = 0, alone_ns = 0, shown_ns = 0;
 };
 
 // A collective ends at a moment that is only known when all ranks have met; until then whoever waits for it holds on to it.
@@ -81,6 +82,7 @@ void paper_wait_until(Mark mark);
 Mark paper_record(Stream* stream);                      // an event: the moment when the stream gets there
 void paper_stream_wait(Stream* stream, const Mark& mark);  // the stream waits for an event
 uint64_t paper_of(Mark mark);
+uint64_t paper_shown(Stream* stream);                   // the end of what runs on the stream, on the clock of the profile
 void paper_graph(int device, void* stream, const std::vector<SimWork>& work, uint64_t host_ns);  // launched as one
 uint64_t paper_host();                                  // the host's clock
 Moment paper_now();                                     // when the host and every stream are done

@@ -270,17 +270,6 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function, void* arguments) {
-  sim_settle(stream);
-  function(arguments);
-  return ACL_SUCCESS;
-}
-aclError aclrtLaunchCallback(aclrtCallback function, void* data, aclrtCallbackBlockType, aclrtStream stream) {
-  sim_settle(stream);
-  function(data);
-  return ACL_SUCCESS;
-}
-
 aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtProcessReport(int32_t timeout) {
