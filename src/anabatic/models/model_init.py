@@ -99,7 +99,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 def count_idle_parameters(model: PreTrainedModel) -> dict[str, int]:
     """Return the parameters of stacked experts, and of their adapters, that one token does not use, by name."""
-    idle = {}
+    idle: dict[str, int] = {}
     for name, layer in iter_expert_layers(model):
         share = 1 - int(model.config.num_experts_per_tok) / int(layer.num_experts)
         idle |= {f"{name}.{own}": round(parameter.numel() * share) for own, parameter in layer.named_parameters()}

@@ -88,7 +88,8 @@ class RoutingRecorder:
         self._experts = [int(layer.num_experts) for layer in layers]
         self.sums = torch.zeros(1 + sum(self._experts), device=device)
         self.top_k = int(model.config.num_experts_per_tok) if coefficient else 0
-        self._is_recording, self._mask = False, None
+        self._is_recording = False
+        self._mask: Tensor | None = None
         self._logits: list[Tensor] = []
         offset = 1
         for layer, size in zip(layers, self._experts, strict=True):
@@ -101,7 +102,9 @@ class RoutingRecorder:
     def _make_counter(self, counts: Tensor) -> Any:
         def count_tokens(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._is_recording:
-                index = args[1] if len(args) > 1 else kwargs.get("top_k_index", kwargs.get("router_indices"))
+                index = (
+                    args[1] if len(args) > 1 else kwargs["top_k_index" if "top_k_index" in kwargs else "router_indices"]
+                )
                 counts.add_(count_choices(index.reshape(-1, index.shape[-1]), len(counts), self._mask))
 
         return count_tokens

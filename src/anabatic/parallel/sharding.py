@@ -194,7 +194,7 @@ def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) 
     """
     if plan.strategy != "ddp" or world.tensor_group.size > 1:
         return root
-    experts = getattr(root, "expert_params", frozenset())
+    experts: frozenset[str] = getattr(root, "expert_params", frozenset())
     if experts:  # reduced afterwards, over other ranks (`reduce_expert_gradients`)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(root, [f"model.{name}" for name in experts])
     ids = None if device.type == "cpu" else [device.index]

@@ -404,7 +404,7 @@ def merge_into_linears(model: PreTrainedModel) -> PreTrainedModel:
         merged = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         merged.weight, merged.bias = nn.Parameter(layer.compute_merged_weight()), layer.bias
         setattr(model.get_submodule(parent), last, merged)
-    for name, layer in expert_adapter.find_expert_adapters(model).items():
+    for name, stacked in expert_adapter.find_expert_adapters(model).items():
         owner, _, last = name.rpartition(".")
-        expert_layers.merge_expert_adapter(model.get_submodule(owner), last, layer)
+        expert_layers.merge_expert_adapter(model.get_submodule(owner), last, stacked)
     return model.requires_grad_(True)
