@@ -196,6 +196,9 @@ def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) 
         return root
     experts: frozenset[str] = getattr(root, "expert_params", frozenset())
     if experts:  # reduced afterwards, over other ranks (`reduce_expert_gradients`)
+        trained = {f"model.{name}" for name in experts}
+        if all(name in trained for name, parameter in root.named_parameters() if parameter.requires_grad):
+            return root
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(root, [f"model.{name}" for name in experts])
     ids = None if device.type == "cpu" else [device.index]
     # Its size named, DDP makes no smaller first bucket, which would be one collective more.

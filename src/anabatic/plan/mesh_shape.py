@@ -19,7 +19,7 @@ class MeshShape:
     """Number of ranks along each dimension.
 
     Attributes:
-        replicate: copies of the sharded weights, each on `shard x context` ranks (HSDP).
+        replicate: copies of the sharded weights, each on `shard x context x expert` ranks (HSDP).
         shard: ranks with different batches inside a copy.
         context: ranks that share the tokens of a batch.
         expert: ranks that share the experts of a layer, with different batches.
@@ -89,7 +89,7 @@ def resolve_mesh_shape(
         )
         raise ConfigError(f"{what}, which does not divide {world_size} {unit[world_size != 1]}", hint or start)
     shape = MeshShape(shard=world_size // product, **given)
-    if shape.replicate > 1 and shape.shard * shape.context == 1:
+    if shape.replicate > 1 and shape.shard * shape.context * shape.expert == 1:
         raise ConfigError(
             f"parallel.replicate is {shape.replicate}, and {world_size} {unit[1]} leave one in each copy: nothing is"
             " sharded",

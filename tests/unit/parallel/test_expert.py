@@ -27,6 +27,7 @@ from anabatic.models.routing import make_recorder
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.process_groups import World, gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
+from anabatic.plan.mesh_shape import MeshShape
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from anabatic.train.optim.optimizer import Optimizer
@@ -37,6 +38,7 @@ DEVICE = DeviceSettings(type="cpu", threads=1)
 CASES: dict[str, tuple[str, int, str, bool, str]] = {
     "ddp": ("Qwen3Moe", 2, "ddp", False, "adamw"),
     "zero3": ("Qwen3Moe", 2, "zero3", False, "muon"),
+    "zero3 copies": ("Qwen3Moe", 2, "zero3", False, "adamw"),
     "zero2 gpt-oss": ("GptOss", 2, "zero2", False, "adamw"),
     "zero3 adapters": ("DeepseekV3", 2, "zero3", True, "adamw"),
     "ddp adapters": ("Qwen3Moe", 2, "ddp", True, "adamw"),
@@ -63,7 +65,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     name, _, strategy, is_adapted, optim = CASES[case]
     device = select_device(DEVICE)
     model = build_meta_causal_lm(folder / name, torch.float32)
-    lora = Lora(r=4, target_modules=["o_proj", "all-experts"])
+    lora = Lora(r=4, target_modules=["all-experts"] if case.startswith("ddp") else ["o_proj", "all-experts"])
     if is_adapted:
         adapter.insert_adapter(model, lora)
     division = resolve_sharding(Parallel(strategy=strategy if world.size > 1 else "auto"), world, device)  # type: ignore[arg-type]
@@ -108,8 +110,10 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
 def together(folder: Path, degree: int) -> None:
     world = parallel.init_world(select_device(DEVICE), Parallel(expert=degree))
     assert (world.data_group.size, world.expert_group.size, world.gradient_group.size) == (4, degree, 4)
+    copies = parallel.build_world(select_device(DEVICE), MeshShape(replicate=4 // degree, expert=degree))
     for case in (case for case, (_, ranks, *_) in CASES.items() if ranks == degree):
-        save_file(trained(folder, case, world), folder / f"{case}-{os.environ['RANK']}.safetensors")
+        made = trained(folder, case, copies if "copies" in case else world)
+        save_file(made, folder / f"{case}-{os.environ['RANK']}.safetensors")
     parallel.leave_world(world)
 
 

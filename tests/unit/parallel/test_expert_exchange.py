@@ -86,15 +86,21 @@ def run_rank(folder: Path) -> None:
             made = run_layer(layer, rank, routing)
             made |= {name: parameter.grad for name, parameter in layer.named_parameters()}
             found.update({f"{family} {routing} {name}": value.contiguous() for name, value in made.items()})
-    save_file(found, folder / f"{size}-{rank}.safetensors")
+    save_file(found, folder / f"{rank}.safetensors")
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("exchange")
-    spawn_ranks(run_rank, request.param, folder)
-    return [load_file(folder / f"{request.param}-{rank}.safetensors") for rank in range(request.param)]
+    spawn_ranks(run_rank, len(TOKENS), folder)
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(len(TOKENS))]
+
+
+def require_close(found: Tensor, expected: Tensor, name: str) -> None:
+    """Assert that tensors differ by rounding, of which sums of large terms have more."""
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * scale + 1e-6, msg=name)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -104,9 +110,9 @@ def test_ranks_compute_what_one_process_does(ranks: list[dict[str, Tensor]], fam
     total: dict[str, Tensor] = {name: torch.zeros_like(parameter) for name, parameter in layer.named_parameters()}
     for rank, found in enumerate(ranks):
         for name, value in run_layer(layer, rank, routing).items():
-            torch.testing.assert_close(found[f"{family} {routing} {name}"], value, rtol=1e-5, atol=1e-5, msg=name)
+            require_close(found[f"{family} {routing} {name}"], value, name)
         for name, parameter in layer.named_parameters():
             total[name] += parameter.grad
     for name, grad in total.items():  # a rank has the gradient of all ranks' tokens for its experts
         whole = torch.cat([found[f"{family} {routing} {name}"] for found in ranks])
-        torch.testing.assert_close(whole, grad, rtol=1e-4, atol=1e-4, msg=name)
+        require_close(whole, grad, name)

@@ -112,8 +112,8 @@ def parse_lora_settings(config: dict[str, Any], folder: Path) -> Lora:
         raise DataError(
             f"{path}: target_parameters is {experts}; only stacked weights of experts are known", _MERGE_FIRST_HINT
         )
-    linear = [targets] if isinstance(targets, str) else sorted(targets)
     try:
+        linear = [targets] if isinstance(targets, str) else sorted(targets)
         return Lora(
             r=int(config["r"]),
             alpha=float(config["lora_alpha"]),
