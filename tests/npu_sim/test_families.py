@@ -12,7 +12,7 @@ from npu_sim.conftest import Sim
 @pytest.mark.parametrize(
     ("modes", "count"),
     [
-        (["plain"], 16),
+        (["plain"], 17),
         (["checkpoint:Llama,Qwen3Moe", "classify:Llama,Gemma3Text,Qwen3Moe", "bf16:Llama,Mistral,Gemma2,Qwen3Moe"], 9),
     ],
 )

@@ -13,11 +13,11 @@ from npu_sim.conftest import Sim
 def test_families(sim: Sim, mode: str, kind: str) -> None:
     lines = sim.program("packed.py", mode).splitlines()
     assert [line for line in lines if not line.endswith(f" {kind} same")] == []
-    assert len(lines) == 15
+    assert len(lines) == 17
 
 
 def test_plain_and_fused_modules_under_autocast(sim: Sim) -> None:
-    names = ["Llama", "Mistral", "Gemma2", "Gemma3Text", "Glm4", "Phi3", "Olmo2", "DeepseekV3"]
+    names = ["Llama", "Mistral", "Gemma2", "Gemma3Text", "Glm4", "Phi3", "Olmo2", "DeepseekV3", "Qwen3Next"]
     assert sim.program("packed.py", "autocast", *names).splitlines() == [f"{name} same" for name in names]
 
 

@@ -288,7 +288,7 @@ class PackedSegments:
         """Gather `[P, ...]` -> packed `[T, ...]`."""
         if self.is_identity:
             return x
-        out: Tensor = _GatherRows.apply(x, self._gather_index)  # type: ignore[no-untyped-call]
+        out: Tensor = GatherRows.apply(x, self._gather_index)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -333,7 +333,7 @@ class _SpreadRows(torch.autograd.Function):
         return grads[0].index_select(0, gather_index), None, None
 
 
-class _GatherRows(torch.autograd.Function):
+class GatherRows(torch.autograd.Function):
     """Selection of distinct rows; the gradient is a copy into zeros."""
 
     @staticmethod

@@ -14,7 +14,7 @@ from anabatic.core.progress import ProgressBar
 from anabatic.device.attention import PackedSegments, PackedTrees
 from anabatic.device.device import Device, send_to_device
 from anabatic.evals.prefix_trees import PrefixTree, ScoredText, batch_trees, build_trees
-from anabatic.models import rope_scaling
+from anabatic.models import delta_net, rope_scaling
 from anabatic.models.forward import PackedBatch, score_targets
 from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
 
@@ -57,6 +57,7 @@ def compute_likelihoods(
     share = (
         share and rope_scaling.get_length_limit(model.config) is None
     )  # else a beginning depends on how long its text is
+    share = share and not delta_net.has_delta_layers(model)  # their states would pass from one branch to the next
     made = list(batch_trees(build_trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
     made = made[group.rank :: group.size]
     done = 0

@@ -45,6 +45,8 @@ class DecodeGraphs:
         self.refusal = ""
         if rope_scaling.get_length_limit(model.config) is not None:
             self.refusal = "the model's rotary frequencies depend on lengths, which the host knows"
+        if cache.has_states:
+            self.refusal = "layers keep a state of each request"
 
     @classmethod
     def for_device(cls, model: PreTrainedModel, cache: KVCache) -> DecodeGraphs | None:

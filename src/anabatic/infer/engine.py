@@ -115,8 +115,9 @@ class Engine:
             raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {BLOCK_SIZE} or more")
         self.max_len = min(max_len, blocks * BLOCK_SIZE)
         ranks = 1 if root is None else root.tensor_ranks
-        cache = KVCache(model.config, blocks, BLOCK_SIZE, model.device, model.dtype, ranks)
-        self._schedule = RequestScheduler(blocks, max_batch, step_tokens, rope_scaling.get_length_limit(model.config))
+        cache = KVCache(model.config, blocks, BLOCK_SIZE, model.device, model.dtype, ranks, max_batch)
+        border = rope_scaling.get_length_limit(model.config)
+        self._schedule = RequestScheduler(blocks, max_batch, step_tokens, border, not cache.has_states)
         self._pace = None if step_seconds is None else PromptPace(step_seconds)
         self._adapters = AdapterRegistry(model)
         self.runner = ModelRunner(model, root, cache, self.max_len, scaled=scaled, direct=direct)

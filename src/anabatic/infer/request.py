@@ -70,6 +70,7 @@ class Request:
         cached_tokens: tokens of the prompt that were in the cache already.
         is_abandoned: nobody waits for it any more, and it will be cancelled; any thread may say so.
         is_running: it has a place in the batch.
+        state_slot: where layers with a state keep its own while it runs.
         computed_tokens: tokens whose keys and values are in its blocks.
         is_beyond_border: it is longer than the border of the model's frequencies, see `Schedule`.
     """
@@ -93,6 +94,7 @@ class Request:
     cached_tokens: int = 0
     is_abandoned: bool = False
     is_running: bool = False
+    state_slot: int = 0
     computed_tokens: int = 0
     is_beyond_border: bool = False
     block_table: BlockTable = field(default_factory=BlockTable)

@@ -49,10 +49,18 @@ class RequestScheduler:
             read alone keeps nobody waiting, and is read as fast as it can be.
         rope_border: tokens beyond which a request is turned by other frequencies: it is read again then, and shares
             blocks with those beyond alone; None: the model has one set of frequencies.
+
+    Args:
+        shares_blocks: requests that begin alike share the blocks of their beginning; False: layers keep a state, which
+            is not among them.
     """
 
-    def __init__(self, blocks: int, max_batch: int, step_tokens: int, border: int | None = None) -> None:
+    def __init__(
+        self, blocks: int, max_batch: int, step_tokens: int, border: int | None = None, shares_blocks: bool = True
+    ) -> None:
         self.block_pool = BlockPool(blocks)
+        self._shares_blocks = shares_blocks
+        self._free_slots = list(reversed(range(max_batch)))
         self.rope_border = border
         self.max_shared_prompt_tokens: int | None = None
         self.max_batch, self._step_tokens = max_batch, step_tokens
@@ -62,7 +70,7 @@ class RequestScheduler:
 
     def mark_computed(self, request: Request, computed: int) -> None:
         """Tokens are in the cache now: blocks that became full may be shared."""
-        full = computed // BLOCK_SIZE
+        full = computed // BLOCK_SIZE if self._shares_blocks else 0
         for at in range(request.computed_tokens // BLOCK_SIZE, full):
             self.block_pool.register_hash(request.block_table.block_ids[at], request.block_hashes(full)[at])
         request.computed_tokens = computed
@@ -119,7 +127,7 @@ class RequestScheduler:
 
     def _unread_block_hashes(self, request: Request) -> list[bytes]:
         """Names of the blocks of a prompt that will be in the cache when it is read."""
-        if request.num_tokens - request.computed_tokens <= 1:
+        if request.num_tokens - request.computed_tokens <= 1 or not self._shares_blocks:
             return []
         return request.block_hashes(request.num_tokens // BLOCK_SIZE)[request.computed_tokens // BLOCK_SIZE :]
 
@@ -134,11 +142,12 @@ class RequestScheduler:
             end == request.num_tokens,
             request.adapter_index,
             request.num_tokens,
+            request.state_slot,
         )
 
     def _admit_request(self, request: Request, started_blocks: set[bytes]) -> bool:
         """Give a waiting request its blocks, those of an equal beginning first; False: it has to wait."""
-        names = request.block_hashes((request.num_tokens - 1) // BLOCK_SIZE)
+        names = request.block_hashes((request.num_tokens - 1) // BLOCK_SIZE) if self._shares_blocks else []
         found = self.block_pool.find_cached_prefix(names)
         if len(found) < len(names) and names[len(found)] in started_blocks:
             return False  # somebody is reading the same beginning: it is there in the next step
@@ -152,6 +161,7 @@ class RequestScheduler:
             request.cached_tokens = request.computed_tokens
             self.shared_tokens += request.computed_tokens
         request.is_running = True
+        request.state_slot = self._free_slots.pop()
         self.running.append(request)
         return True
 
@@ -177,5 +187,6 @@ class RequestScheduler:
             self.running.remove(request)
             self.block_pool.release_table(request.block_table)
             request.is_running = False
+            self._free_slots.append(request.state_slot)
         elif request in self.waiting:
             self.waiting.remove(request)

@@ -20,7 +20,7 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
-from anabatic.models import rope_scaling, routing
+from anabatic.models import delta_net, delta_states, rope_scaling, routing
 from anabatic.models.direct_forward import DirectForward
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
@@ -118,7 +118,7 @@ def _match_head(logits: Tensor, states: Tensor, weight: Tensor, softcap: float |
     return None
 
 
-NO_MASK = {"full_attention": None, "sliding_attention": None}
+NO_MASK = {"full_attention": None, "sliding_attention": None, delta_states.LAYER_KIND: None}
 """Value of `attention_mask` that keeps transformers from building masks."""
 _MIN_LOGIT_ROWS = 256
 """Fewest rows of a chunk of logits, even if they exceed the requested bytes: every chunk reads the full head three
@@ -206,17 +206,20 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
 
 
 def _require_supported(model: PreTrainedModel) -> None:
-    if not model._supports_attention_backend:
+    # Families with layers of the delta rule do not claim the interface, which their other layers use all the same.
+    has_delta_layers = delta_net.has_delta_layers(model)
+    if not model._supports_attention_backend and not has_delta_layers:
         raise DataError(
             f"{type(model).__name__} mixes tokens in its own way, not by transformers' attention interface: rows of a"
             " batch would mix",
             "use a model of another family",
         )
-    unknown = sorted({*(getattr(model.config, "layer_types", None) or ())} - NO_MASK.keys())
+    known = NO_MASK.keys() - (() if has_delta_layers else (delta_states.LAYER_KIND,))
+    unknown = sorted({*(getattr(model.config, "layer_types", None) or ())} - known)
     if unknown:
         raise DataError(
             f"{type(model).__name__} has layers of the kind {', '.join(unknown)}, in which rows of a batch would mix",
-            f"use a model whose layers are {' or '.join(NO_MASK)}",
+            f"use a model whose layers are {' or '.join(sorted(known))}",
         )
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabatic.core.errors import DataError
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.cached_attention import CachedAttention, CachedSpan
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_device_ops
 from anabatic.device.table import DEVICES
+from anabatic.models.delta_states import LayerStates, StatePlan, list_attention_layers, list_delta_layers
 
 
 def get_head_sizes(config: Any) -> tuple[int, int, int]:
@@ -31,7 +33,7 @@ def get_head_sizes(config: Any) -> tuple[int, int, int]:
 def bytes_per_token(config: Any, dtype: torch.dtype, num_ranks: int = 1) -> int:
     """Return the bytes of one token in the cache of each of `num_ranks` ranks."""
     heads, key_size, value_size = get_head_sizes(config)
-    return int(config.num_hidden_layers * (heads // num_ranks) * (key_size + value_size) * dtype.itemsize)
+    return int(len(list_attention_layers(config)) * (heads // num_ranks) * (key_size + value_size) * dtype.itemsize)
 
 
 @dataclass
@@ -46,6 +48,7 @@ class CacheRow:
         should_return_logits: return logits after the last token.
         adapter_slot: slot of the request's adapter; -1: none.
         total_length: tokens of the request so far, if these are a chunk of them; 0: up to the last of these.
+        state_slot: where layers with a state keep the request's.
     """
 
     tokens: Sequence[int]
@@ -55,13 +58,20 @@ class CacheRow:
     should_return_logits: bool = True
     adapter_slot: int = -1
     total_length: int = 0
+    state_slot: int = 0
 
 
 class KVCache:
     """Blocks of `block_size` tokens each; the heads are divided over `num_ranks` ranks.
 
+    Args:
+        num_requests: that run at once, for layers that keep one state of each.
+
+    Raises:
+        DataError: layers with a state would be divided.
+
     Attributes:
-        keys: `[layers, tokens, K, D]`; values: `[layers, tokens, K, E]`.
+        keys: `[layers, tokens, K, D]`; values: `[layers, tokens, K, E]`, of the layers that attend.
         forward_plan: the plan of the running forward pass.
         layer_callback: called at every layer; an exception ends the pass.
     """
@@ -74,12 +84,19 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
         num_ranks: int = 1,
+        num_requests: int = 1,
     ) -> None:
         heads, key_size, value_size = get_head_sizes(config)
-        shape = (config.num_hidden_layers, num_blocks * block_size, heads // num_ranks)
+        layers = list_attention_layers(config)
+        shape = (len(layers), num_blocks * block_size, heads // num_ranks)
         self.keys = torch.zeros(*shape, key_size, device=device, dtype=dtype)
         self.values = torch.zeros(*shape, value_size, device=device, dtype=dtype)
-        self._layers = list(zip(self.keys, self.values, strict=True))
+        self._layers = dict(zip(layers, zip(self.keys, self.values, strict=True), strict=True))
+        self._states = {layer: LayerStates(config, num_requests, device, dtype) for layer in list_delta_layers(config)}
+        if self._states and num_ranks > 1:
+            raise DataError(
+                f"layers with a state cannot be divided over {num_ranks} ranks yet", "set parallel.tensor to 1"
+            )
         self.num_blocks, self.block_size = num_blocks, block_size
         self.forward_plan: ForwardPlan
         self.layer_callback: Callable[[], None] = lambda: None
@@ -109,6 +126,19 @@ class KVCache:
             )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
+    @property
+    def has_states(self) -> bool:
+        """True when layers keep a state of each request."""
+        return bool(self._states)
+
+    def run_states(self, layer: int, read: Callable[[LayerStates], Tensor]) -> Tensor:
+        """Return what `read` makes of the states of a layer; it moves them on."""
+        self.layer_callback()
+        self.forward_plan.num_attended_layers += 1
+        states = self._states[layer]
+        states.plan = self.forward_plan.get_state_plan()
+        return read(states)
+
 
 class ForwardPlan:
     """Plan of one forward pass over new tokens of many requests, packed without padding: first chunks of prompts, then
@@ -126,11 +156,14 @@ class ForwardPlan:
 
     def __init__(self, rows: Sequence[CacheRow], cache: KVCache) -> None:
         device, block_size = cache.keys.device, cache.block_size
+        self._device = device
         order = sorted(
             range(len(rows)),
             key=lambda index: (rows[index].start > 0, len(rows[index].tokens) == 1, rows[index].adapter_slot),
         )
         self.num_attended_layers = 0
+        self._rows = [rows[index] for index in order]
+        self._state_plan: StatePlan | None = None
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -165,3 +198,12 @@ class ForwardPlan:
         self.prefill_segments = PackedSegments(borders, device) if len(borders) > 1 else None
         batched = DEVICES[device.type].read_cache_together
         self.cached_attention = CachedAttention(spans, block_size, device, batched) if spans else None
+
+    def get_state_plan(self) -> StatePlan:
+        """Return the plan that all layers with a state share."""
+        if self._state_plan is None:
+            slots, starts, counts = zip(
+                *((row.state_slot, row.start, len(row.tokens)) for row in self._rows), strict=True
+            )
+            self._state_plan = StatePlan(slots, starts, counts, self._device)
+        return self._state_plan

@@ -34,7 +34,7 @@ from anabatic.data.tokenizer.hf_folder import get_turn_end_id
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.ops import get_device_ops, list_expensive_operators
 from anabatic.hub import model_download
-from anabatic.models import fused_ops, weights_reader
+from anabatic.models import delta_net, fused_ops, weights_reader
 from anabatic.models.kv_cache import KVCache
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.parallel.process_groups import World, materialize_parameters
@@ -322,6 +322,7 @@ def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedMod
     """Set packed attention and the fused operators of `device` on a model; its weights may still be missing."""
     model.config._attn_implementation = ATTENTION_NAME
     model.config.use_cache = False
+    delta_net.install_delta_layers(model)
     fused_ops.install_fused_ops(model, get_device_ops(device.type))
     return model
 

@@ -93,7 +93,7 @@ def iter_cached_logits(model: PreTrainedModel, texts: list[list[int]]) -> Iterat
     from anabatic.models import forward
     from anabatic.models.kv_cache import CacheRow, KVCache
 
-    cache = KVCache(model.config, 3 * len(texts), 8, model.device, torch.float32)
+    cache = KVCache(model.config, 3 * len(texts), 8, model.device, torch.float32, num_requests=len(texts))
     at = [0] * len(texts)
     for back in (5, 3, 2, 1, 0):
         rows = []
@@ -101,6 +101,7 @@ def iter_cached_logits(model: PreTrainedModel, texts: list[list[int]]) -> Iterat
             blocks = [3 * row + place for place in ((0, 1, 2) if row % 2 else (2, 0, 1))]
             runs = [(3 * row, 3)] if row % 2 else [(3 * row + 2, 1), (3 * row, 2)]
             end = len(text) - back
-            rows.append(CacheRow(text[at[row] : end], at[row], blocks, runs[: 1 if end <= 8 else 2]))
+            shown = runs[: 1 if end <= 8 else 2]
+            rows.append(CacheRow(text[at[row] : end], at[row], blocks, shown, state_slot=len(texts) - 1 - row))
             at[row] = end
         yield at, forward.extend_cache(model, rows, cache)

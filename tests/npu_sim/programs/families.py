@@ -19,7 +19,7 @@ FAMILIES = {
     name: FAMILY_CONFIGS[name]
     for name in (
         "Llama", "Mistral", "Glm", "Glm4", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Mixtral", "GptOss", "Qwen2Moe",
-        "Qwen3Moe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next",
+        "Qwen3Moe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "Qwen3Next", "Qwen3_5Text",
     )
 }  # fmt: skip
 EAGER = ("Gemma2", "GptOss")

@@ -11,13 +11,13 @@ from families import FAMILIES
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import REFERENCE_OPS
-from anabatic.models import forward, fused_ops, pretrained
+from anabatic.models import delta_net, forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
 from anabatic.models.quantized import iter_quantized_weights
 from anabatic.testing.tiny_models import COMMON_CONFIG
 
 warnings.filterwarnings("ignore")
-NAMES = [name for name in FAMILIES if name != "Qwen3Next"]
+NAMES = list(FAMILIES)
 LENGTHS = [5, 12, 12, 1, 30]
 
 
@@ -58,6 +58,7 @@ def main(mode, *names):
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)
         model.config._attn_implementation = pretrained.ATTENTION_NAME
+        delta_net.install_delta_layers(model)
         rows = batch()
         if mode == "autocast":
             autocast(name, model.to("npu:0"), rows)

@@ -15,7 +15,7 @@ from anabatic.models.pretrained import prepare_model
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Llama", "Mistral"])
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Llama", "Mistral", "DeepseekV3", "Qwen3Next", "Qwen3_5Text"])
 def test_greedy_is_transformers_generate(family, tokenizer):
     config = getattr(transformers, f"{family}Config")(
         **{
@@ -27,7 +27,7 @@ def test_greedy_is_transformers_generate(family, tokenizer):
         }
     )
     torch.manual_seed(0)
-    plain = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    plain = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     ours = prepare_model(copy.deepcopy(plain), torch.device("cpu"))
     rng = Random(0)
     beginning = [rng.randrange(3, 200) for _ in range(20)]

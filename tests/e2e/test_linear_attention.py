@@ -1,0 +1,56 @@
+"""A model with layers of the gated delta rule through the commands: trained in two processes, killed, merged, asked."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import transformers
+
+from anabatic.data.tokenizer import hf_folder
+from anabatic.models.pretrained import save_model
+from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from e2e import command
+from e2e.home import SHORT, Home
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3-Next with experts; every second layer is linear."""
+    tokenizer = hf_folder.load_tokenizer(home.tokenizer)
+    sizes = {**COMMON_CONFIG, **FAMILY_CONFIGS["Qwen3Next"], "vocab_size": len(tokenizer)}
+    transformers.set_seed(0)
+    folder = tmp_path_factory.mktemp("linear") / "model"
+    built = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3NextConfig(**sizes))
+    save_model(built, folder, tokenizer)
+    return folder
+
+
+def test_an_adapter_is_killed_continued_and_merged(home: Home, model: Path, tmp_path: Path) -> None:
+    more = {"tuner": "lora", "lora.r": 4}
+    whole, killed, alone, merged = (tmp_path / name for name in ("whole", "killed", "alone", "merged"))
+    home.anabatic(*home.sft(whole, model, 2, more=more))
+    command.interrupt(home.start(*home.sft(killed, model, 2, more=more)), killed, 7, signal.SIGKILL, -9)
+    home.anabatic(*home.sft(killed, model, 2, more=more))
+    assert len(command.losses(whole)) == SHORT and command.losses(killed) == command.losses(whole)
+    home.anabatic(*home.sft(alone, model, more=more))
+    assert command.losses(alone) == pytest.approx(command.losses(whole), rel=1e-4)
+    home.anabatic("merge", "--model", whole, "--out", merged)
+    answers = home.together(
+        *(("chat", "-m", one, "-p", "Spell the word wind.", "--sampling.temperature", 0) for one in (whole, merged))
+    )
+    assert answers[0].out == answers[1].out != ""
+
+
+def test_what_its_layers_cannot_do_yet_is_refused(home: Home, model: Path, tmp_path: Path) -> None:
+    context, tensor = home.together(
+        home.sft(tmp_path / "context", model, 2, more={"parallel.context": 2}),
+        home.sft(tmp_path / "tensor", model, 2, more={"parallel.tensor": 2}),
+        code=2,
+    )
+    assert "Qwen3NextGatedDeltaNet carries a state from token to token" in context.err
+    assert "hint: set parallel.context to 1" in context.err
+    assert "Qwen3NextAttention has outputs (64, 16, 16)" in tensor.err
