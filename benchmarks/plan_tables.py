@@ -34,6 +34,11 @@ CHINESE = (
     ("measured", "实测"),
     ("planned", "预测"),
     ("highest at", "峰值出现在"),
+    ("recompute none", "不重计算"),
+    ("recompute selective", "选择性重计算"),
+    ("recompute full", "全部重计算"),
+    ("does not fit", "放不下"),
+    (" points", " 差（百分点）"),
     ("published", "公布值"),
     ("formula", "公式"),
     ("documented", "按文档"),
@@ -48,6 +53,8 @@ CHINESE = (
     ("NPUs", "个 NPU"),
     ("job", "任务"),
     ("what", "内容"),
+    (" way ", " 方式 "),
+    (" to ", " 对 "),
 )
 
 

@@ -18,6 +18,7 @@ def plan(
     tokens: str | None = None,
     sweep: bool = False,
     scale: str | None = None,
+    assume: str | None = None,
     plot: str | None = None,
     json: bool = False,
 ) -> int:
@@ -39,6 +40,8 @@ def plan(
         All strategies, recomputations and micro-batches that fit, the fastest first.
     scale
         On 1, 2, 4 and more devices, up to so many: estimated speed-up and efficiency.
+    assume
+        Of slow machines, shared links, checkpoints and failures, for --scale: restart_minutes=30,contention=0.3; ideal.
     plot
         SVG file for a picture of it: memory and speed of all that fits, or the scaling.
     json
@@ -47,11 +50,14 @@ def plan(
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
     row, job = resolve_training_job(list(command))
+    from anabatic.plan import scale_losses
     from anabatic.recipes import plan_command
     from anabatic.recipes.prechecks import jobs
 
     epoch_tokens = parse_positive_int("tokens", tokens) if tokens is not None else None
     plot_file = svg_file(plot) if plot is not None else None
+    if assume is not None and scale is None:
+        raise ConfigError("--assume goes with --scale", "add --scale 4096, or leave out --assume")
     warnings = jobs.require_to_plan(row.name, job)
     if scale is not None:
         if sweep or nodes != "1" or chip == plan_command.LOCAL_CHIP:
@@ -63,7 +69,13 @@ def plan(
         )
         cluster = plan_command.resolve_cluster_size(job, chip, devices_per_machine, 1)
         code = plan_command.print_scaling(
-            job, cluster, parse_positive_int("scale", scale), epoch_tokens, json, plot_file
+            job,
+            cluster,
+            parse_positive_int("scale", scale),
+            epoch_tokens,
+            json,
+            plot_file,
+            scale_losses.parse_assumptions(assume or ""),
         )
     else:
         devices = parse_positive_int("npus", npus) if npus is not None else job.device.nproc

@@ -1,12 +1,12 @@
 """Scaling estimates on a growing number of devices, within one machine and then across machines, and their plots.
 
 Links and latencies are those of `cost_model.py`: HCCS or NVLink within a machine, 25 GB/s per device between machines.
-Only link traffic grows with the number of devices; stragglers, congested switches and failures of large clusters are
-not modelled.
+Slow machines, shared links, checkpoints and failures are those of `scale_losses.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,9 @@ from anabatic.core.formatting import format_duration
 from anabatic.core.svg_plot import compute_ticks
 from anabatic.device.table import Chip
 from anabatic.plan import strategy_search
+from anabatic.plan.cost_model import get_chip_rates
 from anabatic.plan.output import JobPlan, estimate_to_dict, format_gib, format_strategy
+from anabatic.plan.scale_losses import ScaleAssumptions, ScaleLosses, estimate_losses
 from anabatic.plan.strategy_search import StrategyEstimate, find_bottleneck, get_strategy_key
 
 
@@ -25,9 +27,10 @@ class ScalingRow:
     """A job on a number of devices.
 
     Attributes:
-        speed_up: tokens per second relative to the fewest devices; efficiency: speed-up relative to linear scaling.
-        waiting_fraction, update_fraction: fractions of a step in which devices wait for links, and update weights.
-        run_seconds: seconds of the whole run; 0: unknown.
+        speed_up: tokens per second relative to the fewest devices on which failures leave any; efficiency: speed-up
+            relative to linear scaling.
+        waiting_fraction, update_fraction: fractions of the time in which devices wait for links, and update weights.
+        losses: what is lost beside; run_seconds: seconds of the whole run; 0: unknown.
     """
 
     devices: int
@@ -38,6 +41,12 @@ class ScalingRow:
     waiting_fraction: float
     update_fraction: float
     run_seconds: float
+    losses: ScaleLosses
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of all devices over a long run."""
+        return self.choice.step_time.tokens / self.losses.total_seconds
 
 
 def list_device_counts(devices_per_machine: int, max_devices: int, step: int) -> list[int]:
@@ -57,7 +66,7 @@ def list_device_counts(devices_per_machine: int, max_devices: int, step: int) ->
     return [count for count in [*within_machine, *across_machines] if count <= max_devices and count % step == 0]
 
 
-def build_scaling_rows(plans: Sequence[JobPlan]) -> list[ScalingRow]:
+def build_scaling_rows(plans: Sequence[JobPlan], assumed: ScaleAssumptions | None = None) -> list[ScalingRow]:
     """Compare plans of one job, the fewest devices first, all with the strategy chosen for the most devices.
 
     That is the strategy of the job if it fits there, else the fastest. Device counts on which it does not fit are
@@ -74,17 +83,29 @@ def build_scaling_rows(plans: Sequence[JobPlan]) -> list[ScalingRow]:
         if choice is None:
             continue
         devices = plan.npus * plan.nodes
-        base = rows[0] if rows else None
-        speed_up = choice.tokens_per_s / base.choice.tokens_per_s if base else 1.0
-        efficiency = speed_up * base.devices / devices if base else 1.0
+        base = next((row for row in rows if row.tokens_per_s > 0), None)
+        losses = estimate_losses(
+            choice.setup, choice.step_time, get_chip_rates(plan.chip), plan.nodes, assumed or ScaleAssumptions()
+        )
+        tokens_per_s = choice.step_time.tokens / losses.total_seconds
+        speed_up = tokens_per_s / base.tokens_per_s if base else float(tokens_per_s > 0)
+        efficiency = speed_up * base.devices / devices if base else speed_up
         waiting_fraction, update_fraction = (
-            seconds / choice.step_time.total_seconds
+            seconds / losses.total_seconds
             for seconds in (choice.step_time.exposed_collectives, choice.step_time.update)
         )
-        run_seconds = plan.steps * choice.step_time.total_seconds
+        run_seconds = plan.steps * losses.total_seconds
         rows.append(
             ScalingRow(
-                devices, plan.nodes, choice, speed_up, efficiency, waiting_fraction, update_fraction, run_seconds
+                devices,
+                plan.nodes,
+                choice,
+                speed_up,
+                efficiency,
+                waiting_fraction,
+                update_fraction,
+                run_seconds,
+                losses,
             )
         )
     return rows
@@ -134,13 +155,22 @@ def scaling_to_dict(rows: Sequence[ScalingRow], chip: Chip) -> dict[str, Any]:
                 "efficiency": row.efficiency,
                 "waiting": row.waiting_fraction,
                 "updating": row.update_fraction,
-                "run_seconds": row.run_seconds or None,
+                "run_seconds": _finite(row.run_seconds) or None,
                 "tokens": row.choice.step_time.tokens,
                 **estimate_to_dict(row.choice, chip),
+                "losses": dict(row.losses.get_fractions()),
+                "seconds_with_losses": _finite(row.losses.total_seconds),
+                "tokens_per_s_with_losses": row.tokens_per_s,
+                "checkpoint_interval_seconds": _finite(row.losses.interval),
+                "seconds_between_failures": _finite(row.losses.between_failures),
             }
             for row in rows
         ],
     }
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def format_scaling_lines(rows: Sequence[ScalingRow]) -> Iterator[str]:
@@ -150,15 +180,27 @@ def format_scaling_lines(rows: Sequence[ScalingRow]) -> Iterator[str]:
     header = (
         f"{'devices':>7} {'machines':>8} {'tokens/s':>12} {'tokens a step':>13} {'speed-up':>9} {'efficiency':>10} "
     )
-    yield header + f"{'waiting':>8} {'update':>7}  {'the run  ' if rows[-1].run_seconds else ''}what decides"
+    columns = f"{'waiting':>8} {'update':>7} {'links':>6} {'slow':>6} {'saving':>7} {'failures':>9}"
+    yield f"{header}{columns}  {'the run  ' if rows[-1].run_seconds else ''}what decides"
     for row in rows:
-        choice, run_time = row.choice, f"{format_duration(row.run_seconds):9}" if row.run_seconds else ""
-        shares = f"{row.waiting_fraction:8.1%} {row.update_fraction:7.1%}"
-        sizes = f"{row.devices:7,} {row.machines:8,} {choice.tokens_per_s:12,.0f} {choice.step_time.tokens:13,}"
-        yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {shares}  {run_time}{find_bottleneck(choice)}"
+        run_time = f"{_format_run(row.run_seconds):9}" if row.run_seconds else ""
+        losses = row.losses.get_fractions()
+        shares = f"{row.waiting_fraction:8.1%} {row.update_fraction:7.1%} {losses['links']:6.1%}"
+        shares += f" {losses['stragglers']:6.1%} {losses['checkpoints']:7.2%} {losses['failures']:9.1%}"
+        sizes = f"{row.devices:7,} {row.machines:8,} {row.tokens_per_s:12,.0f} {row.choice.step_time.tokens:13,}"
+        yield f"{sizes} {row.speed_up:9.2f} {row.efficiency:10.1%} {shares}  {run_time}{find_bottleneck(row.choice)}"
+    last = rows[-1].losses
+    if math.isfinite(last.between_failures):
+        failures, interval = format_duration(last.between_failures), format_duration(last.interval)
+        yield ""
+        yield f"on {rows[-1].devices:,}: a failure every {failures}, a checkpoint every {interval}"
     if any(row.efficiency > 1.005 for row in rows):
         yield ""
         yield "above 100 %: on fewer devices each updates more, links are fewer, or micro-batches smaller"
+
+
+def _format_run(seconds: float) -> str:
+    return format_duration(seconds) if math.isfinite(seconds) else "never"
 
 
 _STRATEGIES = {"single": 0, "ddp": 0, "zero2": 1, "zero3": 2}
@@ -277,6 +319,12 @@ def draw_scaling(rows: Sequence[ScalingRow], title: str) -> str:
         ("circle", "c0", "efficiency"): [row.efficiency for row in rows],
         ("square", "c1", "of a step: waiting for links"): [row.waiting_fraction for row in rows],
         ("triangle", "c2", "of a step: the update"): [row.update_fraction for row in rows],
+        ("circle", "c3", "lost: slow machines, shared links"): [
+            row.losses.get_fractions()["links"] + row.losses.get_fractions()["stragglers"] for row in rows
+        ],
+        ("square", "c3", "lost: checkpoints, failures"): [
+            row.losses.get_fractions()["checkpoints"] + row.losses.get_fractions()["failures"] for row in rows
+        ],
     }
     for (mark, colour, name), values in fractions.items():
         points = [(row.devices, 100 * value) for row, value in zip(rows, values, strict=True)]

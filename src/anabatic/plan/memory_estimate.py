@@ -10,8 +10,10 @@ Letters as in `model_shape.py`; `T` tokens of a micro-batch on one rank.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabatic.plan.attention_kinds import LatentAttention
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
 UPDATE_BUCKET_ELEMENTS = 1 << 24
@@ -79,13 +81,15 @@ def get_stream_width(setup: TrainingSetup) -> int:
 
 
 def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> BlockActivations:
-    """Return the bytes per token that one block saves, with fused operators on an NPU.
+    """Return the bytes per token that one block saves, of several kinds the most, with fused operators on an NPU.
 
     Args:
         has_gradient: the block or one below it has a gradient; else nothing is saved.
     """
     if not has_gradient:
         return BlockActivations(0.0, 0.0, 0.0)
+    if setup.shape.kinds:
+        return max((estimate_activations(kind) for kind, _ in setup.count_kinds()), key=lambda act: act.total)
     s, width, stream_width = setup.shape, get_compute_width(setup), get_stream_width(setup)
     tensor_fraction = 1 / setup.tensor
     queries, keys = s.heads * s.head_dim * tensor_fraction, s.kv_heads * s.head_dim * tensor_fraction
@@ -100,15 +104,42 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     attention = (
         width * (rotated + (queries + keys) + keys + queries) + statistics
     )  # rotated queries and keys, values, output
-    if (
-        setup.context > 1 and setup.context_method == "ulysses"
-    ):  # the output before and after its exchange; key heads that are sent to several ranks
-        repeated = setup.repeated_key_heads * s.head_dim - keys
-        attention += width * (queries + 2 * repeated)
+    if s.gates_output:
+        attention += 3 * width * queries  # the gate beside the queries, its sigmoid, the gated output
+    if s.has_sinks:
+        attention += _score_activations(setup)
+    if s.attention is not None:
+        attention = s.attention.count_saved_bytes(width, setup.seq_len) * tensor_fraction
+    if setup.context > 1 and setup.context_method == "ulysses":
+        attention += width * _count_exchanged_elements(setup)
     kept_inner = 2 if has_joint_products(setup) else 3  # gate, up and their product, which may be computed again
     mlp = width * kept_inner * s.inner * tensor_fraction if not s.experts else _expert_activations(setup)
     adapters = width * setup.rank * len(setup.adapted_linears) if setup.tuner == "lora" else 0.0
     return BlockActivations(stream + normed, attention, mlp, adapters)
+
+
+def _count_exchanged_elements(setup: TrainingSetup) -> float:
+    """Return the elements per token that Ulysses' exchange keeps besides what attention saves on one device: the output
+    before and after it, and key heads that go to several ranks.
+
+    Latent attention reads copies of its values, no view of the product that also holds keys without rotation.
+    """
+    s = setup.shape
+    if isinstance(s.attention, LatentAttention):
+        return float(s.heads * (s.attention.value_dim - s.attention.nope_dim))
+    repeated_heads = setup.repeated_key_heads - s.kv_heads / setup.tensor
+    return s.head_dim * (s.heads / setup.tensor + 2 * repeated_heads)
+
+
+def _score_activations(setup: TrainingSetup) -> float:
+    """Return the bytes of scores of attention with sinks, whose gradient no fused operator has
+    (`device/attention.py`): probabilities in fp32 and in the products' precision, keys and values for every head.
+
+    In windows of w tokens a block of w queries sees 2 w keys.
+    """
+    s, width = setup.shape, get_compute_width(setup)
+    keys = setup.seq_len if not s.window or s.window >= setup.seq_len else 2 * s.window
+    return (s.heads * (keys * (4.0 + width) + 4.0) + 2.0 * width * s.heads * s.head_dim) / setup.tensor
 
 
 def _expert_activations(setup: TrainingSetup) -> float:
@@ -126,6 +157,8 @@ def _kept_bytes(setup: TrainingSetup, act: BlockActivations) -> float:
     if setup.recompute == "full":
         return float(get_stream_width(setup) * s.hidden)
     if setup.recompute == "selective":  # the block's input; products; attention's output and statistics
+        if s.kinds:
+            return max(_kept_bytes(kind, act) for kind, _ in setup.count_kinds())
         outputs = sum(setup.get_local_shape(layer)[1] for layer in s.linears) * w
         attention = (w * s.heads * s.head_dim + 64 * s.heads) / setup.tensor
         return float(get_stream_width(setup) * s.hidden + outputs + attention)
@@ -133,19 +166,24 @@ def _kept_bytes(setup: TrainingSetup, act: BlockActivations) -> float:
 
 
 def _activation_bytes(setup: TrainingSetup, blocks: int, is_recomputed: bool) -> dict[str, float]:
-    """Return the bytes that `blocks` blocks keep, by kind.
+    """Return the bytes that `blocks` blocks keep, by kind: the first ones if blocks below have no gradient, else all.
 
     Args:
         is_recomputed: one of them is in its backward pass, and recomputed if recomputation is on.
     """
-    t, act = setup.local_tokens, estimate_activations(setup)
+    t, kinds = setup.local_tokens, dict.fromkeys(("norms", "attention", "MLP", "adapters"), 0.0)
+    groups = setup.count_kinds(blocks, from_end=blocks > 1)
     if setup.recompute == "none":
-        kinds = {"norms": act.stream, "attention": act.attention, "MLP": act.mlp, "adapters": act.adapters}
-        return {name: size * t * blocks for name, size in kinds.items()}
-    kept_bytes = _kept_bytes(setup, act) * t
-    return {"kept of each block": kept_bytes * blocks} | (
-        {"a block made again": act.total * t - kept_bytes} if is_recomputed else {}
-    )
+        for group, count in groups:
+            act = estimate_activations(group)
+            sizes = {"norms": act.stream, "attention": act.attention, "MLP": act.mlp, "adapters": act.adapters}
+            for name, size in sizes.items():
+                kinds[name] += size * t * count
+        return kinds
+    acts = [(estimate_activations(group), group, count) for group, count in groups]
+    kept = {"kept of each block": sum(_kept_bytes(group, act) * t * count for act, group, count in acts)}
+    again = max(act.total * t - _kept_bytes(group, act) * t for act, group, _ in acts)
+    return kept | ({"a block made again": again} if is_recomputed else {})
 
 
 def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
@@ -179,17 +217,21 @@ def _frozen_bytes(setup: TrainingSetup) -> float:
     width = get_compute_width(setup)
     if setup.quantize == "none":
         return float(width * setup.frozen_params)
-    packed = setup.shape.layers * sum(layer.inputs * layer.outputs for layer in setup.shape.linears) // setup.tensor
+    packed = sum(
+        count * sum(layer.inputs * layer.outputs for layer in kind.linears) for kind, count in setup.shape.count_kinds()
+    )
+    packed //= setup.tensor
     return QUANTIZED_BYTES[setup.quantize] * packed + width * (setup.frozen_params - packed)
 
 
 def _count_muon_params(setup: TrainingSetup) -> int:
     """Return the number of parameters that Muon updates."""
-    s = setup.shape
     if setup.tuner == "lora":
         return setup.trained_params
-    linears = sum(layer.inputs * layer.outputs for layer in s.linears) // setup.tensor
-    return setup.trained_blocks * (linears + s.expert_params)
+    return sum(
+        count * (sum(layer.inputs * layer.outputs for layer in kind.linears) // setup.tensor + kind.expert_params)
+        for kind, count in setup.shape.count_kinds(setup.trained_blocks)
+    )
 
 
 def get_gradient_bytes(setup: TrainingSetup) -> float:
@@ -200,13 +242,22 @@ def get_gradient_bytes(setup: TrainingSetup) -> float:
 def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
     """Return the bytes of half-precision copies of trained fp32 weights of `blocks` blocks, saved for the backward
     pass."""
-    if has_joint_products(setup) and not setup.shape.experts:
-        return 0.0
     if not setup.half or setup.is_sharded or setup.weights != "fp32":
         return 0.0
+    is_joint = has_joint_products(setup)
     if setup.tuner == "lora":
-        return 2.0 * setup.adapter_block_params * blocks
-    return 2.0 * min(blocks, setup.trained_blocks) * (setup.block_params - setup.shape.norm_params)
+        return 2.0 * _sum_blocks(setup, int(blocks), lambda kind: kind.adapter_block_params)
+    trained = min(int(blocks), setup.trained_blocks)
+    return 2.0 * _sum_blocks(
+        setup,
+        trained,
+        lambda kind: 0 if is_joint and not kind.shape.experts else kind.block_params - kind.shape.norm_params,
+    )
+
+
+def _sum_blocks(setup: TrainingSetup, blocks: int, count_params: Callable[[TrainingSetup], int]) -> int:
+    """Return the parameters that `count_params` counts in a block of a kind, of the last `blocks` blocks."""
+    return sum(count * count_params(kind) for kind, count in setup.count_kinds(blocks))
 
 
 def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embedding: bool = False) -> float:
@@ -221,14 +272,15 @@ def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embed
     num_params = 0.0
     if setup.tuner == "full":
         num_params = (
-            blocks * setup.block_params
+            _sum_blocks(setup, int(blocks), lambda kind: kind.block_params)
             + (s.embedding_params if head and setup.has_lm_head else 0)
             + (s.embedding_params if embedding and not (s.is_tied and setup.has_lm_head) else 0)
         )
     elif setup.tuner == "lora":
-        num_params = blocks * setup.adapter_block_params
+        num_params = _sum_blocks(setup, int(blocks), lambda kind: kind.adapter_block_params)
     else:
-        num_params = min(blocks, setup.trained_blocks) * setup.block_params
+        trained = min(int(blocks), setup.trained_blocks)
+        num_params = _sum_blocks(setup, trained, lambda kind: kind.block_params)
     return get_gradient_bytes(setup) * num_params * fraction
 
 
@@ -237,8 +289,13 @@ def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
     if not setup.is_sharded:
         return 0.0
     s, w = setup.shape, get_compute_width(setup)
+    if setup.strategy == "zero2":
+        blocks_total = _sum_blocks(
+            setup, s.layers, lambda kind: kind.block_params + kind.adapter_block_params * (kind.tuner == "lora")
+        )
+        return w * (s.outside_params + blocks_total)
     block = w * (setup.block_params + (setup.adapter_block_params if setup.tuner == "lora" else 0))
-    return w * s.outside_params + (block * (s.layers if setup.strategy == "zero2" else min(blocks, s.layers)))
+    return w * s.outside_params + block * min(blocks, s.layers)
 
 
 def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
@@ -298,14 +355,18 @@ def _estimate_backward(setup: TrainingSetup) -> list[PeakMemory]:
 
 def _backward_workspace(setup: TrainingSetup) -> float:
     """Return the bytes of gradients in the backward pass of an MLP: of its product, of gate and up, of the stream."""
+    if setup.shape.kinds:
+        return max(_backward_workspace(kind) for kind, _ in setup.count_kinds())
     s, w, t = setup.shape, get_compute_width(setup), setup.local_tokens
-    inner = (s.inner or s.experts_per_token * s.expert_inner) / setup.tensor
+    inner = (s.experts_per_token * s.expert_inner + s.shared_inner if s.experts else s.inner) / setup.tensor
     recomputed = 2 * w * inner if has_joint_products(setup) and not s.experts else 0.0
     return t * (w * 2 * inner + recomputed + get_stream_width(setup) * s.hidden + w * s.hidden)
 
 
 def _recast_bytes(setup: TrainingSetup) -> float:
     """Return the bytes of one block's weights that its backward pass casts again."""
+    if setup.shape.kinds:
+        return max(_recast_bytes(kind) for kind, _ in setup.count_kinds())
     if not has_joint_products(setup) or setup.shape.experts:
         return 0.0
     return 2.0 * (setup.block_params - setup.shape.norm_params)
@@ -334,10 +395,12 @@ def _muon_workspace(setup: TrainingSetup) -> float:
     """
     if setup.tuner == "lora":
         return 0.0
-    shapes = Counter(setup.get_local_shape(layer) for layer in setup.shape.linears)
+    shapes = Counter[tuple[int, int]]()
+    for kind, count in setup.count_kinds(setup.trained_blocks):
+        for layer in kind.shape.linears:
+            shapes[setup.get_local_shape(layer)] += count
     sizes = []
-    for (rows, columns), count in shapes.items():
-        matrices = count * setup.trained_blocks
+    for (rows, columns), matrices in shapes.items():
         own_matrices = matrices if setup.world_size == 1 else -(-matrices // setup.world_size)
         copies = (2 + setup.half) * own_matrices + (3 * matrices if setup.world_size > 1 else 0)
         sizes.append(get_compute_width(setup) * (copies * rows * columns + 2 * own_matrices * min(rows, columns) ** 2))

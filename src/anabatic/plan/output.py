@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from anabatic.core.formatting import format_count, format_duration
+from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.device.table import Chip
 from anabatic.plan import strategy_search
 from anabatic.plan.host_resources import DISK_BYTES_PER_SECOND, HostResources
@@ -85,10 +85,14 @@ def format_plan_lines(plan: JobPlan, has_model_section: bool) -> Iterator[str]:
         if setup.tuner == "lora"
         else f"{setup.tuner}"
     )
+    active = f", {format_count(shape.active_params)} for a token" if shape.active_params < shape.params else ""
     yield (
-        f"{format_count(shape.params)} parameters: {shape.layers} blocks of width {shape.hidden} "
+        f"{format_count(shape.params)} parameters{active}: {shape.layers} blocks of width {shape.hidden} "
         f"({plan.shape_source}); {trained}"
     )
+    if kinds := shape.describe_kinds():
+        yield f"  blocks: {kinds}"
+    yield from (f"  model: {note}" for note in shape.notes)
     machines = f"{plan.nodes} x {plan.npus}" if plan.nodes > 1 else f"{plan.npus}"
     source = f" ({plan.chip_source})" if plan.chip_source else ""
     capacity = f"{plan.chip.memory_gib:.4g} GiB, {format_gib(choice.available_bytes)} for a job"
@@ -153,6 +157,8 @@ def _time_lines(plan: JobPlan) -> Iterator[str]:
         )
         yield f"The run: {plan.steps:,} steps, {tokens} tokens, {seconds}{_format_energy(plan)}"
     yield from _resource_lines(plan)
+    if plan.choice.setup.has_lm_head:
+        yield from _generation_lines(plan)
 
 
 def _format_energy(plan: JobPlan) -> str:
@@ -204,6 +210,22 @@ def format_sweep_lines(plan: JobPlan) -> Iterator[str]:
     yield "* the frontier: nothing that needs as little memory is faster"
 
 
+def _count_cache_bytes(setup: TrainingSetup) -> int:
+    cache = setup.shape.measure_cache(setup.seq_len)
+    return round(2 * cache.elements + 4 * cache.state_elements)
+
+
+def _generation_lines(plan: JobPlan) -> Iterator[str]:
+    """Yield what the trained model needs to generate: weights in 16 bits, and the cache of one sequence."""
+    shape, tokens = plan.choice.setup.shape, plan.choice.setup.seq_len
+    cache = shape.measure_cache(tokens)
+    state = f", of which states {format_size(4 * cache.state_elements)}" if cache.state_elements else ""
+    yield (
+        f"To generate: weights {format_size(2 * shape.params)} in 16 bits; cache of a sequence of {tokens:,} tokens "
+        f"{format_size(2 * cache.elements + 4 * cache.state_elements)}{state}"
+    )
+
+
 def plan_to_dict(plan: JobPlan) -> dict[str, Any]:
     """Return the plan as a dict: bytes and seconds."""
     return {
@@ -211,6 +233,10 @@ def plan_to_dict(plan: JobPlan) -> dict[str, Any]:
         "npus": plan.npus,
         "nodes": plan.nodes,
         "parameters": plan.choice.setup.shape.params,
+        "active_parameters": plan.choice.setup.shape.active_params,
+        "blocks": plan.choice.setup.shape.describe_kinds() or None,
+        "model_notes": list(plan.choice.setup.shape.notes),
+        "cache_bytes": _count_cache_bytes(plan.choice.setup),
         "trained": plan.choice.setup.trained_params,
         "assumed": plan.assumptions,
         "steps": plan.steps or None,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from anabatic.plan.attention_kinds import LatentAttention
 from anabatic.plan.cost_model import ChipRates, ComputeUnit, estimate_collective_ns, estimate_operator_ns
 from anabatic.plan.memory_estimate import (
     MIN_LOGIT_ROWS,
@@ -74,7 +76,6 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
         get_stream_width(setup),
     )
     tensor_fraction = 1 / setup.tensor
-    queries, keys = s.heads * s.head_dim * tensor_fraction, s.kv_heads * s.head_dim * tensor_fraction
     for _ in range(s.norms):
         yield "vector", 0.0, t * s.hidden * 2 * stream_width
         if stream_width != width:  # the next operator takes it in half precision
@@ -96,16 +97,35 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
         yield "vector", 0.0, 4 * width * t * s.experts_per_token * s.hidden
         yield _matmul_operator(t * s.experts_per_token, s.hidden, 2 * s.expert_inner, width)
         yield _matmul_operator(t * s.experts_per_token, s.expert_inner, s.hidden, width)
-    for _ in range(2 if s.head_norms else 1):
-        yield "vector", 0.0, 2 * width * t * queries
-        yield "vector", 0.0, 2 * width * t * keys
-    scores = 2.0 * t * setup.seq_len / 2 * queries * 2  # causal: half of the square, two products
-    yield "cube half" if width == 2 else "cube single", scores, width * t * (2 * queries + 2 * keys)
-    inner = (s.inner if not s.experts else s.experts_per_token * s.expert_inner) * tensor_fraction
+    yield from _mixing_operators(setup)
+    inner = (s.inner if not s.experts else s.experts_per_token * s.expert_inner + s.shared_inner) * tensor_fraction
     yield "vector", 0.0, width * t * 4 * inner
     yield "vector", 0.0, width * t * 3 * inner
     for _ in range(2):
         yield "vector", 0.0, t * s.hidden * (2 * stream_width + width)
+
+
+def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
+    """Yield the operators between the projections of an attention: rotation, norms of heads, products of tokens."""
+    s, t, width = setup.shape, float(setup.local_tokens), get_compute_width(setup)
+    if s.attention is not None:
+        for product in s.attention.iter_products(setup.seq_len):
+            is_half = product.unit == "half" and width == 2
+            unit: ComputeUnit = "cube half" if is_half else "cube single"
+            yield unit, t * product.flops, (width if is_half else 4) * t * product.elements
+        yield "vector", 0.0, width * t * s.attention.count_vector_elements()
+        return
+    queries, keys = s.heads * s.head_dim / setup.tensor, s.kv_heads * s.head_dim / setup.tensor
+    for _ in range(2 if s.head_norms else 1):
+        yield "vector", 0.0, 2 * width * t * queries
+        yield "vector", 0.0, 2 * width * t * keys
+    scores = t * s.count_mixing_flops(setup.seq_len) / setup.tensor
+    yield "cube half" if width == 2 else "cube single", scores, width * t * (2 * queries + 2 * keys)
+    if s.gates_output:
+        yield "vector", 0.0, width * t * 3 * queries
+    if s.has_sinks:  # scores in memory: written, masked, a softmax in fp32, read for the values
+        extent = min(setup.seq_len, 2 * s.window or setup.seq_len)
+        yield "vector", 0.0, t * s.heads * extent * (4 * width + 16.0)
 
 
 def _adapter_gradient_operators(setup: TrainingSetup) -> Iterator[Operator]:
@@ -125,10 +145,30 @@ def _sum_operators(ops: Iterator[Operator] | list[Operator], rates: ChipRates) -
     ) / 1e9, len(operators)
 
 
+class _BlockTimes(NamedTuple):
+    """Seconds and operators of all blocks: a forward pass, and the gradients of adapters."""
+
+    seconds: float
+    operators: int
+    adapter_seconds: float
+    adapter_operators: int
+
+
+def _sum_kinds(setup: TrainingSetup, rates: ChipRates) -> _BlockTimes:
+    seconds, operators, adapter_seconds, adapter_operators = 0.0, 0, 0.0, 0
+    for kind, count in setup.count_kinds():
+        block, block_operators = _sum_operators(_forward_operators(kind), rates)
+        adapters, adapter_count = _sum_operators(_adapter_gradient_operators(kind), rates)
+        seconds, operators = seconds + count * block, operators + count * block_operators
+        adapter_seconds += count * adapters
+        adapter_operators += count * adapter_count
+    return _BlockTimes(seconds, operators, adapter_seconds, adapter_operators)
+
+
 def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     """Return the time of one optimizer step of all ranks."""
     s, w, t = setup.shape, get_compute_width(setup), float(setup.local_tokens)
-    block, operators = _sum_operators(_forward_operators(setup), rates)
+    blocks = _sum_kinds(setup, rates)
     trained_fraction = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
     recomputed_fraction = {"none": 0.0, "selective": 0.25, "full": 1.0}[setup.recompute]
     backward_fraction = setup.blocks_with_activations / s.layers  # no backward pass below the first trained block
@@ -145,14 +185,13 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     head_factor = 1 + setup.has_reference / 3
     update, update_count = _estimate_update(setup, rates)
     passes = setup.micro_steps
-    adapters, adapter_count = _sum_operators(_adapter_gradient_operators(setup), rates)
-    compute = passes * (s.layers * (block * factor + adapters) + chunks * head * head_factor) + update
-    block_launches = s.layers * (operators * (factor + 0.2) + adapter_count)
+    compute = passes * (blocks.seconds * factor + blocks.adapter_seconds + chunks * head * head_factor) + update
+    block_launches = blocks.operators * (factor + 0.2) + blocks.adapter_operators
     launches = passes * (block_launches + chunks * head_count * head_factor) + update_count
-    traffic, exposed = _estimate_collectives(setup, rates, s.layers * block, factor)
+    traffic, exposed = _estimate_collectives(setup, rates, blocks.seconds, factor)
     used_params = s.multiplying_params - (0 if setup.has_lm_head else s.embedding_params)
     flops_per_token = 2.0 * used_params * 2 + 2.0 * (used_params if setup.tuner == "full" else setup.trained_params)
-    flops_per_token += 12.0 * s.layers * s.heads * s.head_dim * setup.seq_len / 2
+    flops_per_token += 3.0 * sum(count * kind.count_mixing_flops(setup.seq_len) for kind, count in s.count_kinds())
     tokens = setup.micro_tokens * passes * setup.ranks
     return StepTime(compute, launches * rates.host_ns / 1e9, traffic, exposed, update, flops_per_token * tokens, tokens)
 
@@ -180,21 +219,18 @@ def _estimate_muon(setup: TrainingSetup, rates: ChipRates) -> tuple[float, int]:
     (`train/optim/optimizer.py`), equal matrices stacked and divided among the ranks; plus the memory traffic of
     momentum, decay and step."""
     seconds, launches = 0.0, 0
-    for rows, columns in map(setup.get_local_shape, setup.shape.linears):
+    shapes = [
+        (setup.get_local_shape(layer), count)
+        for kind, count in setup.count_kinds(setup.trained_blocks)
+        for layer in kind.shape.linears
+    ]
+    for (rows, columns), count in shapes:
         short_side, long_side = sorted((rows, columns))
-        flops = (
-            5
-            * (4.0 * short_side * short_side * long_side + 2.0 * short_side**3)
-            * setup.trained_blocks
-            / setup.world_size
-        )
-        bytes_moved = (
-            5 * 12.0 * get_compute_width(setup) * short_side * long_side * setup.trained_blocks / setup.world_size
-        )
+        flops = 5 * (4.0 * short_side * short_side * long_side + 2.0 * short_side**3) * count / setup.world_size
+        bytes_moved = 5 * 12.0 * get_compute_width(setup) * short_side * long_side * count / setup.world_size
         unit: ComputeUnit = "cube half" if setup.half else "cube single"
         seconds += (
-            estimate_operator_ns(rates, unit, flops, bytes_moved) / 1e9
-            + 28.0 * rows * columns * setup.trained_blocks / rates.memory
+            estimate_operator_ns(rates, unit, flops, bytes_moved) / 1e9 + 28.0 * rows * columns * count / rates.memory
         )
         launches += 25
     return seconds, launches
@@ -218,7 +254,8 @@ def _estimate_collectives(
         rates, server=max(1, rates.server // setup.tensor)
     )  # tensor ranks are neighbours (plan/mesh_shape.py), then context ranks
     if setup.context > 1:
-        seconds = setup.micro_steps * s.layers * _estimate_exchange(setup, group_rates)
+        exchanges = sum(count * _estimate_exchange(kind, group_rates) for kind, count in setup.count_kinds())
+        seconds = setup.micro_steps * exchanges
         total, exposed = total + seconds, exposed + seconds
     if setup.gradient_ranks == 1:
         return total, exposed
@@ -232,9 +269,10 @@ def _estimate_collectives(
         return total + buckets * seconds_per_call, exposed + max(
             seconds_per_call, buckets * seconds_per_call - overlap_seconds
         )
-    block_seconds, outer_seconds = _estimate_sharded(setup, group_rates)
+    kinds = [(count, *_estimate_sharded(kind, group_rates)) for kind, count in setup.count_kinds()]
+    outer_seconds = kinds[0][2]
     passes = setup.micro_steps
-    seconds = passes * (s.layers * block_seconds + outer_seconds)
+    seconds = passes * (sum(count * block_seconds for count, block_seconds, _ in kinds) + outer_seconds)
     return total + seconds, exposed + max(passes * outer_seconds, seconds - passes * forward_seconds * factor)
 
 
@@ -258,9 +296,13 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
         )
         backward = setup.blocks_with_activations / s.layers
         return (1 + setup.has_reference) * send + backward * (send * (1 + (setup.recompute != "none")) + give_back)
+    value_bytes = width * s.attention.value_dim if isinstance(s.attention, LatentAttention) else token_bytes
+    sizes = [
+        queries * token_bytes + setup.repeated_key_heads * (token_bytes + value_bytes),
+        queries * value_bytes,
+    ]
     calls = [
-        estimate_collective_ns(rates, "all_to_all", token_bytes * heads * setup.local_tokens, setup.context) / 1e9
-        for heads in (queries + 2 * setup.repeated_key_heads, queries)
+        estimate_collective_ns(rates, "all_to_all", size * setup.local_tokens, setup.context) / 1e9 for size in sizes
     ]
     backward_fraction = setup.blocks_with_activations / s.layers
     passes = 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference

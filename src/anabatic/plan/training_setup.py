@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +20,17 @@ from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, DecoderShape, LinearShape, find_model_folder
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention, LinearShape
+from anabatic.plan.config_values import MAX_BLOCKS
+from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
 
 StrategyName = Literal["single", "ddp", "zero2", "zero3"]
 TunerName = Literal["full", "lora", "freeze"]
 QUANTIZED_BYTES = {"none": 0.0, "int8": 1.0, "nf4": 0.52}
 """Bytes of a quantized weight; nf4: four bits and an 8-bit scale per 64 weights (arXiv 2305.14314, section 3)."""
 
-INPUT_SHARDED_LAYERS = ("o_proj", "down_proj")
+INPUT_SHARDED_LAYERS = ("o_proj", "down_proj", "out_proj")
 """Row-parallel layers: tensor ranks divide their inputs; of all others the outputs (arXiv 1909.08053)."""
 
 
@@ -121,6 +124,12 @@ class TrainingSetup:
         targets = self.targets_of_adapters
         return [layer for layer in self.shape.linears if "all-linear" in targets or layer.name in targets]
 
+    def count_kinds(self, blocks: int | None = None, from_end: bool = True) -> list[tuple[TrainingSetup, int]]:
+        """Return setups of equal blocks for the kinds among the last (or first) `blocks` blocks, and how many each."""
+        if not self.shape.kinds:
+            return [(self, self.shape.count_kinds(blocks)[0][1])]
+        return [(replace(self, shape=kind), count) for kind, count in self.shape.count_kinds(blocks, from_end)]
+
     @property
     def expert_adapter_params(self) -> int:
         """Adapter parameters of the experts of a block."""
@@ -138,20 +147,25 @@ class TrainingSetup:
 
     @property
     def adapter_block_params(self) -> int:
-        """Adapter parameters of a block on a rank; tensor ranks divide one matrix of each adapter."""
+        """Adapter parameters of a block on a rank, of several kinds the most; tensor ranks divide one matrix of each
+        adapter."""
+        if self.shape.kinds:
+            return max(kind.adapter_block_params for kind, _ in self.count_kinds())
         linear = sum(self.rank * sum(self.get_local_shape(layer)) for layer in self.adapted_linears)
         return linear + self.expert_adapter_params
 
     @property
     def block_params(self) -> int:
-        """Parameters of a block on a rank, before data-parallel sharding."""
+        """Parameters of a block on a rank, of several kinds the most, before data-parallel sharding."""
+        if self.shape.kinds:
+            return max(kind.block_params for kind, _ in self.count_kinds())
         s = self.shape
         return sum(layer.params for layer in s.linears) // self.tensor + s.expert_params + s.norm_params
 
     @property
     def params(self) -> int:
         """Parameters of the model on a rank, before data-parallel sharding, without adapters."""
-        return self.shape.layers * self.block_params + self.shape.outside_params
+        return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.shape.outside_params
 
     def get_local_shape(self, layer: LinearShape) -> tuple[int, int]:
         """Return the inputs and outputs of a layer on one tensor rank."""
@@ -177,8 +191,8 @@ class TrainingSetup:
         if self.tuner == "full":
             return self.params - (0 if self.has_lm_head or self.shape.is_tied else self.shape.embedding_params)
         if self.tuner == "lora":
-            return self.shape.layers * self.adapter_block_params
-        return self.trained_blocks * self.block_params
+            return sum(count * kind.adapter_block_params for kind, count in self.count_kinds())
+        return sum(count * kind.block_params for kind, count in self.count_kinds(self.trained_blocks))
 
     @property
     def frozen_params(self) -> int:
@@ -251,6 +265,11 @@ def require_feasible(setup: TrainingSetup) -> None:
             trained.
     """
     s, tensor_ranks = setup.shape, setup.tensor
+    if tensor_ranks > 1 and (other := next((kind.attention for kind, _ in s.count_kinds() if kind.attention), None)):
+        raise ConfigError(
+            f"parallel.tensor is {tensor_ranks}, and {other.label} is not divided among tensor ranks",
+            "use --parallel.tensor 1; zero3 divides its weights",
+        )
     sizes = {
         "attention heads": s.heads,
         "key/value heads": s.kv_heads,
@@ -263,6 +282,8 @@ def require_feasible(setup: TrainingSetup) -> None:
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, which does not divide all of {message}", f"use {degrees}"
         )
+    if setup.context > 1:
+        _require_divisible_tokens(setup)
     heads = s.heads // tensor_ranks
     if heads % setup.context and setup.context_method == "ulysses":
         degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
@@ -282,6 +303,34 @@ def require_feasible(setup: TrainingSetup) -> None:
             f"quantize is {setup.quantize}, and {setup.strategy if setup.is_sharded else 'parallel.tensor'} divides it"
         )
         raise ConfigError(message, "packed weights are whole on every device: use ddp, or --quantize none")
+
+
+def _require_divisible_tokens(setup: TrainingSetup) -> None:
+    """Check that context ranks can exchange what the attention of every block needs (`parallel/context_ring.py`).
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    for kind, count in setup.shape.count_kinds():
+        attention = kind.attention
+        if isinstance(attention, DeltaAttention):
+            raise ConfigError(
+                f"parallel.context is {setup.context}, and {attention.label} ({count} blocks) reads tokens in order",
+                "use --parallel.context 1",
+            )
+        reason = (
+            f"attention in windows of {kind.window:,} tokens"
+            if 0 < kind.window < setup.seq_len
+            else "attention with sinks"
+            if kind.has_sinks
+            else f"{attention.label} with values of {attention.value_dim} elements and keys of {attention.query_dim}"
+            if isinstance(attention, LatentAttention) and attention.value_dim != attention.query_dim
+            else ""
+        )
+        if reason and setup.context_method == "ring":
+            raise ConfigError(
+                f"parallel.context-method is ring, which has no {reason}", "use --parallel.context-method ulysses"
+            )
 
 
 def _task_fields(job: Any) -> dict[str, Any]:
@@ -355,10 +404,10 @@ _LINEAR_LAYERS = {
 
 
 def count_blocks(config: Mapping[str, Any]) -> int | None:
-    """Return the number of blocks from a config.json; None for unknown families."""
+    """Return the number of blocks from a config.json; None for unknown families and sizes that a plan refuses."""
     blocks = config.get("num_hidden_layers")
-    is_known = config.get("model_type") in _LINEAR_LAYERS and "auto_map" not in config
-    return blocks if is_known and type(blocks) is int and blocks > 0 else None
+    is_known = str(config.get("model_type")) in _LINEAR_LAYERS and "auto_map" not in config
+    return blocks if is_known and type(blocks) is int and 0 < blocks <= MAX_BLOCKS else None
 
 
 def list_linear_layers(config: Mapping[str, Any]) -> list[str]:

@@ -27,9 +27,10 @@ from anabatic.plan import (
     strategy_search,
     training_setup,
 )
+from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.host_resources import estimate_host_resources
 from anabatic.plan.mesh_shape import get_mesh_multiple, resolve_mesh_shape
-from anabatic.plan.model_shape import DecoderShape
+from anabatic.plan.scale_losses import ScaleAssumptions
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.recipes import sequence_length
@@ -97,6 +98,7 @@ def print_scaling(
     tokens: int | None = None,
     as_json: bool = False,
     plot: str | None = None,
+    assumed: ScaleAssumptions | None = None,
 ) -> int:
     """Print what a resolved job gains by more and more devices; return 0, or 1 when it fits on none.
 
@@ -104,6 +106,7 @@ def print_scaling(
 
     Args:
         max_devices: devices; place.npus: of a machine.
+        assumed: of slow machines, links, checkpoints and failures.
         plot: SVG file for the picture.
 
     Raises:
@@ -120,7 +123,7 @@ def print_scaling(
         if given is not None and plan.choice.step_time.tokens > given:
             break  # less than a row for each
         plans.append(plan)
-    rows = device_scaling.build_scaling_rows(plans)
+    rows = device_scaling.build_scaling_rows(plans, assumed)
     if not rows:
         log.warn(f"the job fits on no number of {place.chip.name} up to {max_devices:,}, in whatever way it is divided")
         return 1

@@ -17,10 +17,10 @@ from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.process_groups import RankGroup
-from anabatic.plan import detect_chip, model_shape, strategy_search, training_setup
+from anabatic.plan import config_shape, detect_chip, strategy_search, training_setup
+from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.depth_choice import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.plan.model_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
 
 MAX_USEFUL_EPOCHS = 40
@@ -311,7 +311,7 @@ def build_job_setup(job: Any, found: DecoderShape, device: Device, world: RankGr
 def build_model_setup(job: Any, model: PreTrainedModel, device: Device, world: RankGroup) -> TrainingSetup | None:
     """Return the same for a model that is there; None, with a log line, where its blocks are of another kind."""
     try:
-        found = model_shape.read_shape(model.config.to_dict(), "the model's configuration")
+        found = config_shape.read_shape(model.config.to_dict(), "the model's configuration")
     except DataError as error:
         log.info(f"what fits is not planned, batch.micro_batch_tokens can say it: {error}")
         return None

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.sections.common import Data
 from anabatic.core.errors import AnabaticError, DataError
-from anabatic.plan import model_shape
+from anabatic.plan import config_shape, model_shape
 
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
@@ -118,7 +118,7 @@ def test_a_family_that_is_not_known_is_named(kind: str | None, told: str, tmp_pa
 )
 def test_whatever_a_config_holds_it_is_a_shape_or_an_error(config: dict[str, object]) -> None:
     try:
-        found = model_shape.read_shape({**SIZES, **config}, "config.json")
+        found = config_shape.read_shape({**SIZES, **config}, "config.json")
     except AnabaticError as error:
         assert "config.json" in str(error)
     else:
