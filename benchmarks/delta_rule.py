@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 import torch
 import transformers
-from option_types import positive_int
 from torch import Tensor
 
 from anabatic.device.attention import PackedSegments
 from anabatic.models import delta_net
+from option_types import positive_int
 
 
 def measure(run: Callable[[], list[Tensor]]) -> tuple[float, list[Tensor]]:

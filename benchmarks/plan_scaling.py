@@ -11,10 +11,12 @@ Three tables; no number of the plan is fitted to a row.
    (MindSpeed-LLM, docs/zh/appendixes.md), Pangu Ultra 135B on 4,096 and Pangu Ultra MoE 718B on 8,192 relative to 256
    (Huawei, June 2025). Weak scaling under zero3 with the assumptions of `anabatic plan --scale`; failures are left
    out, as short tests are.
-3. Utilisation: Pangu Ultra, 135 B on 8,192 NPUs, above 50 % (arXiv 2504.07866); Pangu Ultra MoE, 718 B on 6,144, 30.0 %
-   (arXiv 2505.04519).
+3. Utilisation: Pangu Ultra, 135 B on 8,192 NPUs, above 50 % (arXiv 2504.07866); Pangu Ultra MoE, 718 B on "6K" NPUs,
+   30.0 % (arXiv 2505.04519), here on 6,144. Eight sequences of a device in a step, in one or several micro-batches;
+   with the memory that a device would need, whether it has it or not.
 
-The plan has neither a pipeline nor expert ranks in these rows: zero3 gathers all experts, which no one would do with
+The plan divides jobs by data (shards, and copies of them), context and tensors; not by pipelines, and experts are not
+planned on devices of their own. zero3 gathers all experts of a block for every micro-batch, which no one would do with
 718 B parameters on thousands of devices. That residual is shown, too.
 """
 
@@ -105,7 +107,13 @@ LINEARITY = (
     Linearity("Pangu Ultra MoE 718B", 256, 8192, 0.9505),
 )
 """The number of devices of the rows of 4,096 and 6,144 is read from the picture's axis."""
-UTILISATION = (("Pangu Ultra 135B", 8192, 0.50), ("Pangu Ultra MoE 718B", 6144, 0.30))
+UTILISATION = (
+    ("Pangu Ultra 135B", 8192, 0.50, 1, 1),
+    ("Pangu Ultra MoE 718B", 6144, 0.30, 1, 1),
+    ("Pangu Ultra MoE 718B", 6144, 0.30, 1, 8),
+    ("Pangu Ultra MoE 718B", 6144, 0.30, 8, 1),
+)
+"""Model, devices, published, sequences of a micro-batch, copies of the shards."""
 
 
 def get_shape(name: str) -> DecoderShape:
@@ -129,16 +137,41 @@ def plan_fastest(shape: DecoderShape, length: int, devices: int) -> StrategyEsti
     return found[0] if found else None
 
 
-def estimate_rate(shape: DecoderShape, devices: int, assumed: scale_losses.ScaleAssumptions) -> tuple[float, float]:
-    """Tokens a second and device, and the fraction of the peak, under zero3 with full recomputation."""
+class PlannedRate(NamedTuple):
+    """Tokens a second and device, the fraction of the peak, and the memory of a device in bytes."""
+
+    tokens_per_s: float
+    utilisation: float
+    needed_bytes: float
+
+
+def estimate_rate(
+    shape: DecoderShape, devices: int, assumed: scale_losses.ScaleAssumptions, sequences: int = 1, replicate: int = 1
+) -> PlannedRate:
+    """The rate of eight sequences of each device in a step, under zero3 with full recomputation.
+
+    Args:
+        sequences: of a micro-batch.
+    """
     setup = TrainingSetup(
-        shape, ranks=devices, strategy="zero3", recompute="full", seq_len=4096, micro_tokens=4096, micro_steps=8
+        shape,
+        ranks=devices,
+        strategy="zero3",
+        replicate=replicate,
+        recompute="full",
+        seq_len=4096,
+        micro_tokens=4096 * sequences,
+        micro_steps=8 // sequences,
     )
     estimate = strategy_search.estimate_strategy(setup, get_chip())
     rates = cost_model.get_chip_rates(get_chip())
     losses = scale_losses.estimate_losses(setup, estimate.step_time, rates, -(-devices // rates.server), assumed)
     share = estimate.step_time.total_seconds / losses.total_seconds
-    return estimate.step_time.tokens / losses.total_seconds / devices, estimate.compute_mfu(get_chip()) * share
+    return PlannedRate(
+        estimate.step_time.tokens / losses.total_seconds / devices,
+        estimate.compute_mfu(get_chip()) * share,
+        estimate.needed_bytes,
+    )
 
 
 def list_throughput() -> list[list[str]]:
@@ -160,7 +193,7 @@ def list_linearity() -> list[list[str]]:
     cells = []
     for row in LINEARITY:
         shape = get_shape(row.model)
-        base, many = (estimate_rate(shape, devices, assumed)[0] for devices in (row.base, row.devices))
+        base, many = (estimate_rate(shape, devices, assumed).tokens_per_s for devices in (row.base, row.devices))
         job = f"{row.model}, {row.devices:,} to {row.base} NPUs"
         cells.append([job, f"{row.published:.3f}", f"{many / base:.3f}", f"{100 * (many / base - row.published):+.1f}"])
     return cells
@@ -169,10 +202,13 @@ def list_linearity() -> list[list[str]]:
 def list_utilisation() -> list[list[str]]:
     """The cells of the third table."""
     cells = []
-    for model, devices, published in UTILISATION:
-        _, found = estimate_rate(get_shape(model), devices, scale_losses.ScaleAssumptions())
-        job = f"{model}, {devices:,} NPUs"
-        cells.append([job, f"{published:.0%}", f"{found:.0%}", f"{100 * (found - published):+.0f}"])
+    for model, devices, published, sequences, replicate in UTILISATION:
+        assumed = scale_losses.ScaleAssumptions()
+        found = estimate_rate(get_shape(model), devices, assumed, sequences, replicate)
+        copies = f", replicate {replicate}" if replicate > 1 else ""
+        job = f"{model}, {devices:,} NPUs, micro-batch {4096 * sequences:,}{copies}"
+        points = f"{100 * (found.utilisation - published):+.0f}"
+        cells.append([job, f"{published:.0%}", f"{found.utilisation:.0%}", points, f"{found.needed_bytes / 2**30:.1f}"])
     return cells
 
 
@@ -180,7 +216,7 @@ def main() -> None:
     tables = {
         "throughput": (["job", "published", "planned", "", "way"], list_throughput()),
         "linearity": (["job", "published", "planned", "points"], list_linearity()),
-        "utilisation": (["job", "published", "planned", "points"], list_utilisation()),
+        "utilisation": (["job", "published", "planned", "points", "GiB of a device"], list_utilisation()),
     }
     for name, (head, cells) in tables.items():
         print(plan_tables.table(head, cells), end="\n\n")

@@ -38,6 +38,8 @@ CHINESE = (
     ("recompute selective", "选择性重计算"),
     ("recompute full", "全部重计算"),
     ("does not fit", "放不下"),
+    ("micro-batch", "微批次"),
+    ("GiB of a device", "每个设备的 GiB"),
     (" points", " 差（百分点）"),
     ("published", "公布值"),
     ("formula", "公式"),

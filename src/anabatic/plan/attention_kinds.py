@@ -3,7 +3,7 @@
 Sizes, products and saved tensors follow transformers 5.23 (its modeling files), which builds these layers:
 
 - latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1; its indexer: DeepSeek-V3.2, arXiv 2512.02556, section 2
-- gated delta rule: arXiv 2412.06464, in chunks as in arXiv 2406.06484, section 3.3
+- gated delta rule: arXiv 2412.06464, in chunks as in arXiv 2406.06484, section 3.3; computed by `device/delta_rule.py`
 - Kimi delta attention: arXiv 2510.26692, section 3, with a decay per channel
 """
 
@@ -260,33 +260,37 @@ class DeltaAttention:
     def iter_products(self, seq_len: int) -> Iterator[MixingProduct]:
         """Yield the products of a chunk of C tokens, in fp32, for heads of k keys and v values.
 
-        Within a chunk (arXiv 2406.06484, equations 8 to 11): keys with keys and queries with keys, 2 C k each; the
-        triangular systems of values and decayed keys, C (k + v); scores with values, 2 C v. Between chunks: the old
-        state read by keys and queries and the new one written, 2 k v each.
+        Within a chunk (arXiv 2406.06484, equations 8 to 11): keys with keys and queries with keys, 2 C k each, once for
+        each key head; the triangular systems of values and decayed keys, C (k + v); scores with values, 2 C v. Between
+        chunks: the old state read by keys and queries and the new one written, 2 k v each.
         """
         k, v = self.key_dim, self.value_dim
-        within = CHUNK * (5.0 * k + 3.0 * v)
-        between = 6.0 * k * v
-        yield MixingProduct("single", self.value_heads * (within + between), self.value_heads * (6.0 * k + 5.0 * v))
+        flops = self.key_heads * CHUNK * 4.0 * k + self.value_heads * (CHUNK * (k + 3.0 * v) + 6.0 * k * v)
+        yield MixingProduct("single", flops, self.value_heads * (6.0 * k + 5.0 * v))
         yield MixingProduct("single", 2.0 * self.kernel * self.conv_channels, 2.0 * self.conv_channels)
 
     def count_saved_bytes(self, width: int, seq_len: int) -> float:
-        """Return the bytes that transformers' rule in plain torch saves: `width` bytes for the convolution, fp32 for
-        copies, scores and states of all value heads.
+        """Return the bytes that the rule in plain torch saves: of `width` bytes an element around it, in fp32 within.
 
-        Counted in the function: of a head 12 tensors of keys and 9 of values (10 without repeated keys), 5 score
-        matrices of a chunk, 10 decays and factors, a state per chunk. With a decay per channel the decays between two
-        tokens of a chunk are a tensor per key element, kept three times, and the inverse is built row by row.
+        Counted in `device/delta_rule.py` and `models/delta_net.py`: inputs and outputs of the convolution; six copies
+        of the keys or queries of key heads; queries, keys and the solved system of value heads; six tensors of values
+        in fp32 and two in the precision around the rule; four score matrices of a chunk of value heads and two of key
+        heads; a state per chunk; decays and factors.
+
+        Kimi's is counted in transformers' function: the decays between two tokens of a chunk are a tensor per key
+        element, kept three times, and the inverse is built row by row.
         """
         k, v, heads = self.key_dim, self.value_dim, self.value_heads
-        state = k * v / CHUNK
+        outside, state = width * 2.0 * self.conv_channels, k * v / CHUNK
         if self.layout == "kimi":
             rows = (CHUNK - 1) * (2 * CHUNK - 1) / 6  # squares of 1 to C - 1, per token
-            return width * 2.0 * self.conv_channels + 4.0 * heads * (
-                3.0 * CHUNK * k + rows + 2.5 * CHUNK + 24.0 * k + state
-            )
-        values = 10.0 if self.key_heads == heads else 9.0
-        return width * 2.0 * self.conv_channels + 4.0 * heads * (12.0 * k + values * v + 5.0 * CHUNK + 10.0 + state)
+            return outside + 4.0 * heads * (3.0 * CHUNK * k + rows + 2.5 * CHUNK + 24.0 * k + state)
+        outside += 2.0 * width * self.values
+        # queries and keys in fp32 before their norms: views of the convolution's output, or copies
+        read = 4.0 * (self.conv_channels if width == 4 else 2 * self.keys)
+        of_keys = self.key_heads * (6.0 * k + 2.0 * CHUNK + 2.0)
+        of_values = heads * (3.0 * k + 7.0 * v + 4.0 * CHUNK + 8.0 + state)
+        return outside + read + 4.0 * (of_keys + of_values)
 
     def count_vector_elements(self) -> float:
         """Return the elements that copies to chunks, norms of queries and keys, gates and decays read and write."""

@@ -49,7 +49,7 @@ def describe_refused_blocks(shape: DecoderShape) -> tuple[str, ...]:
     labels = {
         kind.attention.label: None
         for kind, _ in shape.count_kinds()
-        if isinstance(kind.attention, DeltaAttention)
+        if (isinstance(kind.attention, DeltaAttention) and kind.attention.layout == "kimi")
         or (isinstance(kind.attention, LatentAttention) and kind.attention.index_heads)
     }
     if not labels:

@@ -1,7 +1,7 @@
 """What a job loses on many machines: slow machines, shared links between them, checkpoints and failures.
 
-Every number is an assumption with a published source, and `--assume` of `anabatic plan --scale` changes it. None is
-fitted; `benchmarks/plan_scaling.py` compares the result with published rows.
+Every number is an assumption, most with a published source, and `--assume` of `anabatic plan --scale` changes it. None
+is fitted; `benchmarks/plan_scaling.py` compares the result with published rows.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class ScaleAssumptions:
     """Assumptions about a cluster; each can be changed by its name."""
 
     slow_machines: float = 0.005
-    """Fraction of machines that compute slowly (MegaScale, arXiv 2402.15627, section 6.3: about 0.5 %)."""
+    """Fraction of machines that compute slowly: an assumption without a published figure."""
     slowdown: float = 0.1
-    """How much longer they take (the same place: about 10 %)."""
+    """How much longer they take (MegaScale, arXiv 2402.15627: some hosts took 10 % longer in every job)."""
     contention: float = 0.05
     """Fraction of the bandwidth between machines lost to flows that share a link. 0.05: with many queue pairs and
-    scheduling that knows the topology; 0.3: equal-cost multipath by hash alone (Baidu AI Cloud on its HPN: 95 and about
-    70 of 100 Gb/s)."""
+    scheduling that knows the topology; 0.3: equal-cost multipath by hash alone (Baidu AI Cloud on hash collisions in
+    its network HPN: about 95 % and about 70 of 100 Gb/s)."""
     failure_hours: float = 50_677.0
     """Device-hours between failures that stop a job: 16,384 devices for 54 days had 419 (Llama 3, arXiv 2407.21783,
     table 5)."""
     restart_minutes: float = 15.0
-    """From a failure until the job computes again (MegaScale, section 6.3: less than 15 minutes with diagnosis; Huawei
-    names less than 10 minutes for its clusters)."""
+    """From a failure until the job computes again (MegaScale: less than 10 minutes for detection and diagnosis, less
+    than 15 until the job has resumed; Huawei names less than 10 minutes for its clusters, June 2025)."""
     checkpoint_minutes: float = 0.0
     """Between checkpoints; 0: the interval that loses least (Young 1974). At least the time of a step, and of writing
     one."""

@@ -117,6 +117,24 @@ void sim_capture_work(void* graph, struct SimWork work);
 void sim_capture_save(void* graph, void* at, uint64_t bytes);
 // Breaks the capture, as a call that it does not allow; returns the ACL error.
 int sim_capture_refuse(void* graph, const char* call);
+// Work for the queue of the stream that a graph is launched on: `prepare` is called by the host when it launches the graph, `run`
+// as the work of sim_enqueue when its turn has come.
+void sim_capture_launch(void* graph, const char* name, void (*prepare)(void* argument, void* stream),
+                        int (*run)(void* argument, char* text, size_t room), void (*drop)(void* argument), void* argument);
+
+// ---- Profiles (profile_data.cpp) ----
+// True between aclprofStart and aclprofStop.
+int sim_profiling(void);
+// The aclnn function of the next sim_paper_op of this thread, and its tensors as op_summary writes them: "2,3;3,4",
+// "FLOAT;DT_BF16", "ND;ND".
+struct SimTensors {
+  const char* shapes;
+  const char* types;
+  const char* formats;
+};
+void sim_profile_operator(const char* api, const struct SimTensors* inputs, const struct SimTensors* outputs);
+// The communicator and the HcclDataType of a collective: after sim_paper_launch.
+void sim_paper_group(void* handle, const char* communicator, int type);
 
 // Text for aclGetRecentErrMsg of this thread.
 void sim_set_error(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -11,13 +11,6 @@
 #include "comm.h"
 #include "dtype.h"
 
-// libascendcl.so (graph.cpp). Work for the queue of the stream that a graph is launched on: `prepare` is called by the host when it
-// launches the graph, `run` as the work of sim_enqueue when its turn has come.
-extern "C" void sim_capture_launch(void* graph, const char* name, void (*prepare)(void* argument, void* stream),
-                                   int (*run)(void* argument, char* text, size_t room), void (*drop)(void* argument),
-                                   void* argument);
-extern "C" void sim_paper_group(void* handle, const char* communicator, int type);
-
 namespace hccl_sim {
 
 namespace {

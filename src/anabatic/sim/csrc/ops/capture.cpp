@@ -20,17 +20,6 @@ extern "C" void sim_capture_named_task(void* graph, const char* name, int (*run)
 
 namespace sim {
 
-// One random call of a captured operator: tensors of the generator's state (at_npu::NPUGeneratorCaptureState), which torch_npu
-// fills before each replay, and the call's place within the graph.
-struct Draw {
-  at::Tensor seed, offset;
-  uint64_t within;
-};
-// Where the operator that is captured on this thread keeps its random calls.
-std::vector<Draw>* recorded_draws();
-// The next random call of the operator that is replayed on this thread; null: none is.
-const Draw* next_replayed_draw();
-
 namespace {
 
 constexpr int kAicoreError = 507015;

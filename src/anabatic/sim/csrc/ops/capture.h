@@ -29,6 +29,17 @@ class CapturedCall {
   void* graph_ = nullptr;
 };
 
+// One random call of a captured operator: tensors of the generator's state (at_npu::NPUGeneratorCaptureState), which torch_npu
+// fills before each replay, and the call's place within the graph.
+struct Draw {
+  at::Tensor seed, offset;
+  uint64_t within;
+};
+// Where the operator that is captured on this thread keeps its random calls.
+std::vector<Draw>* recorded_draws();
+// The next random call of the operator that is replayed on this thread; null: none is.
+const Draw* next_replayed_draw();
+
 // A copy between tensors of which one at least is simulated; `kind` is an aclrtMemcpyKind. To be called before it is made.
 void capture_copy(void* graph, const at::Tensor& to, const at::Tensor& from, int kind);
 

@@ -12,13 +12,7 @@
 #include "../sim.h"
 #include "cost.h"
 
-extern "C" int sim_profiling(void);
-
 namespace sim {
-
-// profile_names.cpp: the range of the aclnn function for torch's profilers, and what CANN's shows of the next sim_paper_op.
-void record_api(const c10::OperatorName& name);
-void profile_call(const OpCall& call);
 
 void* stream_of(c10::Device device);  // stream_handle.cpp
 
@@ -85,7 +79,7 @@ void count_launch(const OpCall& call) {
   const Work work = work_of(call);
   const SimOp op{call.name.name.c_str(), call.name.overload_name.c_str(), call.device, stream, work.unit,
                  work.flops, work.bytes, call.host_ns};
-  if (work.unit != SIM_HOST_LINK) record_api(call.name);  // a copy is aclrtMemcpyAsync
+  if (work.unit != SIM_HOST_LINK) record_api(call);  // a copy is aclrtMemcpyAsync
   if (sim_profiling() != 0) profile_call(call);
   sim_paper_op(&op);
   if (sim_reporting() != 0 && torch::autograd::get_current_node() != nullptr) backward.store(true, std::memory_order_relaxed);

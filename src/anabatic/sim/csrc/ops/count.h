@@ -19,6 +19,10 @@ struct OpCall {
 
 void sim_count_op(const OpCall& call);
 
+// profile_names.cpp: the range of the aclnn function for torch's profilers, and what CANN's shows of the next sim_paper_op.
+void record_api(const OpCall& call);
+void profile_call(const OpCall& call);
+
 // An operator that a real NPU would run as a fused kernel, but not with these arguments, and why.
 void sim_count_unfused(const char* name, const char* reason);
 

@@ -1,6 +1,7 @@
-// Losses over classes take int32 labels on an NPU (aclnnNLLLoss, aclnnNLLLoss2d, aclnnMultilabelMarginLoss: hiascend.com, CANN
-// reference); the CPU's kernels take int64 and uint8.
+// Integers where the CPU's kernels do not take them. Losses over classes take int32 labels on an NPU (aclnnNLLLoss,
+// aclnnNLLLoss2d, aclnnMultilabelMarginLoss: hiascend.com, CANN reference); the CPU's kernels take int64 and uint8.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/div.h>
 
 #include <algorithm>
 #include <array>
@@ -39,7 +40,28 @@ class WideTarget final : public c10::OperatorKernel {
   size_t back_ = 0;  // the argument's place from the end of the stack
 };
 
+// op-plugin hands `x.div_(2)` of integers to aclnnInplaceDiv, which casts the quotient; ProcessGroupHCCL's mean of integers
+// rests on it (Ascend/pytorch, test/distributed/test_reduce.py: test_reduce_dist_avg).
+class IntegerQuotient final : public c10::OperatorKernel {
+ public:
+  explicit IntegerQuotient(const c10::OperatorHandle& op) : kernel_(op) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const at::Tensor self = (*stack)[stack->size() - 2].toTensor();
+    if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return kernel_(op, keys, stack);
+    self.copy_(at::div(self, stack->back().toTensor()));
+    torch::jit::drop(*stack, 2);
+    stack->emplace_back(self);
+  }
+
+ private:
+  CpuKernel kernel_;
+};
+
 }  // namespace
+
+torch::CppFunction kernel_of_integer_quotient(const c10::OperatorHandle& op) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<IntegerQuotient>(op));
+}
 
 bool takes_int_target(std::string_view name) {
   return std::find(kLosses.begin(), kLosses.end(), name.substr(0, name.find('.'))) != kLosses.end();

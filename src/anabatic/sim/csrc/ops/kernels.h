@@ -46,5 +46,7 @@ void register_sparse(torch::Library& aten);
 // Losses whose labels may be int32: the CPU's kernels behind a cast.
 bool takes_int_target(std::string_view name);
 torch::CppFunction kernel_with_int_target(const c10::OperatorHandle& op);
+// aten::div_.Tensor of integers: the CPU's kernel refuses it.
+torch::CppFunction kernel_of_integer_quotient(const c10::OperatorHandle& op);
 
 }  // namespace sim

@@ -9,15 +9,6 @@
 #include "../sim.h"
 #include "count.h"
 
-extern "C" {
-struct SimTensors {
-  const char* shapes;
-  const char* types;
-  const char* formats;
-};
-void sim_profile_operator(const char* api, const SimTensors* inputs, const SimTensors* outputs);
-}
-
 namespace sim {
 
 namespace {
@@ -32,14 +23,14 @@ const std::unordered_map<std::string_view, std::string_view> kNames = {
 
 // aten::add_ -> aclnnInplaceAdd, aten::mul with a scalar -> aclnnMuls, npu::npu_rms_norm -> aclnnRmsNorm: the pattern of
 // op-plugin's names, not a list of them.
-std::string make_name(const c10::OperatorName& name) {
+std::string make_name(const c10::OperatorName& name, bool by_scalar) {
   const auto known = kNames.find(name.name);
   if (known != kNames.end()) return std::string(known->second);
   std::string_view base = std::string_view(name.name).substr(name.name.find("::") + 2);
   const bool in_place = base.size() > 1 && base.back() == '_' && name.name.rfind("__") != name.name.size() - 2;
   while (base.size() > 1 && base.front() == '_') base.remove_prefix(1);
   while (base.size() > 1 && base.back() == '_') base.remove_suffix(1);
-  const bool scalar = name.overload_name == "Scalar" && (base == "add" || base == "sub" || base == "mul" || base == "div");
+  const bool scalar = by_scalar && (base == "add" || base == "sub" || base == "mul" || base == "div");
   if (base.substr(0, 4) == "npu_") base.remove_prefix(4);
   std::string out = in_place ? "aclnnInplace" : "aclnn";
   bool first = true;  // letter of a word
@@ -50,11 +41,18 @@ std::string make_name(const c10::OperatorName& name) {
   return scalar ? out + "s" : out;
 }
 
+// A number, or a tensor of one on the CPU, as Python's `x + 1` gives: aclnnAdds
+// (op-plugin, op_plugin/ops/opapi/AddKernelNpuOpApi.cpp).
+bool takes_scalar(const OpCall& call) {
+  return call.name.overload_name == "Scalar" || (call.name.overload_name == "Tensor" && call.inputs.size() == 1);
+}
+
 // The dispatcher's names live as long as the process: their addresses are faster keys than their text.
-const std::string& api_name(const c10::OperatorName& name) {
-  thread_local std::unordered_map<const c10::OperatorName*, std::string> names;
-  const auto [found, fresh] = names.try_emplace(&name);
-  if (fresh) found->second = make_name(name);
+const std::string& api_name(const OpCall& call) {
+  thread_local std::unordered_map<const c10::OperatorName*, std::string> names[2];
+  const bool scalar = takes_scalar(call);
+  const auto [found, fresh] = names[scalar ? 1 : 0].try_emplace(&call.name);
+  if (fresh) found->second = make_name(call.name, scalar);
   return found->second;
 }
 
@@ -98,14 +96,14 @@ struct Words {
 
 // torch_npu calls every aclnn function inside of a range with its name, which torch's profilers show and its tests look for
 // (torch_npu/csrc/framework/OpCommand.cpp; test/trans_contiguous).
-void record_api(const c10::OperatorName& name) { RECORD_FUNCTION(api_name(name), std::vector<c10::IValue>{}); }
+void record_api(const OpCall& call) { RECORD_FUNCTION(api_name(call), std::vector<c10::IValue>{}); }
 
 void profile_call(const OpCall& call) {
   // What an operator writes in place, or through out=, stands among its inputs: the first of them is then the result.
   const bool in_place = call.outputs.empty() && !call.inputs.empty();
   const Words in(call.inputs), out(in_place ? call.inputs.slice(0, 1) : call.outputs);
   const SimTensors read = in.view(), written = out.view();
-  sim_profile_operator(api_name(call.name).c_str(), &read, &written);
+  sim_profile_operator(api_name(call).c_str(), &read, &written);
 }
 
 }  // namespace sim

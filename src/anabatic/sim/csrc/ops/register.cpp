@@ -121,6 +121,9 @@ void take_over(torch::Library& aten, torch::Library& npu, torch::Library& atb, c
     } else if (takes_int_target(full)) {
       note(full, "cpu");
       library.impl(local.c_str(), kernel_with_int_target(*op));
+    } else if (full == "aten::div_.Tensor") {
+      note(full, "cpu");
+      library.impl(local.c_str(), kernel_of_integer_quotient(*op));
     } else if (is_aten && op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       note(full, "cpu");
       library.impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CpuKernel>(*op)));

@@ -9,21 +9,6 @@
 
 #include "state.h"
 
-extern "C" {
-// True between aclprofStart and aclprofStop.
-int sim_profiling(void);
-// The aclnn function of the next sim_paper_op of this thread, and its tensors as op_summary writes them: "2,3;3,4",
-// "FLOAT;DT_BF16", "ND;ND".
-struct SimTensors {
-  const char* shapes;
-  const char* types;
-  const char* formats;
-};
-void sim_profile_operator(const char* api, const struct SimTensors* inputs, const struct SimTensors* outputs);
-// The communicator and the HcclDataType of a collective: after sim_paper_launch.
-void sim_paper_group(void* handle, const char* communicator, int type);
-}
-
 namespace sim {
 
 // Who launched a collective, for the row of the host; thread 0: nothing was profiled then.
