@@ -14,7 +14,7 @@ import statistics
 import time
 from typing import Any
 
-from option_types import positive_int
+from option_types import positive_int, positive_number
 
 WAYS = ("eager", "grouped_mm", "anabatic")
 
@@ -63,7 +63,9 @@ def measure(options: argparse.Namespace, frozen: bool) -> None:
     blocks = build_blocks(options)
     torch.manual_seed(1)
     x = torch.randn(1, options.tokens, options.hidden)
-    x = (x + options.skew * blocks["eager"].gate.weight[: options.chosen].sum(0) / 0.02).detach().requires_grad_()
+    if options.skew is not None:
+        x = x + options.skew * blocks["eager"].gate.weight[: options.chosen].sum(0) / 0.02
+    x = x.detach().requires_grad_()
     weights = torch.randn(1, options.tokens, options.hidden)
     for block in blocks.values():
         block.experts.requires_grad_(not frozen)
@@ -94,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"tokens": 512, "hidden": 256, "inner": 96, "experts": 128, "chosen": 8, "rounds": 5}.items():
         parser.add_argument(f"--{name}", type=positive_int, default=default)
-    parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--skew", type=positive_number)
     options = parser.parse_args()
     import torch
 

@@ -20,8 +20,9 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
-from anabatic.models import delta_net, delta_states, rope_scaling, routing
+from anabatic.models import delta_net, delta_states, rope_scaling
 from anabatic.models.direct_forward import DirectForward
+from anabatic.models.experts import routing
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
 from anabatic.parallel.context_exchange import HeadExchange
@@ -206,7 +207,7 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
 
 
 def _require_supported(model: PreTrainedModel) -> None:
-    # Families with layers of the delta rule do not claim the interface, which their other layers use all the same.
+    # Families with layers of the delta rule do not claim the interface, which their other layers use anyway.
     has_delta_layers = delta_net.has_delta_layers(model)
     if not model._supports_attention_backend and not has_delta_layers:
         raise DataError(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops
 from anabatic.device.table import DEVICES
-from anabatic.models import expert_layers, weight_casts
+from anabatic.models import weight_casts
+from anabatic.models.experts import expert_layers
 from anabatic.models.fused_layers import install_layers
 from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 

@@ -12,8 +12,9 @@ from anabatic.config.pretrain import PretrainModel as ModelConfig
 from anabatic.config.sections.common import Optim
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
-from anabatic.models import expert_parallel, tensor_parallel
-from anabatic.models.expert_layers import iter_expert_layers
+from anabatic.models import tensor_parallel
+from anabatic.models.experts import expert_parallel
+from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.pretrained import init_empty_weights, prepare_model

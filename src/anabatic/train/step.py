@@ -20,8 +20,8 @@ from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.data.batching.packing import Batch, SegmentOrigin
 from anabatic.device import ops_npu
 from anabatic.device.device import Device, send_to_device
+from anabatic.models.experts.routing import RoutingRecorder
 from anabatic.models.forward import pack_batch
-from anabatic.models.routing import RoutingRecorder
 from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_expert_gradients, reduce_tensor_gradients
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.metrics.rank_times import StepTimer

@@ -11,8 +11,8 @@ from anabatic.config.sections.train_jobs import Lora
 from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops, pretrained
+from anabatic.models.experts.routing import RoutingRecorder, compute_router_loss
 from anabatic.models.lora import adapter
-from anabatic.models.routing import RoutingRecorder, compute_router_loss
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 warnings.filterwarnings("ignore")

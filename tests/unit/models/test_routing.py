@@ -20,9 +20,9 @@ from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed, 
 from anabatic.device.device import select_device
 from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops, pretrained
-from anabatic.models.expert_layers import iter_expert_layers
+from anabatic.models.experts.expert_layers import iter_expert_layers
+from anabatic.models.experts.routing import make_recorder
 from anabatic.models.model_init import count_parameters, flops_per_token
-from anabatic.models.routing import make_recorder
 from anabatic.parallel.process_groups import World
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
 from anabatic.train.optim.optimizer import Optimizer

@@ -18,12 +18,13 @@ from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
-from anabatic.models import expert_parallel, weights_reader
+from anabatic.models import weights_reader
+from anabatic.models.experts import expert_parallel
+from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import compute_summed_loss
 from anabatic.models.lora import adapter, expert_adapter
 from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import build_meta_causal_lm, init_empty_weights, load_folder_weights
-from anabatic.models.routing import make_recorder
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.process_groups import World, gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp

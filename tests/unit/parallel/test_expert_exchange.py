@@ -16,7 +16,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from anabatic.device.ops import REFERENCE_OPS
-from anabatic.models.expert_layers import EXPERT_GROUP, choose_expert_forward, insert_expert_adapter
+from anabatic.models.experts.expert_layers import EXPERT_GROUP, choose_expert_forward, insert_expert_adapter
 from anabatic.parallel.process_groups import RankGroup
 from anabatic.testing.multiprocess import spawn_ranks
 

@@ -24,7 +24,7 @@ from anabatic.config.sections.train_jobs import Freeze, Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import open_atomic_folder
-from anabatic.models import expert_layers
+from anabatic.models.experts import expert_layers
 from anabatic.models.lora import expert_adapter
 from anabatic.models.lora.adapter_config import (
     ADAPTER_CONFIG_FILE,

@@ -11,7 +11,8 @@ from anabatic.config.pretrain import PretrainJob
 from anabatic.core import log
 from anabatic.data.chat import loss_preview
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
-from anabatic.models import context_parallel, expert_parallel, fused_ops, tensor_parallel
+from anabatic.models import context_parallel, fused_ops, tensor_parallel
+from anabatic.models.experts import expert_parallel
 from anabatic.models.model_init import (
     build_meta_qwen3,
     count_parameters,

@@ -14,7 +14,8 @@ from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
-from anabatic.models import context_parallel, expert_parallel, tensor_parallel
+from anabatic.models import context_parallel, tensor_parallel
+from anabatic.models.experts import expert_parallel
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
 from anabatic.parallel import process_groups as parallel

@@ -15,7 +15,8 @@ from anabatic.data.chat import loss_preview
 from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
 from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
-from anabatic.models import context_parallel, expert_parallel, fused_ops, tensor_parallel
+from anabatic.models import context_parallel, fused_ops, tensor_parallel
+from anabatic.models.experts import expert_parallel
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes

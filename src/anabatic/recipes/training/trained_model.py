@@ -19,6 +19,7 @@ from anabatic.device.compile_time import COMPILE_CLOCK
 from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device, should_compile
 from anabatic.models import fused_ops, weight_casts, weights_reader
+from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.models.lora.merging import WeightedAdapter
@@ -36,7 +37,6 @@ from anabatic.models.pretrained import (
     save_model,
 )
 from anabatic.models.quantized import iter_quantized_weights
-from anabatic.models.routing import make_recorder
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan import training_setup

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
 from anabatic.device.attention import PackedSegments
-from anabatic.models.expert_layers import iter_expert_layers
+from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 from anabatic.parallel.process_groups import all_reduce_sum
 
