@@ -216,11 +216,13 @@ class PackedSegments:
         is_causal: a token attends to itself and earlier tokens of its segment; False: to its whole segment.
         output_rows: int64, rows whose outputs alone are wanted, for a last layer that can leave out the others.
         has_dropped_rows: it has done so.
+        token_mask: fp32 `[T]`, 0 for padding; None: there is none.
         exchange: of ranks that share the batch: the model runs on the tokens of one, the plan is that of all.
     """
 
     output_rows: Tensor | None = None
     has_dropped_rows = False
+    token_mask: Tensor | None = None
     exchange: Exchange | None = None
 
     def __init__(self, cu_seqlens: list[int], device: torch.device, causal: bool = True) -> None:
@@ -336,12 +338,14 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gather_index: Tensor) -> Tensor:
+        """Return the chosen rows."""
         ctx.save_for_backward(gather_index)
         ctx.rows = x.shape[0]
         return x.index_select(0, gather_index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of all rows."""
         (gather_index,) = ctx.saved_tensors
         (grad,) = grads
         return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, gather_index, grad), None

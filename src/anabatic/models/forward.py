@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
 from anabatic.models import delta_net, delta_states, rope_scaling
 from anabatic.models.direct_forward import DirectForward
+from anabatic.models.experts import routing
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
 from anabatic.parallel.context_exchange import HeadExchange
@@ -153,17 +155,20 @@ def pack_batch(
     segments = PackedSegments(batch.cu_seqlens, device, causal)
     input_ids, position_ids, targets = batch.input_ids, batch.position_ids, batch.labels
     is_all_targets = batch.num_targets == targets.numel()
+    mask = batch.make_token_mask()
     if context.size > 1:
         split = TokenSplit(targets.numel(), context)
         segments.exchange = (
             HeadExchange(split) if context.pieces == 1 else RingExchange(batch.cu_seqlens, split, device, get_block_ops)
         )
         input_ids, position_ids, targets = map(split.take, (input_ids, position_ids, targets))
+        mask = None if mask is None else split.take(mask)
     rows = None
     if not is_all_targets:
         rows = (targets != IGNORE_INDEX).nonzero().squeeze(1)
         targets = targets[rows]
         rows = send_to_device(rows, device)
+    segments.token_mask = None if mask is None else send_to_device(mask, device)
     return PackedBatch(
         send_to_device(input_ids.unsqueeze(0), device),
         send_to_device(position_ids.unsqueeze(0), device),
@@ -186,7 +191,9 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
         plan = packed.segments.exchange.count_own(borders)
     else:
         plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
-    with rope_scaling.use_length_plan(model, plan):
+    recorder = routing.get_recorder(model)
+    watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
+    with rope_scaling.use_length_plan(model, plan), watch:
         out = model.base_model(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
@@ -261,12 +268,19 @@ class ModelRoot(nn.Module):
     Attributes:
         tensor_ranks: number of tensor-parallel ranks (`tensor_parallel.py`).
         partial_params: names of parameters that each of these ranks holds in full with a partial gradient.
+        expert_params: names of parameters that ranks of an expert group divide (`expert_parallel.py`).
     """
 
-    def __init__(self, model: PreTrainedModel, parts: int = 1, partial: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        parts: int = 1,
+        partial: frozenset[str] = frozenset(),
+        experts: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__()
         self.model = model
-        self.tensor_ranks, self.partial_params = parts, partial
+        self.tensor_ranks, self.partial_params, self.expert_params = parts, partial, experts
 
     def forward(self, call: Callable[..., Any], *args: Any) -> Any:
         """Return `call(model, *args)`."""

@@ -13,6 +13,8 @@ from anabatic.config.sections.common import Optim
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
 from anabatic.models import tensor_parallel
+from anabatic.models.experts import expert_parallel
+from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.pretrained import init_empty_weights, prepare_model
@@ -96,9 +98,18 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return total, total if tied else total - embedding.numel()
 
 
+def count_idle_parameters(model: PreTrainedModel) -> dict[str, int]:
+    """Return the parameters of stacked experts, and of their adapters, that one token does not use, by name."""
+    idle: dict[str, int] = {}
+    for name, layer in iter_expert_layers(model):
+        share = 1 - int(model.config.num_experts_per_tok) / int(layer.num_experts)
+        idle |= {f"{name}.{own}": round(parameter.numel() * share) for own, parameter in layer.named_parameters()}
+    return idle
+
+
 def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = True) -> float:
     """Return the training operations per token: 6 per parameter in matrix products, 4 per frozen one, which needs no
-    gradient, and 12 x layers x width x mean attended length.
+    gradient, and 12 x layers x width x mean attended length. Of stacked experts those count that a token uses.
 
     Args:
         logits: the LM head is used.
@@ -111,8 +122,10 @@ def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = 
     )
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     unused = [weight for weight in (embedding, head) if not (logits and weight is head)]
+    idle = count_idle_parameters(model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is other for other in unused))
-    active = count_parameters(model)[1] - (0 if logits else head.numel())
+    trained -= sum(idle[name] for name, p in model.named_parameters() if name in idle and p.requires_grad)
+    active = count_parameters(model)[1] - sum(idle.values()) - (0 if logits else head.numel())
     return 4.0 * active + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context
 
 
@@ -135,8 +148,10 @@ def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
 def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
     """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
     partial = tensor_parallel.apply_tensor_parallel(model, world)
-    root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial)
-    shard_model(root, _shard_units(model), plan, device, world)
+    experts = expert_parallel.apply_expert_parallel(model, world)
+    root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial, experts)
+    layers = [layer for _, layer in iter_expert_layers(model)] if experts else []
+    shard_model(root, _shard_units(model), plan, device, world, layers)
     materialize_parameters(root, plan.get_state_device(device), device.torch_device)
     return root
 

@@ -1,7 +1,7 @@
 """The mesh of a job's ranks: one DeviceMesh with named dimensions, and the groups that are cut out of it.
 
-Dimensions (`plan/mesh_shape.py`): `replicate`, `shard`, `context`, `tensor`. Every group of ranks that anything uses is
-made here, once: a dimension of the mesh, or several that are flattened.
+Dimensions (`plan/mesh_shape.py`): `replicate`, `shard`, `context`, `expert`, `tensor`. Every group of ranks that
+anything uses is made here, once: a dimension of the mesh, or several that are flattened.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ class ContextGroup(RankGroup):
 
 SINGLE_RANK = RankGroup()
 SINGLE_CONTEXT = ContextGroup()
-BATCH_DIMENSIONS = ("replicate", "shard")
+BATCH_DIMENSIONS = ("replicate", "shard", "expert")
 """Dimensions along which ranks have different batches."""
-GRADIENT_DIMENSIONS = (*BATCH_DIMENSIONS, "context")
-"""Dimensions along which gradients of one parameter are added."""
-SHARD_DIMENSIONS = ("shard", "context")
-"""Dimensions that shard parameters together."""
+GRADIENT_DIMENSIONS = ("replicate", "shard", "context", "expert")
+"""Dimensions along which gradients of one parameter are added, except those of divided experts."""
+EXPERT_COPY_DIMENSIONS = ("replicate", "shard", "context")
+"""Dimensions along which gradients of divided experts are added."""
+SHARD_DIMENSIONS = ("shard", "context", "expert")
+"""Dimensions that shard parameters together; those of divided experts without the last."""
 
 
 class RankMesh:
@@ -66,7 +68,7 @@ class RankMesh:
         self.device_mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         self._names = tuple(sizes)
         self._submeshes: dict[tuple[str, ...], DeviceMesh] = {}
-        if shape.tensor > 1:
+        if shape.tensor > 1 or shape.expert > 1:
             # Tensors sharded twice are gathered in two steps when a model is saved, and torch warns each time.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
@@ -87,9 +89,9 @@ class RankMesh:
             return SINGLE_RANK
         return RankGroup(submesh.get_local_rank(), submesh.size(), submesh.get_group())
 
-    def get_fsdp_mesh(self) -> DeviceMesh:
+    def get_fsdp_mesh(self, dimensions: Sequence[str] = SHARD_DIMENSIONS) -> DeviceMesh:
         """Return the mesh for FSDP2: the ranks that shard parameters, below the copies if there are several."""
-        shards = self.get_submesh(SHARD_DIMENSIONS)
+        shards = self.get_submesh(dimensions)
         copies = self.get_submesh(("replicate",))
         assert shards is not None  # plan.mesh_shape
         if copies is None:

@@ -27,6 +27,7 @@ from anabatic.core.process_info import allow_open_files
 from anabatic.device.device import Device
 from anabatic.parallel.mesh import (
     BATCH_DIMENSIONS,
+    EXPERT_COPY_DIMENSIONS,
     GRADIENT_DIMENSIONS,
     SHARD_DIMENSIONS,
     SINGLE_CONTEXT,
@@ -55,6 +56,8 @@ class World(RankGroup):
         mesh: the mesh; None with one process, or if all processes have different batches and copies of the model.
         batch_ranks, gradient_ranks: see the properties; None: all processes.
         context_group: ranks that share the tokens of a batch.
+        expert_group: ranks that share the experts of a layer.
+        expert_copies: ranks with the same experts.
         tensor_group: ranks that share the matrices of a layer, and work on the same tokens.
     """
 
@@ -63,6 +66,8 @@ class World(RankGroup):
     batch_ranks: RankGroup | None = None
     gradient_ranks: RankGroup | None = None
     context_group: ContextGroup = SINGLE_CONTEXT
+    expert_group: RankGroup = SINGLE_RANK
+    expert_copies: RankGroup = SINGLE_RANK
     tensor_group: RankGroup = SINGLE_RANK
 
     @property
@@ -134,6 +139,8 @@ def build_world(device: Device, shape: MeshShape, context_method: ContextMethod 
         batch_ranks=None if shape.data_size == world_size else mesh.get_group(BATCH_DIMENSIONS),
         gradient_ranks=None if shape.gradient_size == world_size else mesh.get_group(GRADIENT_DIMENSIONS),
         context_group=ContextGroup(context.rank, context.size, context.process_group, pieces),
+        expert_group=mesh.get_group(("expert",)),
+        expert_copies=mesh.get_group(EXPERT_COPY_DIMENSIONS) if shape.expert > 1 else SINGLE_RANK,
         tensor_group=mesh.get_group(("tensor",)),
     )
 
@@ -255,6 +262,22 @@ def reduce_tensor_gradients(
         _sum_grads([_local_grad(param) for param in params.values()], group, world, 1 / group.size)
 
 
+@torch.no_grad()
+def reduce_expert_gradients(params: Mapping[str, Tensor], experts: Collection[str], world: World) -> None:
+    """Reduce the gradients of divided experts, in place: each is that of the tokens of all ranks that share them.
+
+    The mean over the ranks with batches is wanted, as for all other parameters. Where FSDP2 has shards of them, it took
+    the mean over the ranks with the same experts.
+    """
+    if world.expert_group.size == 1:
+        return
+    trained = [param for name, param in params.items() if name in experts]
+    if any(is_sharded_by_fsdp(param, is_expert=True) for param in trained):
+        torch._foreach_mul_([_local_grad(param) for param in trained], 1 / world.expert_group.size)
+    else:
+        _sum_grads(map(_local_grad, trained), world.expert_copies, world, 1 / world.gradient_group.size)
+
+
 def _local_grad(param: Tensor) -> Tensor:
     """Return this rank's shard of a gradient; zeros if the parameter has no gradient here."""
     if param.grad is None:
@@ -337,9 +360,13 @@ def is_sharded_along(tensor: Tensor, axis: str) -> bool:
     return any(axis in name.split("_") and not placement.is_replicate() for name, placement in axes)
 
 
-def is_sharded_by_fsdp(tensor: Tensor) -> bool:
-    """True when ranks whose gradients are added hold different shards of the tensor (`sharding.py`)."""
-    return any(is_sharded_along(tensor, axis) for axis in SHARD_DIMENSIONS)
+def is_sharded_by_fsdp(tensor: Tensor, is_expert: bool = False) -> bool:
+    """True when ranks whose gradients are added hold different shards of the tensor (`sharding.py`).
+
+    Args:
+        is_expert: it is a divided expert's, which ranks of an expert group never share.
+    """
+    return any(is_sharded_along(tensor, axis) for axis in (EXPERT_COPY_DIMENSIONS if is_expert else SHARD_DIMENSIONS))
 
 
 def to_local(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from anabatic.config.sections.common import Parallel
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import Device
-from anabatic.parallel.mesh import RankMesh
+from anabatic.parallel.mesh import EXPERT_COPY_DIMENSIONS, RankMesh
 from anabatic.parallel.process_groups import World
 
 _BUCKET_MIB = 25
@@ -129,12 +130,21 @@ def resolve_sharding(settings: Parallel, world: World, device: Device) -> Shardi
     return ShardingPlan("zero2" if settings.strategy == "zero2" else "zero3", offload, "asked for")
 
 
-def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, device: Device, world: World) -> None:
+def shard_model(
+    root: nn.Module,
+    units: list[nn.Module],
+    plan: ShardingPlan,
+    device: Device,
+    world: World,
+    divided: Sequence[nn.Module] = (),
+) -> None:
     """Shard the parameters of `root`, in place; they may be on the meta device. `single` and `ddp` shard nothing.
 
     Args:
         root: module whose forward pass runs the model; parameters outside `units` are gathered for all of it.
         units: modules gathered one at a time, not nested.
+        divided: layers of experts inside them, which ranks of an expert group divide: only ranks with the same experts
+            shard those.
     """
     if not plan.is_sharded:
         return
@@ -153,6 +163,12 @@ def shard_model(root: nn.Module, units: list[nn.Module], plan: ShardingPlan, dev
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.device_row.pin_memory)
     if device.type == "cpu":
         ensure_gloo_averages(options["mesh"])
+    if divided and world.expert_copies.size > world.shape.replicate:
+        assert world.mesh is not None
+        for layer in divided:
+            fully_shard(layer, **{**options, "mesh": world.mesh.get_fsdp_mesh(EXPERT_COPY_DIMENSIONS[1:])})
+    elif divided:  # no rank of a copy has the same experts
+        options["ignored_params"] = {parameter for layer in divided for parameter in layer.parameters()}
     for unit in units:
         fully_shard(unit, **options)
     fully_shard(root, **options)
@@ -178,6 +194,12 @@ def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) 
     """
     if plan.strategy != "ddp" or world.tensor_group.size > 1:
         return root
+    experts: frozenset[str] = getattr(root, "expert_params", frozenset())
+    if experts:  # reduced afterwards, over other ranks (`reduce_expert_gradients`)
+        trained = {f"model.{name}" for name in experts}
+        if all(name in trained for name, parameter in root.named_parameters() if parameter.requires_grad):
+            return root
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(root, [f"model.{name}" for name in experts])
     ids = None if device.type == "cpu" else [device.index]
     # Its size named, DDP makes no smaller first bucket, which would be one collective more.
     options = {"bucket_cap_mb": _BUCKET_MIB, "gradient_as_bucket_view": True, **_no_buffer_sync()}

@@ -1,6 +1,6 @@
 """The shape of the mesh that the processes of a job form, and whether the processes fit it; without torch.
 
-Ranks are numbered with the last dimension fastest: `tensor` groups are neighbours, then `context` groups.
+Ranks are numbered with the last dimension fastest: `tensor` or `expert` groups are neighbours, then `context` groups.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from anabatic.config.sections.common import Parallel
 from anabatic.core.errors import ConfigError
 
-DIMENSIONS = ("replicate", "shard", "context", "tensor")
+DIMENSIONS = ("replicate", "shard", "context", "expert", "tensor")
 """Names of the mesh's dimensions, slowest first."""
 
 
@@ -19,15 +19,17 @@ class MeshShape:
     """Number of ranks along each dimension.
 
     Attributes:
-        replicate: copies of the sharded weights, each on `shard x context` ranks (HSDP).
+        replicate: copies of the sharded weights, each on `shard x context x expert` ranks (HSDP).
         shard: ranks with different batches inside a copy.
         context: ranks that share the tokens of a batch.
+        expert: ranks that share the experts of a layer, with different batches.
         tensor: ranks that share the matrices of a layer, and the tokens.
     """
 
     replicate: int = 1
     shard: int = 1
     context: int = 1
+    expert: int = 1
     tensor: int = 1
 
     @property
@@ -38,7 +40,7 @@ class MeshShape:
     @property
     def data_size(self) -> int:
         """Number of different batches at a time."""
-        return self.replicate * self.shard
+        return self.replicate * self.shard * self.expert
 
     @property
     def gradient_size(self) -> int:
@@ -62,7 +64,7 @@ def count_data_ranks(settings: Parallel, world_size: int) -> int:
 
 def get_mesh_multiple(settings: Parallel) -> int:
     """Return the number that the processes must be a multiple of."""
-    return settings.replicate * settings.context * settings.tensor
+    return settings.replicate * settings.context * settings.expert * settings.tensor
 
 
 def resolve_mesh_shape(
@@ -76,7 +78,7 @@ def resolve_mesh_shape(
     Raises:
         ConfigError: the dimensions do not divide the processes, or leave nothing to shard.
     """
-    given = {"replicate": settings.replicate, "context": settings.context, "tensor": settings.tensor}
+    given = {name: getattr(settings, name) for name in DIMENSIONS if name != "shard"}
     named = {name: size for name, size in given.items() if size > 1}
     product = get_mesh_multiple(settings)
     if world_size % product:
@@ -87,7 +89,7 @@ def resolve_mesh_shape(
         )
         raise ConfigError(f"{what}, which does not divide {world_size} {unit[world_size != 1]}", hint or start)
     shape = MeshShape(shard=world_size // product, **given)
-    if shape.replicate > 1 and shape.shard * shape.context == 1:
+    if shape.replicate > 1 and shape.shard * shape.context * shape.expert == 1:
         raise ConfigError(
             f"parallel.replicate is {shape.replicate}, and {world_size} {unit[1]} leave one in each copy: nothing is"
             " sharded",

@@ -131,12 +131,28 @@ class TrainingSetup:
         return [(replace(self, shape=kind), count) for kind, count in self.shape.count_kinds(blocks, from_end)]
 
     @property
+    def expert_adapter_params(self) -> int:
+        """Adapter parameters of the experts of a block."""
+        s, targets = self.shape, self.targets_of_adapters
+        sizes = {"gate_up_proj": s.hidden + 2 * s.expert_inner, "down_proj": s.hidden + s.expert_inner}
+        named = [
+            size
+            for name, size in sizes.items()
+            if any(
+                is_expert_target(target) and (target == ALL_EXPERTS or matches_name_end(target, name))
+                for target in targets
+            )
+        ]
+        return s.experts * self.rank * sum(named)
+
+    @property
     def adapter_block_params(self) -> int:
         """Adapter parameters of a block on a rank, of several kinds the most; tensor ranks divide one matrix of each
         adapter."""
         if self.shape.kinds:
             return max(kind.adapter_block_params for kind, _ in self.count_kinds())
-        return sum(self.rank * sum(self.get_local_shape(layer)) for layer in self.adapted_linears)
+        linear = sum(self.rank * sum(self.get_local_shape(layer)) for layer in self.adapted_linears)
+        return linear + self.expert_adapter_params
 
     @property
     def block_params(self) -> int:
@@ -406,12 +422,42 @@ def matches_name_end(name: str, suffix: str) -> bool:
     return name == suffix or name.endswith("." + suffix)
 
 
+ALL_EXPERTS = "all-experts"
+"""Target of `lora.target_modules`: the stacked weights of every expert layer."""
+
+
+def is_expert_target(target: str) -> bool:
+    """True for a target that names stacked weights of experts: `all-experts`, or a name such as `experts.down_proj`."""
+    return target == ALL_EXPERTS or re.search(r"(^|\.)experts\.(gate_up_proj|down_proj)$", target) is not None
+
+
+def select_expert_weights(weights: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Return the stacked weights of experts that match `lora.target_modules`.
+
+    Raises:
+        ConfigError: a target names experts and matches none.
+    """
+    found: list[str] = []
+    for target in filter(is_expert_target, targets):
+        matching = [name for name in weights if target == ALL_EXPERTS or matches_name_end(name, target)]
+        if not matching:
+            raise ConfigError(
+                f'lora.target_modules: "{target}" matches no stacked weight of experts',
+                f"weights of this model: {', '.join(weights[:4])} and so on"
+                if weights
+                else "this model has none whose structure is known: leave it out",
+            )
+        found += matching
+    return [name for name in weights if name in found]
+
+
 def select_target_modules(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the linear layers that match `lora.target_modules`.
+    """Return the linear layers that match `lora.target_modules`; targets that are experts are left out.
 
     Raises:
         ConfigError: a target matches no linear layer.
     """
+    targets = [target for target in targets if not is_expert_target(target)]
     if list(targets) == ["all-linear"]:
         return list(linear)
     for target in targets:

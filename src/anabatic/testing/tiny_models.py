@@ -128,5 +128,6 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "Glm4Moe": dict(n_group=1, topk_group=1, head_dim=8, **_ROUTED_EXPERTS),
     "Qwen3Next": dict(shared_expert_intermediate_size=32, head_dim=8, **_LINEAR_ATTENTION, **_MOE),
     "Qwen3_5Text": dict(head_dim=8, **_LINEAR_ATTENTION),
+    "Qwen3_5MoeText": dict(shared_expert_intermediate_size=32, head_dim=8, **_LINEAR_ATTENTION, **_MOE),
 }
 """What each has of its own."""

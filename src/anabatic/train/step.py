@@ -20,8 +20,9 @@ from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.data.batching.packing import Batch, SegmentOrigin
 from anabatic.device import ops_npu
 from anabatic.device.device import Device, send_to_device
+from anabatic.models.experts.routing import RoutingRecorder
 from anabatic.models.forward import pack_batch
-from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_tensor_gradients
+from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_expert_gradients, reduce_tensor_gradients
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.metrics.rank_times import StepTimer
 from anabatic.train.optim.optimizer import Optimizer
@@ -76,6 +77,7 @@ class TrainStep:
         sums: what the model's forward pass adds up beside the loss, on the device, one number for each of
         `names`.
         partial_params: parameters whose gradients are parts (`forward.Root`).
+        routing: what is recorded of the model's routers; None: it has none.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class TrainStep:
         sums: Tensor | None = None,
         names: Sequence[str] = (),
         partial_params: frozenset[str] = frozenset(),
+        routing: RoutingRecorder | None = None,
     ) -> None:
         self.root, self.loss_fn, self.optimizer = root, loss, optimizer
         self.device, self.world = device, world
@@ -97,14 +100,16 @@ class TrainStep:
         self.loss_scale = LossScale(device)
         self.overflow_register = ops_npu.open_register(device) if self.loss_scale.is_enabled else None
         self.pack_batch, self.metric_names, self.partial_params = pack, names, partial_params
-        self.metric_sums = torch.zeros(0, device=device.torch_device) if sums is None else sums
+        self.routing = routing
+        self.sums = [part for part in (sums, None if routing is None else routing.sums) if part is not None]
         # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.
         options: dict[str, Any] = {
             "dtype": torch.float64 if device.type == "cpu" else torch.float32,
             "device": device.torch_device,
         }
-        self.totals = torch.zeros(5 + len(names), **options)
-        self.refused_mask = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, *(0.0 for _ in names)], **options)
+        self.totals = torch.zeros(5 + sum(map(len, self.sums)), **options)
+        self.refused_mask = torch.zeros_like(self.totals)
+        self.refused_mask[2:5] = 1.0
         """What a refused update still adds to the totals."""
         self.grad_norm = torch.zeros((), device=device.torch_device)
         self.spike_detector = SpikeDetector(optimizer.config.spike, device.torch_device)
@@ -163,6 +168,7 @@ class TrainStep:
             targets += batch.num_targets
             tokens += batch.num_tokens
             rows += batch.segment_origins
+        reduce_expert_gradients(self.optimizer.params, self.optimizer.experts, self.world)
         reduce_tensor_gradients(self.optimizer.params, self.partial_params, not self.optimizer.is_sharded, self.world)
         if self.timer is not None:
             self.timer.finish_step()
@@ -180,7 +186,8 @@ class TrainStep:
         with self.root.no_sync() if later else nullcontext():  # type: ignore[operator]
             with self.device.autocast():
                 loss: Tensor = self.root(self.loss_fn, packed)
-            scaled = loss * (self.loss_scale.value / self.expected_tokens)
+                balance = None if self.routing is None else self.routing.take_loss(batch.num_targets)
+            scaled = (loss if balance is None else loss + balance) * (self.loss_scale.value / self.expected_tokens)
             if timer is not None:
                 timer.watch_backward(scaled)
             scaled.backward()
@@ -191,9 +198,9 @@ class TrainStep:
         row = torch.tensor([0.0, targets, tokens, 0.0, float(self.stop_signal > 0)], dtype=self.totals.dtype)
         row = send_to_device(row, self.device.torch_device)
         row[0] = loss
-        if self.metric_names:
-            row = torch.cat((row, self.metric_sums.to(row.dtype)))
-            self.metric_sums.zero_()
+        if self.sums:
+            row = torch.cat((row, *(part.to(row.dtype) for part in self.sums)))
+            torch._foreach_zero_(self.sums)
         if self.world.tensor_group.rank:  # it has seen the same data as its neighbour
             row[:3], row[5:] = 0.0, 0.0
         if self.world.context_group.rank:  # the same batch, but other tokens of it
@@ -234,12 +241,16 @@ class TrainStep:
 
     def _grad_squares(self) -> Tensor:
         """This rank's share of the sum of all squared gradients: of its parts, or of what other ranks have too."""
-        parts, shared = self.optimizer.collect_grads()
+        parts, shared, experts = self.optimizer.collect_grads()
         squares = self._sum_of_squares(shared)
         if self.world.tensor_group.size > 1:
             squares = self._sum_of_squares(parts) + squares / self.world.tensor_group.size
         copies = self.world.shape.replicate if self.optimizer.is_sharded else self.world.gradient_group.size
-        return squares if copies == 1 else squares / copies
+        squares = squares if copies == 1 else squares / copies
+        if experts:
+            copies = self.world.shape.replicate if self.optimizer.is_sharded else self.world.expert_copies.size
+            squares = squares + self._sum_of_squares(experts) / copies
+        return squares
 
     def _sum_of_squares(self, grads: list[Tensor]) -> Tensor:
         if not grads:  # all rows of every matrix lie on other ranks
@@ -261,6 +272,7 @@ class TrainStep:
     def read_stats(self) -> StepStats:
         """Wait for the device and return what happened since the last call."""
         loss, targets, tokens, skipped, stop, *sums = self.totals.tolist()
+        named = len(self.metric_names)
         result = StepStats(
             loss / targets if targets else float("nan"),
             float(self.grad_norm),
@@ -271,8 +283,9 @@ class TrainStep:
             stop > 0,
             {
                 name: value / targets if targets else float("nan")
-                for name, value in zip(self.metric_names, sums, strict=True)
-            },
+                for name, value in zip(self.metric_names, sums[:named], strict=True)
+            }
+            | ({} if self.routing is None else self.routing.describe_sums(sums[named:], int(targets))),
         )
         self.totals.zero_()
         self.data_wait = 0.0
@@ -288,4 +301,4 @@ class TrainStep:
             "loss_scale": self.loss_scale.value,
             "good_steps": self.loss_scale.good_steps,
         }
-        return {**state, **({"sums": self.totals[5:]} if self.metric_names else {}), **self.spike_detector.state_dict()}
+        return {**state, **({"sums": self.totals[5:]} if self.sums else {}), **self.spike_detector.state_dict()}

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.device.experts import compute_expert_ends, grouped_reference, permute_reference, unpermute_reference
+from anabatic.device.experts import (
+    _GroupedMatmul,
+    compute_expert_ends,
+    grouped_reference,
+    permute_reference,
+    unpermute_reference,
+)
 from unit.device.test_ops import check_same, leaf
 
 
@@ -32,6 +38,25 @@ def test_tokens_go_to_their_experts_and_back(tokens: int, choices: int, experts:
     index = torch.stack([torch.randperm(experts, generator=generator)[:choices] for _ in range(tokens)])
     x, weight, probs = leaf(tokens, 5), leaf(experts, 5, 4), leaf(tokens, choices)
     check_same(layer(x, weight, index, probs), slow(x, weight, index, probs), [x, weight, probs])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ends", [[3, 3, 7, 9], [0, 0, 0, 9], [9, 9, 9, 9]])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_torchs_own_grouped_product_is_the_loop_over_groups(
+    dtype: torch.dtype, ends: list[int], transposed: bool
+) -> None:
+    torch.manual_seed(0)
+    x, up = torch.randn(9, 16).to(dtype), torch.randn(9, 8).to(dtype)
+    stored = torch.randn(4, *((8, 16) if transposed else (16, 8))).to(dtype)
+    found = []
+    for compute in (grouped_reference, _GroupedMatmul.apply):
+        rows, weight = x.clone().requires_grad_(), stored.clone().requires_grad_()
+        out = compute(rows, weight.transpose(1, 2) if transposed else weight, torch.tensor(ends))
+        out.backward(up[:, :1].expand(9, 8))  # a gradient that is not contiguous
+        found.append((out, rows.grad, weight.grad))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
 def test_rows_lie_by_expert() -> None:

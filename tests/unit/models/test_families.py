@@ -135,6 +135,40 @@ def test_a_packed_batch_equals_row_by_row(family: str, fused: str) -> None:
         check_loss_and_gradients(ours, reference, batch_of(lengths))
 
 
+@pytest.mark.parametrize("name", ["Qwen3Next", "Qwen3_5MoeText"])
+def test_blocks_of_experts_beside_linear_attention(name: str) -> None:
+    """Router, experts and the shared expert with its gate, in transformers' own forward pass of whole rows.
+
+    Its linear attention computes in fp32: its other layers alone show the blocks' rounding.
+    """
+    reference = build(name, {**FAMILY_CONFIGS[name], "layer_types": ["full_attention", "full_attention"]})
+    ours = copy.deepcopy(reference)
+    assert fused_ops.install_fused_ops(ours, get_device_ops("cpu")).fused[MOE] == 2
+    ids = torch.randint(3, 96, (2, 24))
+    for model in (ours, reference):
+        model(input_ids=ids, labels=ids).loss.backward()
+    for (part, mine), theirs in zip(ours.named_parameters(), reference.parameters(), strict=True):
+        scale = theirs.grad.abs().max().item() + 1e-9
+        torch.testing.assert_close(mine.grad / scale, theirs.grad / scale, rtol=0, atol=1e-5, msg=part)
+
+
+@pytest.mark.parametrize("family", [family for family, (_, _, fused) in FAMILIES.items() if MOE in fused])
+def test_experts_that_no_token_chooses(family: str) -> None:
+    """Routers without preferences send every token to the same experts; the others have no rows and no gradient."""
+    name, settings, _ = FAMILIES[family]
+    reference = build(name, settings)
+    with torch.no_grad():
+        for part in (name for name, _ in reference.named_modules() if name.endswith((".gate", ".router"))):
+            for parameter in reference.get_submodule(part).parameters():
+                parameter.zero_()
+    ours = packed(reference)
+    fused_ops.install_fused_ops(ours, get_device_ops("cpu"))
+    tolerance = 2e-4 if "linear_attention" in settings.get("layer_types", ()) else 1e-5  # its rule is in fp32
+    check_loss_and_gradients(ours, reference, batch_of([5, 12, 30]), tolerance)
+    layer = next(module for module in ours.modules() if type(module).__name__.endswith("Experts"))
+    assert (layer.down_proj.grad.flatten(1).any(1)).sum() == ours.config.num_experts_per_tok
+
+
 @pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "deepseek-v2", "gemma3", "glm4"])
 def test_autocast_reaches_the_fused_operators(family: str) -> None:
     """bf16 products, fp32 weights and gradients: near the same model in fp32."""

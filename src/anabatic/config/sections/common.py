@@ -142,6 +142,9 @@ class Optim:
     """Clip the global gradient norm to this; 0 switches clipping off."""
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
     """Trained weights and moments: fp32, or bf16 with Kahan summation or stochastic rounding."""
+    router_aux_loss: float | None = None
+    """Mixture of experts: factor of the load-balancing loss; default: what the model's config.json says
+    (`router_aux_loss_coef` with `output_router_logits`), as in transformers."""
     on_bad_step: Literal["skip", "rewind", "stop"] = "skip"
     """A step that is not finite, or a spike, is never applied. skip: continue; rewind: go back to the newest checkpoint
     and skip the step's data; stop: end the run."""
@@ -172,6 +175,11 @@ class Optim:
         require_setting(self.max_grad_norm >= 0, f"optim.max_grad_norm is {self.max_grad_norm}", "use 0 or more")
         require_setting(
             self.spike == 0 or self.spike >= 1, f"optim.spike is {self.spike:g}", "use 6, or 0 for no spikes"
+        )
+        require_setting(
+            self.router_aux_loss is None or self.router_aux_loss >= 0,
+            f"optim.router_aux_loss is {self.router_aux_loss}",
+            "use 0 or more; 0.001 is common",
         )
         require_setting(self.max_rewinds >= 0, f"optim.max_rewinds is {self.max_rewinds}", "use 0 or more")
 
@@ -342,6 +350,8 @@ class Parallel:
     context_method: ContextMethod = "ulysses"
     """How they compute attention. ulysses: each gets all tokens of some heads; ring: keys and values travel, for more
     processes than heads."""
+    expert: int = 1
+    """Mixture of experts: processes that share the experts of each layer; each has batches of its own."""
     tensor: int = 1
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
     check_replicas: int = 0
@@ -351,8 +361,13 @@ class Parallel:
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "context", "tensor"):
+        for name in ("replicate", "context", "expert", "tensor"):
             require_setting(getattr(self, name) >= 1, f"parallel.{name} is {getattr(self, name)}", "use 1 or more")
+        require_setting(
+            self.expert == 1 or self.tensor == 1,
+            f"parallel.expert is {self.expert} and parallel.tensor is {self.tensor}",
+            "use one of them; parallel.context and the strategies go with both",
+        )
         require_setting(
             self.check_replicas >= 0,
             f"parallel.check_replicas is {self.check_replicas}",

@@ -89,7 +89,8 @@ class Lora:
     dropout: float = 0.0
     """Share of the adapter's inputs that is zeroed in training."""
     target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
-    """Linear layers that get an adapter, by the end of their name; all-linear: every one but the head."""
+    """Linear layers that get an adapter, by the end of their name; all-linear: every one but the head. Stacked experts:
+    all-experts, or experts.gate_up_proj and experts.down_proj."""
     modules_to_save: list[str] = field(default_factory=list)
     """Modules that are trained whole and saved with the adapter, such as embed_tokens and lm_head."""
     use_rslora: bool = False

@@ -33,6 +33,8 @@ class Batch:
         loader_state: where the loader stands after this batch, JSON-serialisable.
         extra: what else the data say of each segment, by name; first axis: segments that are no padding.
         segment_origins: the pieces, in order.
+        row_tokens: of rows padded to one length, the tokens of each that came from the data; empty: the tail alone is
+            padded.
     """
 
     input_ids: torch.Tensor
@@ -44,6 +46,17 @@ class Batch:
     loader_state: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     segment_origins: list[SegmentOrigin] = field(default_factory=list)
+    row_tokens: list[int] = field(default_factory=list)
+
+    def make_token_mask(self) -> torch.Tensor | None:
+        """Return fp32 `[T]`, 1 for tokens that came from the data, 0 for padding; None: nothing is padded."""
+        total = self.input_ids.numel()
+        if self.num_tokens == total:
+            return None
+        if not self.row_tokens:
+            return (torch.arange(total) < self.num_tokens).float()
+        columns = torch.arange(total // len(self.row_tokens))
+        return (columns < torch.tensor(self.row_tokens)[:, None]).float().flatten()
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block."""
@@ -57,6 +70,7 @@ class Batch:
             self.loader_state,
             {name: value.to(device, non_blocking=True) for name, value in self.extra.items()},
             self.segment_origins,
+            self.row_tokens,
         )
 
 
@@ -157,6 +171,7 @@ def collate_padded(
         num_targets=int(np.count_nonzero(labels != IGNORE_INDEX)),
         num_tokens=sum(piece.num_inputs for piece in pieces),
         loader_state=state or {},
+        row_tokens=[piece.num_inputs for piece in pieces],
     )
 
 

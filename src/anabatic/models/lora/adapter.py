@@ -24,6 +24,8 @@ from anabatic.config.sections.train_jobs import Freeze, Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import open_atomic_folder
+from anabatic.models.experts import expert_layers
+from anabatic.models.lora import expert_adapter
 from anabatic.models.lora.adapter_config import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_WEIGHTS_FILE,
@@ -64,16 +66,33 @@ def insert_adapter(model: PreTrainedModel, lora: Lora) -> list[str]:
         ConfigError: a target or a module to save does not exist.
     """
     targets = find_targets(model, lora.target_modules)
+    experts = find_expert_targets(model, lora)
     modules_to_save = [_find_modules_to_save(model, end) for end in lora.modules_to_save]
     model.requires_grad_(False)
     for name in targets:
         parent, _, last = name.rpartition(".")
         layer = LoraLinear(model.get_submodule(name), lora.r, compute_scale(lora), lora.dropout, lora.use_dora)  # type: ignore[arg-type]
         setattr(model.get_submodule(parent), last, layer)
+    for name in experts:
+        owner, _, weight = name.rpartition(".")
+        expert_layers.insert_expert_adapter(model.get_submodule(owner), weight, lora.r, compute_scale(lora))
     for names in modules_to_save:
         for name in names:
             model.get_submodule(name).float().requires_grad_(True)
-    return targets
+    return [*targets, *experts]
+
+
+def find_expert_targets(model: nn.Module, lora: Lora) -> list[str]:
+    """Return the names of the stacked weights of experts that get an adapter.
+
+    Raises:
+        ConfigError: a target matches none, or the adapter has what PEFT does not know for experts.
+    """
+    if not any(map(named_layers.is_expert_target, lora.target_modules)):
+        return []
+    pissa = lora.init if lora.init == "pissa" else None
+    expert_adapter.require_plain_adapter({"dropout": lora.dropout, "use_dora": lora.use_dora, "init": pissa})
+    return named_layers.select_expert_weights(expert_layers.list_expert_weights(model), lora.target_modules)
 
 
 def quantize_frozen_layers(model: PreTrainedModel, kind: QuantizationKind) -> int:
@@ -97,6 +116,8 @@ def init_adapter_weights(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         layer.init_adapter(generator)
         if lora.init == "pissa":
             layer.init_pissa()
+    for experts in expert_adapter.find_expert_adapters(model).values():
+        experts.init_adapter(generator)
 
 
 def freeze_parameters(model: PreTrainedModel, settings: Freeze) -> None:
@@ -183,6 +204,10 @@ def collect_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
         tensors[f"{PEFT_PREFIX}{name}.lora_B.weight"] = b
         if layer.lora_magnitude is not None:
             tensors[f"{PEFT_PREFIX}{name}.lora_magnitude_vector"] = gather_full_tensor(layer.lora_magnitude)
+    experts = expert_adapter.find_expert_adapters(model)
+    for wrapper, weight in expert_adapter.make_peft_names([*experts]).items():
+        a, b = experts[weight].export_tensors()
+        tensors[f"{PEFT_PREFIX}{wrapper}.lora_A.weight"], tensors[f"{PEFT_PREFIX}{wrapper}.lora_B.weight"] = a, b
     # A tied matrix is written under both names: PEFT needs both.
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and "lora_" not in name:
@@ -220,7 +245,8 @@ def save_adapter(
         "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
-        "target_modules": _format_target_names(model, layers),
+        "target_modules": _format_target_names(model, layers) if layers else [],
+        **_format_target_parameters(model),
         "modules_to_save": _saved_modules(model, lora) or None,
         # PEFT from 0.18 on: without it a tied head would stay the base model's
         **({"ensure_weight_tying": True} if _is_saved_tied(model, lora) else {}),
@@ -248,6 +274,15 @@ def _format_target_names(model: PreTrainedModel, adapted: Iterable[str]) -> list
         if any(named_layers.matches_name_end(name, suffix) for suffix in suffixes)
     }
     return suffixes if matches == set(adapted) else sorted(adapted)
+
+
+def _format_target_parameters(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Return the entry of adapter_config.json for experts; empty if none have adapters, which older PEFT reads too."""
+    adapted = [*expert_adapter.find_expert_adapters(model)]
+    if not adapted:
+        return {}
+    present = [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
+    return {"target_parameters": expert_adapter.format_target_parameters(adapted, present)}
 
 
 def _is_saved_tied(model: PreTrainedModel, lora: Lora) -> bool:
@@ -279,7 +314,8 @@ def insert_saved_adapter(model: PreTrainedModel, folder: Path) -> Lora:
         DataError: the folder is damaged, or made for another model.
     """
     lora = parse_lora_settings(read_adapter_config(folder), folder)
-    targets = list_adapted_layers(folder)
+    experts = find_saved_experts(model, lora)
+    targets = [name for name in list_adapted_layers(folder) if name not in experts]
     linear_names = set(find_targets(model, ["all-linear"]))
     unknown = [name for name in targets if name not in linear_names]
     if unknown:
@@ -288,10 +324,20 @@ def insert_saved_adapter(model: PreTrainedModel, folder: Path) -> Lora:
             "use the model that adapter_config.json names as base_model_name_or_path",
         )
     try:
-        insert_adapter(model, replace(lora, target_modules=targets))
+        insert_adapter(model, replace(lora, target_modules=[*targets, *experts.values()]))
     except ConfigError as error:
         raise DataError(f"{folder}: made for another model: {error}", error.hint) from error
     return lora
+
+
+def find_saved_experts(model: nn.Module, lora: Lora) -> dict[str, str]:
+    """Return PEFT's wrappers of the stacked weights that a saved adapter adapts, wrapper -> weight."""
+    targets = [target for target in lora.target_modules if named_layers.is_expert_target(target)]
+    if not targets:
+        return {}
+    return expert_adapter.make_peft_names(
+        named_layers.select_expert_weights(expert_layers.list_expert_weights(model), targets)
+    )
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -326,8 +372,15 @@ def convert_peft_name(name: str) -> str:
 def _fill_adapter(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> None:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     missing = {name for name in parameters if "lora_" in name}
+    experts = expert_adapter.find_expert_adapters(model)
+    wrappers = expert_adapter.make_peft_names([*experts])
     for name, tensor in saved.items():
         target_name = convert_peft_name(name)
+        owner, _, kind = target_name.rpartition(".")
+        weight = wrappers.get(owner, "")
+        if weight and experts[weight].import_tensor(kind, tensor):
+            missing.discard(f"{weight}{expert_adapter.ADAPTER_SUFFIX}.{kind}")
+            continue
         if target_name not in parameters or parameters[target_name].shape != tensor.shape:
             expected = list(parameters[target_name].shape) if target_name in parameters else "not there"
             raise DataError(
@@ -351,4 +404,7 @@ def merge_into_linears(model: PreTrainedModel) -> PreTrainedModel:
         merged = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         merged.weight, merged.bias = nn.Parameter(layer.compute_merged_weight()), layer.bias
         setattr(model.get_submodule(parent), last, merged)
+    for name, stacked in expert_adapter.find_expert_adapters(model).items():
+        owner, _, last = name.rpartition(".")
+        expert_layers.merge_expert_adapter(model.get_submodule(owner), last, stacked)
     return model.requires_grad_(True)

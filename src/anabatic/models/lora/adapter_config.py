@@ -15,6 +15,7 @@ from safetensors import safe_open
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.core import json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.plan.training_setup import is_expert_target
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -30,7 +31,6 @@ _UNSUPPORTED_KEYS = (
     "alora_invocation_tokens",
     "layer_replication",
     "trainable_token_indices",
-    "target_parameters",
     "arrow_config",
     "kasa_config",
     "monteclora_config",
@@ -107,12 +107,18 @@ def parse_lora_settings(config: dict[str, Any], folder: Path) -> Lora:
             f"save it with path_initial_model_for_weight_conversion, or {_MERGE_FIRST_HINT}",
         )
     targets = config.get("target_modules") or []
+    experts = config.get("target_parameters") or []
+    if not isinstance(experts, list) or not all(is_expert_target(str(name)) for name in experts):
+        raise DataError(
+            f"{path}: target_parameters is {experts}; only stacked weights of experts are known", _MERGE_FIRST_HINT
+        )
     try:
+        linear = [targets] if isinstance(targets, str) else sorted(targets)
         return Lora(
             r=int(config["r"]),
             alpha=float(config["lora_alpha"]),
             dropout=float(config.get("lora_dropout") or 0.0),
-            target_modules=[targets] if isinstance(targets, str) else sorted(targets) or ["all-linear"],
+            target_modules=[*linear, *sorted(experts)] or ["all-linear"],
             modules_to_save=list(config.get("modules_to_save") or []),
             use_rslora=bool(config.get("use_rslora")),
             use_dora=bool(config.get("use_dora")),

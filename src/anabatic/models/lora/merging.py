@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.models.lora import adapter, adapter_config
+from anabatic.models.lora import adapter, adapter_config, expert_adapter
 from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
 
 RECORD_KEY = "merged_adapters"
@@ -67,7 +67,7 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[WeightedAdapter]) 
         ConfigError: a weight other than 1 for an adapter that is not a sum.
         DataError: an adapter is damaged, or made for another model.
     """
-    loaded_adapters = [_LoadedAdapter(weighted) for weighted in adapters]
+    loaded_adapters = [_LoadedAdapter(weighted, model) for weighted in adapters]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _require_one_owner(loaded_adapters)
     changed = [name for name in parameters if any(loaded.has_weight(name) for loaded in loaded_adapters)]
@@ -84,16 +84,22 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[WeightedAdapter]) 
 class _LoadedAdapter:
     """One adapter in memory, by the names of the weights it changes."""
 
-    def __init__(self, weighted: WeightedAdapter) -> None:
+    def __init__(self, weighted: WeightedAdapter, model: PreTrainedModel) -> None:
         self.adapter = weighted
         self.lora = adapter_config.parse_lora_settings(
             adapter_config.read_adapter_config(weighted.folder), weighted.folder
         )
         self.scale = adapter.compute_scale(self.lora) * weighted.weight
         self.tensors_by_weight: dict[str, dict[str, Tensor]] = {}
+        self.experts = adapter.find_saved_experts(model, self.lora)
         for name, tensor in adapter.read_adapter_weights(weighted.folder).items():
-            weight, kind = _split_tensor_name(adapter.convert_peft_name(name))
+            owner, _, kind = (converted := adapter.convert_peft_name(name)).rpartition(".")
+            weight, kind = (self.experts[owner], kind) if owner in self.experts else _split_tensor_name(converted)
             self.tensors_by_weight.setdefault(weight, {})[kind] = tensor
+        self.transposed = {
+            weight: bool(model.get_submodule(weight.rpartition(".")[0]).is_transposed)
+            for weight in self.experts.values()
+        }
         replaced = [
             name for name, tensors in self.tensors_by_weight.items() if "whole" in tensors or "magnitude" in tensors
         ]
@@ -110,6 +116,10 @@ class _LoadedAdapter:
             if name not in parameters:
                 raise self._wrong_model_error(f"{name} is not there")
             shape = list(tensors["whole"].shape) if "whole" in tensors else self._expected_shape(name, tensors)
+            if name in self.transposed:
+                experts = parameters[name].shape[0]
+                sizes = reversed(shape) if self.transposed[name] else shape
+                shape = [experts, *sizes] if len(tensors["lora_A"]) == experts * self.lora.r else shape
             if shape != list(parameters[name].shape):
                 raise self._wrong_model_error(
                     f"{name} has shape {list(parameters[name].shape)}, the adapter is for {shape}"
@@ -135,7 +145,11 @@ class _LoadedAdapter:
         }
         if "whole" in tensors:
             return tensors["whole"]
-        if tensors:
+        if name in self.transposed:
+            a, b = tensors["lora_A"], tensors["lora_B"]
+            delta = expert_adapter.compute_expert_delta(a, b, total.shape[0], self.transposed[name])
+            total = total + self.scale * delta
+        elif tensors:
             total = torch.addmm(total, tensors["lora_B"], tensors["lora_A"], alpha=self.scale)
         if "magnitude" in tensors:  # DoRA, arXiv 2402.09353, equation 5
             total = total * (tensors["magnitude"] / torch.linalg.vector_norm(total, dim=1))[:, None]

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.models.lora import adapter, adapter_config
+from anabatic.plan.training_setup import is_expert_target
 
 AdapterSlice = tuple[int, int, int]
 """Slot of an adapter, first token, end."""
@@ -132,6 +133,10 @@ class AdapterRegistry:
         if lora.use_dora or lora.modules_to_save:
             contents = "DoRA" if lora.use_dora else f"modules trained whole ({', '.join(lora.modules_to_save)})"
             raise DataError(f"{folder} has {contents}, which changes the weights", "merge it: anabatic merge -m FOLDER")
+        if any(map(is_expert_target, lora.target_modules)):
+            raise DataError(
+                f"{folder} adapts experts, which no request can choose", "merge it: anabatic merge -m FOLDER"
+            )
         adapter_config.require_adapter_weights(folder)
         tensors_by_layer: dict[str, dict[str, Tensor]] = {}
         for name, tensor in adapter.read_adapter_weights(folder).items():

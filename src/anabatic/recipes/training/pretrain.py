@@ -12,6 +12,7 @@ from anabatic.core import log
 from anabatic.data.chat import loss_preview
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.models import context_parallel, fused_ops, tensor_parallel
+from anabatic.models.experts import expert_parallel
 from anabatic.models.model_init import (
     build_meta_qwen3,
     count_parameters,
@@ -51,6 +52,7 @@ def run(job: PretrainJob) -> int:
         plan, model = build_meta_model(job, len(tokenizer), resolve_weight_dtype(job.optim, device))
         tensor_parallel.require_divisible(model, world.tensor_group.size)
         context_parallel.require_divisible_heads(model, world)
+        expert_parallel.require_divisible_experts(model, world.expert_group.size)
         sharding = resolve_sharding(job.parallel, world, device)
         data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:

@@ -138,7 +138,7 @@ def run(job: RlJob) -> int:
         job, device, world = context.job, context.device, context.world
         start = build_model(job, device, world)
         sharding = resolve_sharding(job.parallel, world, device)
-        is_whole = not sharding.is_sharded and world.tensor_group.size == 1
+        is_whole = not sharding.is_sharded and max(world.tensor_group.size, world.expert_group.size) == 1
         hint = "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short"
         require_setting(
             is_whole, f"{sharding.strategy} divides the weights, and answers are drawn from whole ones", hint

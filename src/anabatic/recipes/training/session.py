@@ -15,6 +15,7 @@ from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
 from anabatic.models import context_parallel, tensor_parallel
+from anabatic.models.experts import expert_parallel
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
 from anabatic.parallel import process_groups as parallel
@@ -103,6 +104,8 @@ def log_plan(plan: DerivedSizes, model: PreTrainedModel, world: World, division:
     )
     if world.context_group.size > 1:
         log.info(context_parallel.describe_context_parallel(model, world))
+    if world.expert_group.size > 1:
+        log.info(expert_parallel.describe_expert_parallel(model, world.expert_group.size))
     if world.tensor_group.size > 1:
         log.info(tensor_parallel.describe_tensor_parallel(model, world.tensor_group.size))
     for line in plan.format_lines():

@@ -16,6 +16,7 @@ from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
 from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
 from anabatic.models import context_parallel, fused_ops, tensor_parallel
+from anabatic.models.experts import expert_parallel
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
@@ -98,6 +99,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         task.prepare_model(context, start)
         tensor_parallel.require_divisible(start.model, world.tensor_group.size)
         context_parallel.require_divisible_heads(start.model, world)
+        expert_parallel.require_divisible_experts(start.model, world.expert_group.size)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start, sharding)
         require_weight_files(start)

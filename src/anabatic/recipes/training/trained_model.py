@@ -19,6 +19,7 @@ from anabatic.device.compile_time import COMPILE_CLOCK
 from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device, should_compile
 from anabatic.models import fused_ops, weight_casts, weights_reader
+from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.models.lora.merging import WeightedAdapter
@@ -106,9 +107,14 @@ class TrainedModel:
             world,
             self.sharding.get_state_device(device),
             self.head_rates,
+            self.root.expert_params,
         )
         if not self.sharding.is_sharded and world.tensor_group.size == 1:
             weight_casts.install_block_casts(self.network, device)
+        balance = context.job.optim.router_aux_loss
+        routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
+        if routing is not None and routing.coefficient:
+            log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
             wrap_ddp(self.root, self.sharding, device, world),
             objective.loss_fn,
@@ -120,6 +126,7 @@ class TrainedModel:
             objective.metric_sums,
             objective.metric_names,
             partial_params=self.root.partial_params,
+            routing=routing,
         )
 
 

@@ -257,8 +257,9 @@ class Trainer:
     ) -> LoopContext:
         context, model = self.context, self.model
         evaluate = self.batches.make_evaluator(self.objective, sizes, metrics)
-        together = model.sharding.is_sharded or context.world.tensor_group.size > 1
-        shows = context.world.gradient_group.rank == 0 or model.sharding.is_sharded
+        has_experts = context.world.expert_group.size > 1  # which other ranks have: all generate together
+        together = model.sharding.is_sharded or context.world.tensor_group.size > 1 or has_experts
+        shows = context.world.gradient_group.rank == 0 or model.sharding.is_sharded or has_experts
 
         def evaluate_step(number: int) -> dict[str, Any]:
             row = evaluate(number)

@@ -101,8 +101,8 @@ def describe_mismatch(found: CopyMismatch, places: list[str], names: list[str], 
 
 def list_copy_groups(world: World) -> list[list[int]]:
     """Return the ranks that hold the same part of the model, for each part."""
-    tensor = world.tensor_group.size
-    return [list(range(part, world.size, tensor)) for part in range(tensor)]
+    parts = world.tensor_group.size * world.expert_group.size
+    return [list(range(part, world.size, parts)) for part in range(parts)]
 
 
 def gather_checksums(tensors: list[Tensor], world: World) -> list[list[tuple[int, ...]]]:
@@ -118,7 +118,7 @@ def sum_bits(tensor: Tensor) -> Tensor:
 
     Two changes that cancel in the first sum show in the second.
     """
-    if is_sharded_by_fsdp(tensor):
+    if is_sharded_by_fsdp(tensor, is_expert=True):
         raise ValueError("a shard has no copy")
     bits = to_local(tensor).detach().contiguous().view(-1)
     bits = bits.view(_BIT_VIEWS[bits.element_size()])

@@ -49,14 +49,15 @@ _HINTS = {
 class StragglerMonitor:
     """One small gather of figures for each logged row, and now and then a probe of links.
 
-    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2, context and tensor parallelism),
-    the probe also times a product of matrices on each rank.
+    Where steps do not distinguish the ranks, because they compute in lockstep (FSDP2; context, expert and tensor
+    parallelism), the probe also times a product of matrices on each rank.
     """
 
     def __init__(self, loop: LoopContext) -> None:
         self.loop, self.world, self.device = loop, loop.world, loop.device
         self.detector = StragglerDetector(*(_CPU_LIMITS if loop.device.type == "cpu" else _DEVICE_LIMITS))
-        meets_within = max(loop.world.context_group.size, loop.world.tensor_group.size) > 1
+        world = loop.world
+        meets_within = max(world.context_group.size, world.expert_group.size, world.tensor_group.size) > 1
         self.is_lockstep = loop.train_step.optimizer.is_sharded or meets_within
         if self.is_lockstep:
             loop.train_step.timer = None

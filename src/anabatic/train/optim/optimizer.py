@@ -109,6 +109,7 @@ class Optimizer:
         device, world: where, and among how many ranks Muon's work is divided.
         home: where parameters and state lie; default: on the device.
         rates: of its own head.
+        experts: names of parameters that ranks of an expert group divide.
     """
 
     def __init__(
@@ -121,12 +122,14 @@ class Optimizer:
         world: World,
         home: torch.device | None = None,
         rates: HeadRates = HeadRates(),
+        experts: frozenset[str] = frozenset(),
     ) -> None:
         self.config, self.lr, self.matrix_lr, self.rates = config, lr, matrix_lr, rates
         self.device, self.world = device, world
         self.state_device = home or device.torch_device
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-        self.is_sharded = any(is_sharded_by_fsdp(param) for param in self.params.values())
+        self.experts = experts
+        self.is_sharded = any(is_sharded_by_fsdp(param, name in experts) for name, param in self.params.items())
         outside = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         head = model.get_output_embeddings()  # type: ignore[operator]
         outside.add(id(head.weight))
@@ -155,20 +158,23 @@ class Optimizer:
         # On the host torch's fused kernel is there whatever the device; bf16 weights need the flat one's rounding.
         self.is_fused = (device.device_row.fused_adamw or self.state_device.type == "cpu") and config.weights == "fp32"
 
-    def collect_grads(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return this rank's gradients: of what it has alone among its tensor ranks, and of what all of those have.
+    def collect_grads(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return this rank's gradients: of what it has alone among its tensor ranks, of what all of those have, and of
+        divided experts.
 
         Called once before `step`, which uses what lies here then.
         """
         parts: list[Tensor] = []
         shared: list[Tensor] = []
+        experts: list[Tensor] = []
         for stack in self.stacks:
             apart = is_sharded_along(next(iter(stack.params.values())), "tensor")
             (parts if apart else shared).append(stack.collect_grads())
-        for param in (param for bucket in self.buckets for param in bucket.params.values()):
+        for name, param in (item for bucket in self.buckets for item in bucket.params.items()):
             if param.grad is not None:
-                (parts if is_sharded_along(param, "tensor") else shared).append(to_local(param.grad))
-        return parts, shared
+                owner = experts if name in self.experts else parts if is_sharded_along(param, "tensor") else shared
+                owner.append(to_local(param.grad))
+        return parts, shared, experts
 
     @torch.no_grad()
     def step(self, scale: float, factor: Tensor, ok: Tensor) -> None:
