@@ -336,12 +336,14 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gather_index: Tensor) -> Tensor:
+        """Select the rows."""
         ctx.save_for_backward(gather_index)
         ctx.rows = x.shape[0]
         return x.index_select(0, gather_index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Place the gradients among zeros."""
         (gather_index,) = ctx.saved_tensors
         (grad,) = grads
         return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, gather_index, grad), None
