@@ -260,7 +260,7 @@ def run_devices(program: Program, run: Run, devices: int) -> Outcome:
         if sides[where].code == 0:
             shutil.rmtree(folder, ignore_errors=True)
     if run.like:
-        other = read_results()[f"{run.like}@{devices}"]
+        other = read_results()[run.like if "@" in run.like else f"{run.like}@{devices}"]
         sides["cpu"] = Side(0, 0.0, other.cpu_losses, "", "")
     return judge(program, run, devices, sides["npu"], sides.get("cpu"))
 
