@@ -33,7 +33,8 @@ class Run:
     on_cpu: bool
     """False: the program refuses to run without an accelerator."""
     like: str | None
-    """Another run, PROGRAM/RUN, whose losses on the CPU this one must have: the same training, split otherwise."""
+    """Another run, PROGRAM/RUN or PROGRAM/RUN@DEVICES, whose losses on the CPU this one must have: the same training,
+    split otherwise."""
     environment: Mapping[str, str]
     cpu_environment: Mapping[str, str]
     seconds: int

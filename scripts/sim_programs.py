@@ -61,7 +61,7 @@ RESULT_WORDS = {
     "fails everywhere": ("fails, on the CPU too", "失败（CPU 上也失败）"),
     "not run": ("not run yet", "尚未运行"),
 }
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "tune")
 """What follows these and their options is the program."""
 _ERROR_LINE = re.compile(
     r"^(?:\[rank\d+\]:\s*|\S*\d\]:\s*)?((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Exit)\b.*)", re.M
@@ -260,7 +260,7 @@ def run_devices(program: Program, run: Run, devices: int) -> Outcome:
         if sides[where].code == 0:
             shutil.rmtree(folder, ignore_errors=True)
     if run.like:
-        other = read_results()[f"{run.like}@{devices}"]
+        other = read_results()[run.like if "@" in run.like else f"{run.like}@{devices}"]
         sides["cpu"] = Side(0, 0.0, other.cpu_losses, "", "")
     return judge(program, run, devices, sides["npu"], sides.get("cpu"))
 
@@ -319,12 +319,7 @@ def shown_command(text: str) -> str:
     shown = [fill(word, {"source": "", "source_2": "", "here": "scripts/programs"}).lstrip("/") for word in words]
     kept: list[str] = []
     for index, word in enumerate(shown):
-        if (
-            word.startswith("-")
-            and word not in ("-m",)
-            and kept
-            and kept[0] not in ("torchrun", "accelerate", "deepspeed")
-        ):
+        if word.startswith("-") and word not in ("-m",) and kept and kept[0] not in LAUNCHERS:
             break
         if index and "=" in word and not word.startswith("-"):
             break
