@@ -3,7 +3,7 @@ on a CPU, setting by setting.
 
     python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE] [--docs] [--read FILE]
 
-Every row trains a small Qwen2 for three steps with `anabatic sft` on one or two simulated NPUs (bf16), or in one
+Every row trains a small Qwen2 for three steps with `anabatic sft` on one to four simulated NPUs (bf16), or in one
 process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
 allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
 libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits,
@@ -44,6 +44,10 @@ def _of(base: dict[str, int], layers: int, vocab: int = 320, **more: Any) -> dic
     return {**base, "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": False, **more}
 
 
+def _context(ranks: int, method: str = "ulysses") -> list[str]:
+    return ["--parallel.context", str(ranks), "--parallel.context-method", method]
+
+
 def _zero(stage: int) -> list[str]:
     return ["--parallel.strategy", f"zero{stage}"]
 
@@ -71,6 +75,12 @@ ROWS = (
     Row("lora, zero3", _of(WIDE, 8), 2048, [*_zero(3), *LORA], npus=2),
     Row("full, zero3, offload", _of(WIDE, 8), 1024, [*_zero(3), "--parallel.offload", "cpu"], npus=2),
     Row("full, tensor 2", _of(WIDE, 8), 1024, ["--parallel.tensor", "2"], npus=2),
+    Row("full, zero3, context 2", _of(WIDE, 8), 4096, [*_zero(3), *_context(2)], npus=2),
+    Row("full, zero3, ring 2", _of(WIDE, 4), 1024, [*_zero(3), *_context(2, "ring")], npus=2),
+    Row("lora, zero3, context 2", _of(WIDE, 4), 1024, [*_zero(3), *_context(2), *LORA], npus=2),
+    Row("full, ddp, context 2", _of(WIDE, 4), 1024, _context(2), npus=2),
+    Row("full, zero3, replicate 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.replicate", "2"], npus=4),
+    Row("full, context 2 x tensor 2", _of(WIDE, 4), 1024, [*_context(2), "--parallel.tensor", "2"], npus=4),
 )
 
 
@@ -94,7 +104,10 @@ def prepare(folder: Path, shape: dict[str, Any]) -> None:
 
 def command(row: Row, folder: Path, device: str) -> list[str]:
     """The training, as typed."""
-    data_ranks = 1 if "--parallel.tensor" in row.options else row.npus
+    sharing = ("--parallel.tensor", "--parallel.context")
+    data_ranks = row.npus
+    for option, value in itertools.pairwise(row.options):
+        data_ranks //= int(value) if option in sharing else 1
     given = {
         "model": folder / "model",
         "data.train": folder / "rows.jsonl",

@@ -78,12 +78,11 @@ def measure(wheel: Path, downloads: Path, folder: Path, installer: str) -> list[
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(downloads), "PIP_NO_CACHE_DIR": "1"}
     environment |= {"UV_CACHE_DIR": str(folder / "uv"), "UV_OFFLINE": "1"}
     python, uv = folder / "venv" / "bin" / "python", shutil.which("uv") or "uv"
+    make: list[str | Path] = [sys.executable, "-m", "venv", folder / "venv"]  # the first run fetches by pip
     if installer == "uv":
-        make: list[str | Path] = [uv, "venv", "--quiet", "--seed", "--python", sys.executable, folder / "venv"]
         install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-index", "--find-links", downloads]
         install += ["--python", python, wheel]
     else:
-        make = [sys.executable, "-m", "venv", folder / "venv"]
         install = [python, "-m", "pip", "install", "--quiet", wheel]
     steps: dict[str, Sequence[str | Path]] = {
         "environment": make,

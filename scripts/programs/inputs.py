@@ -1,6 +1,6 @@
 """Make tiny models with a tokenizer, and rows to train on, with the transformers of a program's environment.
 
-python inputs.py FOLDER    # FOLDER/qwen2, FOLDER/llama, and one JSON-lines file per kind of row
+python inputs.py FOLDER    # FOLDER/qwen2, FOLDER/llama, FOLDER/bpe, and one JSON-lines file per kind of row
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def write_rows(folder: Path) -> None:
     (folder / "dataset_info.json").write_text(json.dumps(table), encoding="utf-8")
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Train a byte-level tokenizer on the words above and store it as Qwen's is stored."""
+def make_tokenizer(folder: Path, parts: Path) -> None:
+    """Train a byte-level tokenizer on the words above, store it as Qwen's is stored, and its vocabulary in `parts`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -79,6 +79,8 @@ def make_tokenizer(folder: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=base, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
+    parts.mkdir(exist_ok=True)
+    base.model.save(str(parts))  # vocab.json and merges.txt, which torchtune reads
 
 
 def make_models(folder: Path) -> None:
@@ -103,7 +105,7 @@ def make_models(folder: Path) -> None:
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(config)
         model.save_pretrained(folder / name)
-        make_tokenizer(folder / name)
+        make_tokenizer(folder / name, folder / "bpe")
 
 
 def main() -> None:

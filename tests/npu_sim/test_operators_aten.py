@@ -1,4 +1,4 @@
-"""aten operators that only an NPU has, sparse tensors, int32 labels and SyncBatchNorm equal the CPU's results."""
+"""aten operators that only an NPU has, sparse tensors, integers and SyncBatchNorm equal the CPU's results."""
 
 from __future__ import annotations
 

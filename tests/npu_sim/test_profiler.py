@@ -199,8 +199,11 @@ def test_ranges_of_aclnn_functions_are_seen_by_torch(sim: Sim) -> None:
         import torch, torch_npu
         x = torch.ones(4, 4, device="npu")
         with torch.autograd.profiler.profile(use_device="npu") as seen:
-            x.t().contiguous(), x.add(1), torch.ops.aten.add.Scalar(x, 1), x.npu(), torch_npu.npu_rms_norm(x, x[0])
+            x.t().contiguous(), x + x, torch.ops.aten.add.Scalar(x, 1), x.npu(), torch_npu.npu_rms_norm(x, x[0])
+            x.clone().mul_(2), x / torch.ones(()), x[0, 0] - x[0, 1]
         print(sorted({event.key for event in seen.key_averages() if event.key.startswith("aclnn")}))
         """
     )
-    assert told.splitlines()[-1] == "['aclnnAdd', 'aclnnAdds', 'aclnnInplaceCopy', 'aclnnRmsNorm']"
+    assert told.splitlines()[-1] == (
+        "['aclnnAdd', 'aclnnAdds', 'aclnnDivs', 'aclnnInplaceCopy', 'aclnnInplaceMuls', 'aclnnRmsNorm', 'aclnnSub']"
+    )

@@ -207,7 +207,7 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
 
 
 def _require_supported(model: PreTrainedModel) -> None:
-    # Families with layers of the delta rule do not claim the interface, which their other layers use anyway.
+    # Families with layers of the delta rule do not claim the interface, which their other layers still use.
     has_delta_layers = delta_net.has_delta_layers(model)
     if not model._supports_attention_backend and not has_delta_layers:
         raise DataError(

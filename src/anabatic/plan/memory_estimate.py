@@ -239,6 +239,12 @@ def get_gradient_bytes(setup: TrainingSetup) -> float:
     return 4.0 if setup.weights == "fp32" else 2.0
 
 
+def has_gradient_buckets(setup: TrainingSetup) -> bool:
+    """Return whether DDP's buckets hold all gradients; with tensor ranks, gradients are averaged without the wrapper
+    (`parallel/sharding.py`)."""
+    return setup.strategy == "ddp" and setup.tensor == 1
+
+
 def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
     """Return the bytes of half-precision copies of trained fp32 weights of `blocks` blocks, saved for the backward
     pass."""
@@ -262,7 +268,7 @@ def _sum_blocks(setup: TrainingSetup, blocks: int, count_params: Callable[[Train
 
 def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embedding: bool = False) -> float:
     """Return the bytes of gradients that exist after the backward pass of the last `blocks` blocks."""
-    holds_all = setup.strategy == "ddp" or setup.micro_steps > 1
+    holds_all = has_gradient_buckets(setup) or setup.micro_steps > 1
     s = setup.shape
     if setup.offload:
         return 0.0
@@ -413,7 +419,8 @@ def _estimate_update(setup: TrainingSetup) -> PeakMemory:
     workspace = 0.0
     if not setup.fused_adamw and not setup.offload:
         elements = min(setup.trained_params / (setup.shard_ranks if setup.is_sharded else 1), UPDATE_BUCKET_ELEMENTS)
-        gradients_stay = setup.strategy != "single"  # in DDP's buckets, or in the flat outputs of FSDP's reduce-scatter
+        # in DDP's buckets, or in the flat outputs of FSDP's reduce-scatter
+        gradients_stay = setup.is_sharded or has_gradient_buckets(setup)
         workspace = elements * (4.0 * (2 if gradients_stay else 1) if setup.weights == "fp32" else _BF16_BUCKET_BYTES)
     if setup.muon and not setup.offload:
         workspace = max(workspace, _muon_workspace(setup))

@@ -416,7 +416,7 @@ def _write_script(path: Path, command: str) -> None:
 
 
 def _write_cann_folder(root: Path, release: str) -> None:
-    """Write the parts of a CANN installation that programs read: folders and version files."""
+    """Write the parts of a CANN installation that programs read: folders, version files, libraries to link against."""
     arch = root / f"{platform.machine()}-linux"
     for name in ("runtime", "compiler", "opp", "hccl", "opp_kernel"):
         (root / name).mkdir(parents=True)
@@ -424,6 +424,7 @@ def _write_cann_folder(root: Path, release: str) -> None:
     arch.mkdir()
     lines = f"package_name=Ascend-cann-toolkit\nversion={release}\narch={platform.machine()}\nos=linux\npath={root}\n"
     (arch / "ascend_toolkit_install.info").write_text(lines, encoding="utf-8")
+    (root / "lib64").symlink_to("../lib")  # extensions are linked with -L$ASCEND_HOME_PATH/lib64 -lascendcl
 
 
 def _write_entry_point(root: Path) -> None:

@@ -175,4 +175,8 @@ for optimizer in (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad):
             layer(torch.tensor([1, 2, 1], device=device)).pow(2).sum().backward()
             step.step()
     compare.same(f"sparse gradients {optimizer.__name__}", there.weight, here.weight)
+for dtype in (torch.int32, torch.int8, torch.int64):
+    whole = torch.tensor([7, -7, 4, -1], dtype=dtype)
+    compare.same(f"quotient of {dtype}", whole.npu().div_(2), torch.div(whole, 2, rounding_mode="trunc"))
+compare.same("quotient", torch.tensor([7.0]).npu().div_(2), torch.tensor([3.5]))
 compare.report()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.device.table import CHIPS, find_chip
-from anabatic.plan import cost_model, model_shape, step_time, strategy_search
+from anabatic.plan import cost_model, memory_estimate, model_shape, step_time, strategy_search
 from anabatic.plan.memory_estimate import estimate_activations, estimate_peak_memory
 from anabatic.plan.training_setup import TrainingSetup
 
@@ -138,3 +138,12 @@ def test_copies_of_shards_add_gradients_between_machines() -> None:
     assert estimate_peak_memory(two).parts["optimizer"] == 2 * estimate_peak_memory(one).parts["optimizer"]
     times = [step_time.estimate_step_time(setup, rates).collectives for setup in (one, two)]
     assert times[1] < times[0]  # weights are not gathered over the network
+
+
+def test_tensor_ranks_have_no_gradient_buckets() -> None:
+    """DDP's wrapper keeps all gradients in buckets, so AdamW copies them twice; with tensor ranks there is none."""
+    plain = replace(BASE, strategy="ddp", ranks=4, fused_adamw=False)
+    divided = replace(plain, ranks=2, tensor=2)
+    bucket = memory_estimate.UPDATE_BUCKET_ELEMENTS
+    assert memory_estimate._estimate_update(plain).parts["update"] == 8 * bucket
+    assert memory_estimate._estimate_update(divided).parts["update"] == 4 * bucket

@@ -15,6 +15,7 @@ struct OpCall {
   c10::ArrayRef<at::Tensor> outputs;  // new tensors only
   int device;                         // as the process numbers it
   uint64_t host_ns;                   // time the CPU needed
+  bool host_number = false;           // one argument was a number in a CPU tensor, as Python's `x + 1` gives
 };
 
 void sim_count_op(const OpCall& call);

@@ -164,6 +164,7 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   Call call;
   bool to_host = false;
   at::Tensor host;  // a CPU tensor with dimensions among the arguments
+  bool host_number = false;  // or one without
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> kept;  // arguments that are handed back
   std::optional<CapturedCall> captured;
   if (capture_on_any()) captured.emplace(op, key_, c10::ArrayRef<c10::IValue>(stack->data() + base, count));
@@ -172,6 +173,7 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
     if (!tensor.defined()) return tensor;
     if (on_npu(tensor)) return call.in(tensor, written);
     if (tensor.dim() > 0 && !mixes_) host = tensor;
+    host_number |= tensor.dim() == 0;
     return tensor;
   };
 
@@ -279,7 +281,7 @@ void CpuKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, t
     captured->end(kinds, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - returned_.size(), returned_.size()), call);
   }
   check_dtype(op.operator_name(), call.outputs());
-  sim_count_op({op.operator_name(), call.inputs(), call.outputs(), call.device().index(), sim_clock_ns() - started});
+  sim_count_op({op.operator_name(), call.inputs(), call.outputs(), call.device().index(), sim_clock_ns() - started, host_number});
 }
 
 void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {

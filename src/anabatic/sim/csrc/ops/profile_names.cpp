@@ -41,11 +41,8 @@ std::string make_name(const c10::OperatorName& name, bool by_scalar) {
   return scalar ? out + "s" : out;
 }
 
-// A number, or a tensor of one on the CPU, as Python's `x + 1` gives: aclnnAdds
-// (op-plugin, op_plugin/ops/opapi/AddKernelNpuOpApi.cpp).
-bool takes_scalar(const OpCall& call) {
-  return call.name.overload_name == "Scalar" || (call.name.overload_name == "Tensor" && call.inputs.size() == 1);
-}
+// A number on the host: aclnnAdds (op-plugin, op_plugin/ops/opapi/AddKernelNpuOpApi.cpp).
+bool takes_scalar(const OpCall& call) { return call.host_number || call.name.overload_name == "Scalar"; }
 
 // The dispatcher's names live as long as the process: their addresses are faster keys than their text.
 const std::string& api_name(const OpCall& call) {
