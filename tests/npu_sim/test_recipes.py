@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from anabatic.core import json_reader
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic.data.tokenizer import hf_folder
+from anabatic.models.pretrained import save_model
+from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, save_tiny_chat_model
 from npu_sim.conftest import Sim
 
 SMALL = {
@@ -29,6 +32,10 @@ OTHERS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "continue, Chinese": ("pretrain", "continue-chinese", 2, {"eval.tokens": 1000, "data.valid-fraction": 0.2}),
     "tools": ("sft", "tools", 1, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
     "long context": ("sft", "long-context", 2, {"batch.seq-len": 256, "data.valid-fraction": 0.1}),
+    "32B at 32k": ("sft", "qwen32b-32k-lora", 2, {"parallel.context": 2, "data.valid-fraction": 0.1}),
+    "8B at 128k": ("sft", "qwen8b-128k-lora", 2, {"parallel.context": 2, "data.valid-fraction": 0.1}),
+    "30B-A3B": ("sft", "qwen30b-a3b-lora", 2, {"data.valid-fraction": 0.1}),
+    "235B-A22B": ("sft", "qwen235b-a22b-lora", 2, {"data.valid-fraction": 0.1}),
     "dpo": ("dpo", "dpo", 1, {"optim.lr": 0.005, "data.valid-fraction": 0.1}),
 }
 """Case -> command, recipe, processes, and options beyond the small ones."""
@@ -65,6 +72,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "model", root / "rows.json"
 
 
+@pytest.fixture(scope="module")
+def mixture(small: tuple[Path, Path]) -> Path:
+    """A Qwen3-MoE with the tokenizer and the chat template of the small model."""
+    folder = small[0].with_name("mixture")
+    tokenizer = hf_folder.load_tokenizer(small[0])
+    settings = {**COMMON_CONFIG, **FAMILY_CONFIGS["Qwen3Moe"], "vocab_size": len(tokenizer), "hidden_size": 64}
+    config = transformers.Qwen3MoeConfig(**{**settings, "max_position_embeddings": 256})
+    transformers.set_seed(0)
+    save_model(transformers.AutoModelForCausalLM.from_config(config), folder, tokenizer)
+    return folder
+
+
 def run(
     sim: Sim, command: str, recipe: str, processes: int, options: dict[str, Any], *more: str
 ) -> list[dict[str, Any]]:
@@ -90,13 +109,14 @@ def test_recipe(sim: Sim, small: tuple[Path, Path], case: str) -> None:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_recipe_of_another_kind(sim: Sim, small: tuple[Path, Path], case: str) -> None:
+def test_recipe_of_another_kind(sim: Sim, small: tuple[Path, Path], mixture: Path, case: str) -> None:
     command, recipe, processes, options = OTHERS[case]
     rows = sim.folder / "rows.jsonl"
     made = [{**ROWS.get(case, ROWS[command]), "id": f"{case} {number}"} for number in range(100)]
     rows.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf-8")
+    model = mixture if "-A" in case else small[0]
     where = "model.path" if command == "pretrain" else "model"
-    found = run(sim, command, recipe, processes, {**SMALL, where: small[0], "data.train": rows, **options})
+    found = run(sim, command, recipe, processes, {**SMALL, where: model, "data.train": rows, **options})
     assert found[-1]["step"] == 10
     assert found[-1]["loss"] < 0.95 * found[0]["loss"]
 

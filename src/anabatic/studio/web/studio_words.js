@@ -80,7 +80,9 @@ Object.assign(WORDS.zh, {
   recipeSummaries: {
     demo: "五分钟内从纯文本得到能回答问题的模型", rl_demo: "几分钟内用小模型做强化学习", speedrun: "nanochat 的全部阶段，深度 20",
     "qwen-lora": "任意 Qwen2.5 或 Qwen3 的 LoRA 微调（按 7B 设置）", "qwen-full": "任意 Qwen2.5 或 Qwen3 的全参数微调（按 14B 设置）",
-    "qwen32b-lora-curriculum": "32B 的 LoRA 微调，课程学习由易到难", "long-context": "最长 32,768 个 token 的样本的 LoRA 微调", tools: "含工具调用的对话的 LoRA 微调",
+    "qwen32b-lora-curriculum": "32B 的 LoRA 微调，课程学习由易到难", "long-context": "最长 32,768 个 token 的样本的 LoRA 微调",
+    "qwen32b-32k-lora": "32B 的 LoRA 微调，样本最长 32,768 个 token", "qwen8b-128k-lora": "8B 的 LoRA 微调，样本最长 131,072 个 token",
+    "qwen30b-a3b-lora": "30B-A3B（混合专家）的 LoRA 微调", "qwen235b-a22b-lora": "235B-A22B（混合专家）的 LoRA 微调", tools: "含工具调用的对话的 LoRA 微调",
     dpo: "用优选与拒绝回答对做 LoRA 训练", "grpo-maths": "答案为数字的题目上的 GRPO（按 1.5B 设置）", "continue-chinese": "中文文本上的继续预训练",
     vessel: "船舶分类：词表、预训练、分类器、评分、地图", "vessel-8npu": "基于 Qwen2.5-0.5B 的船舶分类器", "overlays/tiny": "两分钟跑完 speedrun 的各阶段", "overlays/two-devices": "在两个设备上运行 demo",
   },
