@@ -110,10 +110,11 @@ LINEARITY = (
 UTILISATION = (
     ("Pangu Ultra 135B", 8192, 0.50, 1, 1),
     ("Pangu Ultra MoE 718B", 6144, 0.30, 1, 1),
-    ("Pangu Ultra MoE 718B", 6144, 0.30, 1, 8),
+    ("Pangu Ultra MoE 718B", 6144, 0.30, 1, 32),
+    ("Pangu Ultra MoE 718B", 6144, 0.30, 1, 256),
     ("Pangu Ultra MoE 718B", 6144, 0.30, 8, 1),
 )
-"""Model, devices, published, sequences of a micro-batch, copies of the shards."""
+"""Model, devices, published, sequences of a micro-batch, ranks that share the experts."""
 
 
 def get_shape(name: str) -> DecoderShape:
@@ -146,7 +147,7 @@ class PlannedRate(NamedTuple):
 
 
 def estimate_rate(
-    shape: DecoderShape, devices: int, assumed: scale_losses.ScaleAssumptions, sequences: int = 1, replicate: int = 1
+    shape: DecoderShape, devices: int, assumed: scale_losses.ScaleAssumptions, sequences: int = 1, expert: int = 1
 ) -> PlannedRate:
     """The rate of eight sequences of each device in a step, under zero3 with full recomputation.
 
@@ -157,7 +158,7 @@ def estimate_rate(
         shape,
         ranks=devices,
         strategy="zero3",
-        replicate=replicate,
+        expert=expert,
         recompute="full",
         seq_len=4096,
         micro_tokens=4096 * sequences,
@@ -202,11 +203,11 @@ def list_linearity() -> list[list[str]]:
 def list_utilisation() -> list[list[str]]:
     """The cells of the third table."""
     cells = []
-    for model, devices, published, sequences, replicate in UTILISATION:
+    for model, devices, published, sequences, expert in UTILISATION:
         assumed = scale_losses.ScaleAssumptions()
-        found = estimate_rate(get_shape(model), devices, assumed, sequences, replicate)
-        copies = f", replicate {replicate}" if replicate > 1 else ""
-        job = f"{model}, {devices:,} NPUs, micro-batch {4096 * sequences:,}{copies}"
+        found = estimate_rate(get_shape(model), devices, assumed, sequences, expert)
+        shared = f", expert {expert}" if expert > 1 else ""
+        job = f"{model}, {devices:,} NPUs, micro-batch {4096 * sequences:,}{shared}"
         points = f"{100 * (found.utilisation - published):+.0f}"
         cells.append([job, f"{published:.0%}", f"{found.utilisation:.0%}", points, f"{found.needed_bytes / 2**30:.1f}"])
     return cells

@@ -362,7 +362,8 @@ def _read_gpt_oss(values: ConfigValues) -> DecoderShape:
 
 def _read_kimi_linear(values: ConfigValues) -> DecoderShape:
     """Kimi Linear: three blocks of delta attention with a decay per channel, one of latent attention."""
-    shape = _read_outer_sizes(values)
+    # transformers ties nothing in this family, whatever the flag says (models/kimi_linear, _tied_weights_keys).
+    shape = replace(_read_outer_sizes(values), is_tied=False)
     layers = shape.layers
     section = values.section("linear_attn_config")
     for key in ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate"):  # Kimi K3

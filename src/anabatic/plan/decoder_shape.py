@@ -94,6 +94,12 @@ class DecoderShape:
         return self.experts * (3 * self.hidden * self.expert_inner + self.hidden + bias)
 
     @property
+    def stacked_params(self) -> int:
+        """Parameters of all experts of a block, without the router: those that expert ranks divide."""
+        bias = 2 * self.expert_inner + self.hidden if self.expert_bias else 0
+        return self.experts * (3 * self.hidden * self.expert_inner + bias)
+
+    @property
     def norm_params(self) -> int:
         """Parameters of a block outside its linear layers and experts: norms, and what an attention has besides."""
         if self.attention is not None:
@@ -111,8 +117,7 @@ class DecoderShape:
     @property
     def idle_params(self) -> int:
         """Parameters of a block that take no part in a token: experts that were not chosen."""
-        bias = 2 * self.expert_inner + self.hidden if self.expert_bias else 0
-        return (self.experts - self.experts_per_token) * (3 * self.hidden * self.expert_inner + bias)
+        return (self.experts - self.experts_per_token) * self.stacked_params // max(1, self.experts)
 
     def count_kinds(self, blocks: int | None = None, from_end: bool = True) -> list[tuple[DecoderShape, int]]:
         """Return the kinds among the last (or first) `blocks` blocks, and how many there are of each."""

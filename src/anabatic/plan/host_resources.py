@@ -51,12 +51,11 @@ def estimate_host_resources(
         tokens: tokens of one epoch; None: unknown.
     """
     machine_fraction = npus / setup.world_size
-    checkpoint_bytes = setup.tensor * sum(
-        get_persistent_bytes(setup)[name] for name in ("trained weights", "optimizer")
-    )
+    saved = get_persistent_bytes(setup.whole_experts)
+    checkpoint_bytes = setup.tensor * sum(saved[name] for name in ("trained weights", "optimizer"))
     saved_parts = ("trained weights",) if setup.tuner == "lora" else ("trained weights", "frozen weights")
     model_bytes = setup.tensor * sum(
-        get_persistent_bytes(setup)[name] for name in saved_parts
+        saved[name] for name in saved_parts
     )  # in the precision of training, not in half the bytes
     host_bytes = {"programs": npus * PROCESS_BYTES}
     if chip.name != PROCESSOR_NAME:

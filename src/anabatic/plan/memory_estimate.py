@@ -147,7 +147,7 @@ def _expert_activations(setup: TrainingSetup) -> float:
     s, w = setup.shape, get_compute_width(setup)
     return (
         w * (s.experts_per_token * (2 * s.hidden + 3 * s.expert_inner) + 3 * s.shared_inner)
-        + 12.0 * s.experts_per_token
+        + (12.0 + (16.0 if setup.expert > 1 else 0.0)) * s.experts_per_token  # places of rows, here and elsewhere
     )
 
 
@@ -229,7 +229,12 @@ def _count_muon_params(setup: TrainingSetup) -> int:
     if setup.tuner == "lora":
         return setup.trained_params
     return sum(
-        count * (sum(layer.inputs * layer.outputs for layer in kind.linears) // setup.tensor + kind.expert_params)
+        count
+        * (
+            sum(layer.inputs * layer.outputs for layer in kind.linears) // setup.tensor
+            + kind.expert_params
+            - round((1 - setup.held_experts) * kind.stacked_params)
+        )
         for kind, count in setup.shape.count_kinds(setup.trained_blocks)
     )
 
@@ -296,12 +301,8 @@ def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
         return 0.0
     s, w = setup.shape, get_compute_width(setup)
     if setup.strategy == "zero2":
-        blocks_total = _sum_blocks(
-            setup, s.layers, lambda kind: kind.block_params + kind.adapter_block_params * (kind.tuner == "lora")
-        )
-        return w * (s.outside_params + blocks_total)
-    block = w * (setup.block_params + (setup.adapter_block_params if setup.tuner == "lora" else 0))
-    return w * s.outside_params + block * min(blocks, s.layers)
+        return w * (s.outside_params + _sum_blocks(setup, s.layers, lambda kind: kind.gathered_block_params))
+    return w * (s.outside_params + setup.gathered_block_params * min(blocks, s.layers))
 
 
 def _estimate_loss(setup: TrainingSetup) -> PeakMemory:

@@ -56,6 +56,8 @@ def format_strategy(setup: TrainingSetup) -> str:
     parts = [setup.strategy + (", offload" if setup.offload else "")]
     if setup.replicate > 1:
         parts.append(f"replicate {setup.replicate}")
+    if setup.expert > 1:
+        parts.append(f"expert {setup.expert}")
     if setup.context > 1:
         parts.append(f"context {setup.context} ({setup.context_method})")
     if setup.tensor > 1:
@@ -81,7 +83,7 @@ def format_plan_lines(plan: JobPlan, has_model_section: bool) -> Iterator[str]:
     """
     setup, shape, choice = plan.choice.setup, plan.choice.setup.shape, plan.choice
     trained = (
-        f"LoRA r {setup.rank}, {format_count(setup.trained_params)} trained"
+        f"LoRA r {setup.rank}, {format_count(setup.whole_experts.trained_params)} trained"
         if setup.tuner == "lora"
         else f"{setup.tuner}"
     )
@@ -237,7 +239,7 @@ def plan_to_dict(plan: JobPlan) -> dict[str, Any]:
         "blocks": plan.choice.setup.shape.describe_kinds() or None,
         "model_notes": list(plan.choice.setup.shape.notes),
         "cache_bytes": _count_cache_bytes(plan.choice.setup),
-        "trained": plan.choice.setup.trained_params,
+        "trained": plan.choice.setup.whole_experts.trained_params,
         "assumed": plan.assumptions,
         "steps": plan.steps or None,
         "run_seconds": plan.steps * plan.choice.step_time.total_seconds or None,

@@ -145,7 +145,7 @@ def estimate_losses(
 def _estimate_checkpoint(setup: TrainingSetup, rates: ChipRates, machines: int) -> tuple[float, float]:
     """Return the seconds that a device copies to its host, and those that the machines write; what every rank holds
     whole is copied and written once."""
-    persistent = get_persistent_bytes(setup)
+    persistent = get_persistent_bytes(setup.whole_experts)
     size = setup.tensor * (persistent["trained weights"] + persistent["optimizer"])
     parts = setup.world_size if setup.is_sharded else setup.tensor
     writers = machines if setup.is_sharded else 1

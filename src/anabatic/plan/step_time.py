@@ -257,6 +257,9 @@ def _estimate_collectives(
         exchanges = sum(count * _estimate_exchange(kind, group_rates) for kind, count in setup.count_kinds())
         seconds = setup.micro_steps * exchanges
         total, exposed = total + seconds, exposed + seconds
+    if setup.expert > 1:
+        exchanges = sum(count * _estimate_expert_exchange(kind, group_rates) for kind, count in setup.count_kinds())
+        total, exposed = total + setup.micro_steps * exchanges, exposed + setup.micro_steps * exchanges
     if setup.gradient_ranks == 1:
         return total, exposed
     if setup.strategy == "ddp":
@@ -309,11 +312,23 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
     return passes * sum(calls)
 
 
+def _estimate_expert_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
+    """Return the seconds in which expert ranks exchange the rows of one block, forward and backward, and nothing hides
+    them: one all-to-all to the experts, one back (`parallel/expert_exchange.py`). Routing is assumed to be even."""
+    s = setup.shape
+    if not s.experts:
+        return 0.0
+    rows = float(setup.local_tokens) * s.experts_per_token
+    size = get_compute_width(setup) * rows * s.hidden
+    call = estimate_collective_ns(rates, "all_to_all", size, setup.expert) / 1e9
+    backward_fraction = setup.blocks_with_activations / s.layers
+    return 2 * call * (1 + backward_fraction * (1 if setup.recompute != "full" else 2) + setup.has_reference)
+
+
 def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, float]:
     """Return the collective seconds of one block in a forward and backward pass, and those of the parameters outside
     the blocks; each unit is gathered and reduced separately (`parallel/sharding.py`), reductions in fp32."""
     s, w = setup.shape, get_compute_width(setup)
-    adapters = setup.adapter_block_params if setup.tuner == "lora" else 0
     blocks_trained = s.layers if setup.tuner == "lora" else setup.trained_blocks
     params_per_block = setup.trained_params / blocks_trained if setup.tuner != "full" else float(setup.block_params)
     outer_params = max(0.0, setup.trained_params - params_per_block * blocks_trained)
@@ -330,5 +345,6 @@ def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, fl
             reduce += estimate_collective_ns(copy_rates, "all_reduce", shard_bytes, setup.replicate)
         return (gather + reduce) / 1e9
 
-    block = travel_seconds(setup.block_params + adapters, params_per_block * blocks_trained / s.layers)
+    reduced = setup.gathered_block_params if setup.tuner == "full" else params_per_block * blocks_trained / s.layers
+    block = travel_seconds(setup.gathered_block_params, reduced)
     return block, travel_seconds(s.outside_params, outer_params)

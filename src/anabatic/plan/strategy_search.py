@@ -89,12 +89,13 @@ def estimate_buffer_bytes(setup: TrainingSetup, chip: Chip) -> float:
     if setup.world_size == 1 or not chip.name.startswith("Ascend"):
         return 0.0
     world, groups = setup.world_size, 1
-    if setup.tensor > 1 or setup.context > 1 or setup.replicate > 1:
-        parts = (setup.tensor, setup.context, setup.replicate, setup.ranks // setup.replicate)
+    if setup.tensor > 1 or setup.context > 1 or setup.replicate > 1 or setup.expert > 1:
+        parts = (setup.tensor, setup.context, setup.replicate, setup.ranks // setup.replicate // setup.expert)
         groups += sum(1 < size < world for size in parts)  # dimensions, then several of them together
         groups += sum(size > 1 for size in parts[:2]) > 1 and 1 < setup.gradient_ranks < world
         groups += setup.replicate > 1 and 1 < setup.ranks < world
         groups += setup.replicate > 1 and setup.context > 1
+        groups += 2 * (setup.expert > 1)  # the expert ranks, and those that hold the same experts
     return COMMUNICATOR_BYTES * groups
 
 

@@ -40,7 +40,8 @@ class TrainingSetup:
 
     Attributes:
         ranks: processes with different batches; context: processes that share the tokens of a batch; tensor:
-            tensor-parallel processes; replicate: groups that each hold all shards of the weights.
+            tensor-parallel processes; replicate: groups that each hold all shards of the weights; expert: processes
+            that share the experts of a block, with different batches.
         micro_tokens: tokens of a micro-batch; micro_steps: micro-batches per step and rank.
         seq_len: longest segment; targets: fraction of the tokens that are target tokens.
         half: matrix products run in half precision.
@@ -61,6 +62,7 @@ class TrainingSetup:
     context_method: ContextMethod = "ulysses"
     tensor: int = 1
     replicate: int = 1
+    expert: int = 1
     offload: bool = False
     tuner: TunerName = "full"
     rank: int = 16
@@ -131,6 +133,27 @@ class TrainingSetup:
         return [(replace(self, shape=kind), count) for kind, count in self.shape.count_kinds(blocks, from_end)]
 
     @property
+    def held_experts(self) -> float:
+        """Fraction of the experts that a rank holds before data-parallel sharding, which divides them as far as all
+        other weights."""
+        return 1.0 if self.is_sharded else 1 / self.expert
+
+    @property
+    def whole_experts(self) -> TrainingSetup:
+        """The same with all experts on every rank: what a checkpoint and a saved model hold."""
+        return replace(self, expert=1)
+
+    @property
+    def gathered_block_params(self) -> int:
+        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks."""
+        if self.shape.kinds:
+            return max(kind.gathered_block_params for kind, _ in self.count_kinds())
+        adapters = self.adapter_block_params if self.tuner == "lora" else 0
+        elsewhere = 1 - 1 / self.expert
+        stacked = self.shape.stacked_params + (self.expert_adapter_params if self.tuner == "lora" else 0)
+        return self.block_params + adapters - round(elsewhere * stacked)
+
+    @property
     def expert_adapter_params(self) -> int:
         """Adapter parameters of the experts of a block."""
         s, targets = self.shape, self.targets_of_adapters
@@ -143,7 +166,7 @@ class TrainingSetup:
                 for target in targets
             )
         ]
-        return s.experts * self.rank * sum(named)
+        return round(s.experts * self.held_experts) * self.rank * sum(named)
 
     @property
     def adapter_block_params(self) -> int:
@@ -160,7 +183,8 @@ class TrainingSetup:
         if self.shape.kinds:
             return max(kind.block_params for kind, _ in self.count_kinds())
         s = self.shape
-        return sum(layer.params for layer in s.linears) // self.tensor + s.expert_params + s.norm_params
+        elsewhere = round((1 - self.held_experts) * s.stacked_params)
+        return sum(layer.params for layer in s.linears) // self.tensor + s.expert_params - elsewhere + s.norm_params
 
     @property
     def params(self) -> int:
@@ -236,6 +260,7 @@ def build_setup(
         context_method=job.parallel.context_method,
         tensor=job.parallel.tensor,
         replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
+        expert=job.parallel.expert,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
         rank=rank,
@@ -282,6 +307,8 @@ def require_feasible(setup: TrainingSetup) -> None:
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, which does not divide all of {message}", f"use {degrees}"
         )
+    if setup.expert > 1:
+        _require_divisible_experts(setup)
     if setup.context > 1:
         _require_divisible_tokens(setup)
     heads = s.heads // tensor_ranks
@@ -303,6 +330,27 @@ def require_feasible(setup: TrainingSetup) -> None:
             f"quantize is {setup.quantize}, and {setup.strategy if setup.is_sharded else 'parallel.tensor'} divides it"
         )
         raise ConfigError(message, "packed weights are whole on every device: use ddp, or --quantize none")
+
+
+def _require_divisible_experts(setup: TrainingSetup) -> None:
+    """Check that expert ranks can divide the experts of every block (`models/experts/expert_parallel.py`).
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    counts = sorted({kind.experts for kind, _ in setup.shape.count_kinds() if kind.experts})
+    if not counts:
+        raise ConfigError(
+            f"parallel.expert is {setup.expert}, and the model has no experts",
+            "leave parallel.expert at 1; --parallel.strategy zero3 divides every model",
+        )
+    if any(count % setup.expert for count in counts):
+        common = math.gcd(*counts)
+        degrees = [str(degree) for degree in range(2, common + 1) if common % degree == 0]
+        raise ConfigError(
+            f"parallel.expert is {setup.expert}, which does not divide {' and '.join(map(str, counts))} experts",
+            f"use {' or '.join(degrees)}" if degrees else "leave parallel.expert at 1",
+        )
 
 
 def _require_divisible_tokens(setup: TrainingSetup) -> None:

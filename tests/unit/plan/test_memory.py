@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabatic.core.errors import ConfigError
 from anabatic.device.table import CHIPS, find_chip
 from anabatic.plan import cost_model, memory_estimate, model_shape, step_time, strategy_search
+from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.memory_estimate import estimate_activations, estimate_peak_memory
-from anabatic.plan.training_setup import TrainingSetup
+from anabatic.plan.training_setup import TrainingSetup, require_feasible
 
 CHIP = find_chip("Ascend910B3")
 assert CHIP is not None
@@ -147,3 +149,55 @@ def test_tensor_ranks_have_no_gradient_buckets() -> None:
     bucket = memory_estimate.UPDATE_BUCKET_ELEMENTS
     assert memory_estimate._estimate_update(plain).parts["update"] == 8 * bucket
     assert memory_estimate._estimate_update(divided).parts["update"] == 4 * bucket
+
+
+MIXTURE, _ = model_shape.get_named_shape("Qwen/Qwen3-30B-A3B")
+STACKED = 128 * 3 * 2048 * 768
+"""Parameters of the experts of one of its blocks."""
+
+
+def test_expert_ranks_hold_and_gather_their_own_experts() -> None:
+    whole = TrainingSetup(MIXTURE, strategy="ddp", ranks=8, micro_tokens=2048)
+    divided = replace(whole, expert=4)
+    assert MIXTURE.stacked_params == STACKED
+    assert whole.params - divided.params == 48 * STACKED * 3 // 4 == whole.trained_params - divided.trained_params
+    assert divided.whole_experts == whole
+    parts, less = (estimate_peak_memory(setup).parts for setup in (whole, divided))
+    assert parts["optimizer"] - less["optimizer"] == 8 * 48 * STACKED * 3 // 4
+    sharded, both = (replace(setup, strategy="zero3") for setup in (whole, divided))
+    assert both.params == sharded.params  # divided by all ranks in either way
+    assert sharded.gathered_block_params - both.gathered_block_params == STACKED * 3 // 4
+    parts, less = (estimate_peak_memory(setup).parts for setup in (sharded, both))
+    assert parts["optimizer"] == less["optimizer"] and parts["gathered weights"] > less["gathered weights"]
+
+
+def test_adapters_of_experts_are_divided_too() -> None:
+    lora = dict(tuner="lora", rank=8, targets_of_adapters=("all-experts",), strategy="ddp", ranks=8)
+    whole = TrainingSetup(MIXTURE, **lora)  # type: ignore[arg-type]
+    assert whole.trained_params == 48 * 128 * 8 * (2048 + 2 * 768 + 2048 + 768)
+    assert replace(whole, expert=8).trained_params == whole.trained_params // 8
+    assert replace(whole, expert=8, strategy="zero3").trained_params == whole.trained_params
+
+
+def test_the_exchange_of_expert_ranks_takes_its_time() -> None:
+    """Two calls in each block forward and two backward, of eight rows for a token."""
+    rates = cost_model.get_chip_rates(CHIP)
+    setup = TrainingSetup(MIXTURE, strategy="zero3", ranks=8, micro_tokens=2048)
+    call = cost_model.estimate_collective_ns(rates, "all_to_all", 2.0 * 2048 * 8 * 2048, 8) / 1e9
+    times = [step_time.estimate_step_time(replace(setup, expert=expert), rates) for expert in (1, 8)]
+    assert times[0].compute == times[1].compute
+    gathered = [step_time._estimate_sharded(replace(setup, expert=expert), rates)[0] for expert in (1, 8)]
+    difference = 48 * (4 * call + gathered[1] - gathered[0])
+    assert times[1].collectives - times[0].collectives == pytest.approx(difference)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expert", "message"),
+    [
+        (MIXTURE, 3, "parallel.expert is 3, which does not divide 128 experts"),
+        (SHAPE, 2, "parallel.expert is 2, and the model has no experts"),
+    ],
+)
+def test_expert_ranks_that_cannot_be(shape: DecoderShape, expert: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        require_feasible(TrainingSetup(shape, ranks=6, strategy="ddp", expert=expert))
