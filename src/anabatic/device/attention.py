@@ -216,7 +216,7 @@ class PackedSegments:
         is_causal: a token attends to itself and earlier tokens of its segment; False: to its whole segment.
         output_rows: int64, rows whose outputs alone are wanted, for a last layer that can leave out the others.
         has_dropped_rows: it has done so.
-        token_mask: fp32 `[T]`, 0 for padding; None: there is none.
+        token_mask: on the host, fp32 `[T]`, 0 for padding; None: there is none.
         exchange: of ranks that share the batch: the model runs on the tokens of one, the plan is that of all.
     """
 

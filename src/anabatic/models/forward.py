@@ -168,7 +168,7 @@ def pack_batch(
         rows = (targets != IGNORE_INDEX).nonzero().squeeze(1)
         targets = targets[rows]
         rows = send_to_device(rows, device)
-    segments.token_mask = None if mask is None else send_to_device(mask, device)
+    segments.token_mask = mask
     return PackedBatch(
         send_to_device(input_ids.unsqueeze(0), device),
         send_to_device(position_ids.unsqueeze(0), device),

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
 from anabatic.device.attention import PackedSegments
+from anabatic.device.device import send_to_device
 from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 from anabatic.parallel.process_groups import all_reduce_sum
@@ -120,7 +121,9 @@ class RoutingRecorder:
     @contextmanager
     def record_forward(self, segments: PackedSegments) -> Iterator[None]:
         """Record the routers that run in this context."""
-        self._is_recording, self._mask = torch.is_grad_enabled(), segments.token_mask
+        mask = segments.token_mask
+        self._is_recording = torch.is_grad_enabled()
+        self._mask = None if mask is None else send_to_device(mask, self.sums.device)
         try:
             yield
         finally:
