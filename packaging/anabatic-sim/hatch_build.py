@@ -24,7 +24,8 @@ TAG_VARIABLE = "ANABATIC_SIM_TAG"
 """The platform tag of that wheel."""
 TORCH_NPU_NEEDS = ("numpy", "pyyaml")
 """What torch_npu's metadata requires besides torch: its wheel is unpacked into a cache, where pip does not see it."""
-_SIM = "anabatic.sim"
+_FOREIGN = "cann_python"
+"""Folder of modules under other names (acl, tbe, torch's backend): programs import them, nothing of ours does."""
 _DATA_SUFFIXES = (".cpp", ".h")
 _INIT = '''"""Simulated Ascend NPUs: run and test torch_npu programs without Ascend hardware."""
 
@@ -108,7 +109,9 @@ def list_modules(sources: Path) -> list[str]:
         ValueError: one imports the package `anabatic` itself, which is not in this distribution.
     """
     found: set[str] = set()
-    left = [f"{_SIM}.{file.stem}" for file in (sources / "anabatic" / "sim").glob("*.py") if file.stem != "__init__"]
+    files = sorted((sources / "anabatic" / "sim").rglob("*.py"))
+    left = [".".join(file.relative_to(sources).with_suffix("").parts) for file in files if _FOREIGN not in file.parts]
+    left = [module.removesuffix(".__init__") for module in left]
     while left:
         module = left.pop()
         path = _find_module(sources, module)
@@ -139,6 +142,11 @@ def make_package(sources: Path, target: Path) -> None:
         path = _find_module(sources, module)
         assert path is not None
         file = target / path.relative_to(sources / "anabatic")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(rename_imports(path.read_text(encoding="utf-8")), encoding="utf-8")
+    foreign = sources / "anabatic" / "sim" / _FOREIGN
+    for path in sorted(foreign.rglob("*.py")):
+        file = target / "sim" / _FOREIGN / path.relative_to(foreign)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(rename_imports(path.read_text(encoding="utf-8")), encoding="utf-8")
     csrc = sources / "anabatic" / "sim" / "csrc"

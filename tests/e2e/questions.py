@@ -2,7 +2,7 @@
 
 ASKED: list[tuple[str, str, str]] = [
     # what newcomers want
-    ("guides/fine-tuning", "fine-tune Qwen3 8B", "微调 Qwen3 8B"),
+    ("guides/fine-tuning guides/recipes", "fine-tune Qwen3 8B", "微调 Qwen3 8B"),
     ("guides/export", "upload to hugging face", "上传到 hugging face"),
     ("concepts/checkpoints guides/survival", "continue after a crash", "训练崩溃后怎么继续"),
     ("reference/python", "jupyter", "jupyter"),
@@ -52,7 +52,7 @@ ASKED: list[tuple[str, str, str]] = [
         "qlora 4 bit without bitsandbytes",
         "没有 bitsandbytes 的 4bit qlora 量化",
     ),
-    ("guides/fine-tuning concepts/devices", "qwen3 30b a3b experts", "qwen3 30b a3b 专家模型微调"),
+    ("guides/moe guides/fine-tuning concepts/devices", "qwen3 30b a3b experts", "qwen3 30b a3b 专家模型微调"),
     ("guides/rl", "grpo on ascend", "昇腾上跑 grpo"),
     ("guides/rl", "grpo rollout is slow", "grpo 采样太慢"),
     ("guides/rl guides/when-it-fails", "rl reward does not rise", "强化学习奖励不上升"),
