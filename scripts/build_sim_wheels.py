@@ -140,6 +140,14 @@ def build_wheel(prebuilt: Path, tag: str, out: Path) -> Path:
     return out / run(sys.executable, "-c", code, out.resolve(), cwd=PROJECT, env=inner).split()[-1]
 
 
+def parse_use(word: str) -> tuple[str, str]:
+    """Return version and interpreter of `VERSION=PYTHON`, or end with an error."""
+    version, sign, python = word.partition("=")
+    if not sign or not Path(python).is_file():
+        raise SystemExit(f"error: --use {word}: not VERSION=PYTHON with an interpreter that is there")
+    return version, python
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", nargs="+", default=list_versions(), metavar="VERSION")
@@ -151,7 +159,7 @@ def main() -> None:
     prebuilt = work / "prebuilt"
     shutil.rmtree(prebuilt, ignore_errors=True)
     prebuilt.mkdir(parents=True)
-    pythons = dict(word.split("=", 1) for word in given.use)
+    pythons = dict(parse_use(word) for word in given.use)
     for version in given.torch:
         python = Path(pythons[version]) if version in pythons else make_environment(version, work / f"torch-{version}")
         compile_libraries(python, version, work, prebuilt)

@@ -291,6 +291,8 @@ def parse_options(suite: Suite) -> argparse.Namespace:
     parser.add_argument("--summary", action="store_true", help="run nothing, only print the tables")
     parser.add_argument("--docs", action="store_true", help="also rewrite the table on the fidelity page")
     options = parser.parse_args()
+    if options.jobs < 1 or options.npus < 1 or options.most < 0:
+        parser.error("--jobs and --npus must be at least 1, --most at least 0")
     options.root = options.tests.resolve() / "test"
     if not options.root.is_dir():
         parser.error(f"{options.root} is not there; --tests: {suite.tests_help}")
@@ -328,6 +330,10 @@ def write_docs(suite: Suite, results: list[FileResult], exceptions: Exceptions, 
     """Rewrite the part of the fidelity pages between the suite's marks, and the table of its files in docs/dev."""
     collected, chosen = sum(result.collected for result in results), sum(result.chosen for result in results)
     ran = sum(bool(result.tests) for result in results)
+    if not ran:
+        raise SystemExit(
+            "error: there are no results to write\nhint: run the tests first, or name their folder: --results"
+        )
     for language, page in enumerate(PAGES):
         path = ROOT / page
         begin, end = f"<!-- {suite.name}: {suite.program} -->", f"<!-- end of {suite.name} -->"

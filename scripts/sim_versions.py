@@ -118,7 +118,7 @@ def main() -> int:
     given = parser.parse_args()
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    pythons = dict(word.split("=", 1) for word in given.use)
+    pythons = dict(build_sim_wheels.parse_use(word) for word in given.use)
     print("\n".join(render_head("en")), flush=True)
     good = True
     for version in given.torch:

@@ -43,7 +43,8 @@ def test_it_imports_without_anabatic(package: Path) -> None:
         for path in package.rglob("*.py")
         if path.name != "__main__.py" and "cann_python" not in path.parts and "pytest" not in path.name
     ]
-    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint('anabatic' in sys.modules)"
+    imports = f"for name in {modules!r}: importlib.import_module(name)"
+    code = f"import importlib, sys\n{imports}\nprint('anabatic' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
