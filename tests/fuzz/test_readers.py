@@ -33,5 +33,6 @@ def test_good_files_are_read(reader: Reader, tmp_path: Path) -> None:
     for one in reader.good():
         (tmp_path / one.name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / one.name).write_bytes(one.data)
+    assert reader.good()
     for one in reader.good():
-        reader.read(tmp_path / one.name)
+        reader.read(tmp_path / one.name)  # an error is the failure

@@ -17,7 +17,7 @@ def test_rotary_embedding_follows_its_formula(sim: Sim) -> None:
 
 
 def test_an_extension_finds_the_libraries_to_link_against(sim: Sim) -> None:
-    sim.python(
+    told = sim.python(
         """
         import os, subprocess
         code = "int aclrtGetDevice(int*); int device(int* number) { return aclrtGetDevice(number); }"
@@ -28,7 +28,7 @@ def test_an_extension_finds_the_libraries_to_link_against(sim: Sim) -> None:
         import ctypes, torch
         torch.npu.set_device(0)
         number = ctypes.c_int(-1)
-        assert ctypes.CDLL("./extension.so").device(ctypes.byref(number)) == 0
-        assert number.value == 0
+        print(ctypes.CDLL("./extension.so").device(ctypes.byref(number)), number.value)
         """
     )
+    assert told.splitlines()[-1] == "0 0"

@@ -64,12 +64,12 @@ class _Layout(NamedTuple):
     places: Tensor
     rows: int
 
-    def spread(self, x: Tensor) -> Tensor:
+    def spread_rows(self, x: Tensor) -> Tensor:
         """`[T, ...]` -> `[rows, ...]`, zero between documents."""
         out: Tensor = _PlaceRows.apply(x, *self)  # type: ignore[no-untyped-call]
         return out
 
-    def gather(self, x: Tensor) -> Tensor:
+    def gather_rows(self, x: Tensor) -> Tensor:
         """`[rows, ...]` -> `[T, ...]`."""
         out: Tensor = GatherRows.apply(x, self.places)  # type: ignore[no-untyped-call]
         return out
@@ -118,13 +118,13 @@ class DeltaPlan:
         self._spaced: dict[int, _Spaced] = {}
 
     @functools.cached_property
-    def order(self) -> Tensor:
+    def longest_first(self) -> Tensor:
         """Documents from the longest to the shortest, int64 `[n]`."""
         return self._send(self._order)
 
     @functools.cached_property
-    def rank(self) -> Tensor:
-        """Place of each document in `order`, int64 `[n]`."""
+    def places_by_length(self) -> Tensor:
+        """Place of each document in `longest_first`, int64 `[n]`."""
         return self._send(self._rank)
 
     def _send(self, index: np.ndarray) -> Tensor:
@@ -156,12 +156,12 @@ def convolve(
     """
     channels, width = weight.shape
     spaced = plan.space_documents(width - 1)
-    rows = spaced.layout.spread(x)
+    rows = spaced.layout.spread_rows(x)
     if past is not None:
         rows = rows.index_copy(0, spaced.before, past.to(x.dtype).flatten(0, 1))
     mixed = F.conv1d(rows.t().unsqueeze(0), weight.to(x.dtype).unsqueeze(1), None, groups=channels)
     # Output row i ends at input row i + width - 1.
-    out = _Layout(spaced.layout.places - (width - 1), mixed.shape[-1]).gather(mixed.squeeze(0).t())
+    out = _Layout(spaced.layout.places - (width - 1), mixed.shape[-1]).gather_rows(mixed.squeeze(0).t())
     tails = rows.detach().index_select(0, spaced.tails).unflatten(0, (-1, width - 1))
     return out if bias is None else out + bias, tails
 
@@ -188,10 +188,10 @@ def chunk_gated_delta_rule(
         terms = _prepare_chunks(inputs, plan)
         states = None
         if initial is not None:
-            states = initial.float().index_select(0, plan.order).unflatten(1, (inputs.k.shape[1], -1))
+            states = initial.float().index_select(0, plan.longest_first).unflatten(1, (inputs.k.shape[1], -1))
         outputs, finals = _scan_chunks(terms, plan.steps, states)
         out = outputs.movedim(3, 1).flatten(0, 1).flatten(1, 2)  # [C, K, R, L, E] -> [C L, V, E]
-        return plan.chunked.gather(out), finals.flatten(1, 2).index_select(0, plan.rank)
+        return plan.chunked.gather_rows(out), finals.flatten(1, 2).index_select(0, plan.places_by_length)
 
 
 class _ChunkTerms(NamedTuple):
@@ -218,7 +218,7 @@ def _prepare_chunks(inputs: DeltaInputs, plan: DeltaPlan) -> _ChunkTerms:
 
     def chunk(x: Tensor) -> Tensor:
         """`[T, heads, ...]` -> `[C, heads, L, ...]`."""
-        return plan.chunked.spread(x).unflatten(0, (-1, CHUNK)).movedim(1, 2)
+        return plan.chunked.spread_rows(x).unflatten(0, (-1, CHUNK)).movedim(1, 2)
 
     q, k = (chunk(x).unsqueeze(2) for x in (q, k))  # [C, K, 1, L, D]
     v, log_decay, beta = (chunk(x.float()).unflatten(1, (-1, ratio)) for x in (inputs.v, inputs.log_decay, inputs.beta))

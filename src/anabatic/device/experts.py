@@ -113,7 +113,7 @@ def _has_grouped_mm_on_cpu(dtype: torch.dtype) -> bool:
     offsets = torch.tensor([0, 2], dtype=torch.int32)
     try:
         rows, stacked = F.grouped_mm(x, weight, offs=offsets), F.grouped_mm(x.t(), x, offs=offsets)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # an older torch says that it has no such product on a processor; ours gives the same result
         return False
     return bool((rows == 16).all()) and stacked.sum((1, 2)).tolist() == [0, 2 * 16 * 16]
 

@@ -20,7 +20,7 @@ def describe_checkpoint(values: ConfigValues, shape: DecoderShape) -> tuple[str,
     here leave it out.
     """
     notes = []
-    quantization = values.section("quantization_config").config.get("quant_method")
+    quantization = values.read_section("quantization_config").config.get("quant_method")
     expert_params = sum(
         count * kind.experts * 3 * kind.hidden * kind.expert_inner for kind, count in shape.count_kinds()
     )
@@ -36,7 +36,7 @@ def describe_checkpoint(values: ConfigValues, shape: DecoderShape) -> tuple[str,
         notes.append(f"a checkpoint of {packed / 2**30:.1f} GiB, matrices in FP8: trained in 16 bits")
     elif quantization is not None:
         notes.append(f"a checkpoint quantized by {quantization!r:.30}: trained in 16 bits")
-    modules = values.size("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    modules = values.read_size("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
     if modules:
         parameters = format_count(count_prediction_params(shape))
         notes.append(f"{modules} x multi-token prediction of {parameters} parameters in the checkpoint, not loaded")

@@ -88,18 +88,18 @@ def _read_llama_like(values: ConfigValues) -> DecoderShape:
             f"plan a model of the kind of {FAMILY_NAMES}",
         )
     shape = _read_attention(values, head_dim_default=128 if model_type == "qwen3" else 0)
-    experts = values.size("num_experts", "num_local_experts", "n_routed_experts")
-    dense_inner = values.size("intermediate_size") if experts else values.require("intermediate_size")
+    experts = values.read_size("num_experts", "num_local_experts", "n_routed_experts")
+    dense_inner = values.read_size("intermediate_size") if experts else values.require_size("intermediate_size")
     has_shared = experts and model_type != "qwen3_moe"
-    shared_inner = values.size("shared_expert_intermediate_size") if has_shared else 0
+    shared_inner = values.read_size("shared_expert_intermediate_size") if has_shared else 0
     shape = replace(
         shape,
         inner=dense_inner,
         head_norms=model_type in _HEAD_NORM_FAMILIES,
         norms=4 if model_type in _FOUR_NORM_FAMILIES else 2,
         experts=experts,
-        experts_per_token=values.size("num_experts_per_tok") if experts else 0,
-        expert_inner=(values.size("moe_intermediate_size") or dense_inner) if experts else 0,
+        experts_per_token=values.read_size("num_experts_per_tok") if experts else 0,
+        expert_inner=(values.read_size("moe_intermediate_size") or dense_inner) if experts else 0,
         shared_inner=shared_inner,
         shared_gate=model_type == "qwen2_moe" and shared_inner > 0,
     )
@@ -109,18 +109,18 @@ def _read_llama_like(values: ConfigValues) -> DecoderShape:
 def _read_attention(values: ConfigValues, head_dim_default: int = 0, bias_default: bool = False) -> DecoderShape:
     """Read vocabulary, width, blocks and heads; the MLP is still empty."""
     config, model_type = values.config, values.model_type
-    hidden, heads = values.require("hidden_size"), values.require("num_attention_heads")
-    kv_heads = values.size("num_key_value_heads") or heads
-    head_dim = values.size("head_dim", default=head_dim_default)
+    hidden, heads = values.require_size("hidden_size"), values.require_size("num_attention_heads")
+    kv_heads = values.read_size("num_key_value_heads") or heads
+    head_dim = values.read_size("head_dim", default=head_dim_default)
     if heads % kv_heads:
         values.require_multiple("num_attention_heads", "num_key_value_heads")
     if hidden % heads and not head_dim:
         values.require_multiple("hidden_size", "num_attention_heads")
     bias = bool(config.get("attention_bias", bias_default or model_type in _ATTENTION_BIAS_FAMILIES))
     if model_type == "qwen2_moe":
-        bias = values.flag("qkv_bias", True)
+        bias = values.read_flag("qkv_bias", True)
     return DecoderShape(
-        vocab=values.require("vocab_size"),
+        vocab=values.require_size("vocab_size"),
         hidden=hidden,
         layers=_require_blocks(values),
         heads=heads,
@@ -130,7 +130,7 @@ def _read_attention(values: ConfigValues, head_dim_default: int = 0, bias_defaul
         is_tied=bool(config.get("tie_word_embeddings", model_type in _TIED_FAMILIES)),
         qkv_bias=bias,
         out_bias=bias and model_type not in _OUTPUT_WITHOUT_BIAS,
-        max_positions=values.size("max_position_embeddings", "model_max_length"),
+        max_positions=values.read_size("max_position_embeddings", "model_max_length"),
     )
 
 
@@ -157,7 +157,7 @@ def _list_blocks(values: ConfigValues, shape: DecoderShape, *choices: Sequence[B
 
 
 def _require_blocks(values: ConfigValues) -> int:
-    layers = values.require("num_hidden_layers")
+    layers = values.require_size("num_hidden_layers")
     if layers > MAX_BLOCKS:
         raise DataError(f"{values.name}: num_hidden_layers is {layers:,}, more than {MAX_BLOCKS:,}", "check the file")
     return layers
@@ -165,10 +165,10 @@ def _require_blocks(values: ConfigValues) -> int:
 
 def _window_kinds(values: ConfigValues, shape: DecoderShape) -> list[BlockChange] | None:
     """Return which blocks attend in windows: those of layer_types, in older Qwens those from max_window_layers on."""
-    window = values.size("sliding_window")
+    window = values.read_size("sliding_window")
     if "layer_types" not in values.config or values.config["layer_types"] is None:
         return None
-    types = values.names("layer_types", shape.layers, _ATTENTION_TYPES)
+    types = values.read_names("layer_types", shape.layers, _ATTENTION_TYPES)
     assert types is not None
     if "sliding_attention" in types and not window:
         raise DataError(f"{values.name} has sliding_attention and no sliding_window", "check the file")
@@ -181,11 +181,14 @@ def _attend_in_window(window: int) -> BlockChange:
 
 def _sparse_mlps(values: ConfigValues, shape: DecoderShape) -> list[BlockChange] | None:
     """Return which blocks have experts by decoder_sparse_step and mlp_only_layers (Qwen2-MoE, 3-MoE, 3-Next)."""
-    step, dense_layers = values.size("decoder_sparse_step", default=1), values.numbers("mlp_only_layers")
+    step, dense_layers = (
+        values.read_size("decoder_sparse_step", default=1),
+        values.read_block_numbers("mlp_only_layers"),
+    )
     if not shape.experts or (step == 1 and not dense_layers):
         return None
     if not step:
-        values.require("decoder_sparse_step")
+        values.require_size("decoder_sparse_step")
     blocks = range(shape.layers)
     return [_make_dense if block in dense_layers or (block + 1) % step else _keep for block in blocks]
 
@@ -211,11 +214,11 @@ def _read_qwen_linear(values: ConfigValues) -> DecoderShape:
     shape = _read_attention(values, head_dim_default=256)
     layers = shape.layers
     delta = DeltaAttention(
-        key_heads=values.require("linear_num_key_heads"),
-        value_heads=values.require("linear_num_value_heads"),
-        key_dim=values.require("linear_key_head_dim"),
-        value_dim=values.require("linear_value_head_dim"),
-        kernel=values.size("linear_conv_kernel_dim", default=4),
+        key_heads=values.require_size("linear_num_key_heads"),
+        value_heads=values.require_size("linear_num_value_heads"),
+        key_dim=values.require_size("linear_key_head_dim"),
+        value_dim=values.require_size("linear_value_head_dim"),
+        kernel=values.read_size("linear_conv_kernel_dim", default=4),
         layout="qkvz" if is_next else "split",
     )
     if delta.value_heads % delta.key_heads:
@@ -224,18 +227,20 @@ def _read_qwen_linear(values: ConfigValues) -> DecoderShape:
     if is_sparse:
         shape = replace(
             shape,
-            inner=values.size("intermediate_size"),
-            experts=values.require("num_experts"),
-            experts_per_token=values.require("num_experts_per_tok"),
-            expert_inner=values.require("moe_intermediate_size"),
-            shared_inner=values.require("shared_expert_intermediate_size"),
+            inner=values.read_size("intermediate_size"),
+            experts=values.require_size("num_experts"),
+            experts_per_token=values.require_size("num_experts_per_tok"),
+            expert_inner=values.require_size("moe_intermediate_size"),
+            shared_inner=values.require_size("shared_expert_intermediate_size"),
             shared_gate=True,
         )
     else:
-        shape = replace(shape, inner=values.require("intermediate_size"))
-    types = values.names("layer_types", layers, _LINEAR_TYPES)
+        shape = replace(shape, inner=values.require_size("intermediate_size"))
+    types = values.read_names("layer_types", layers, _LINEAR_TYPES)
     if types is None:
-        interval = values.size("full_attention_interval", default=4) or values.require("full_attention_interval")
+        interval = values.read_size("full_attention_interval", default=4) or values.require_size(
+            "full_attention_interval"
+        )
         types = [_LINEAR_TYPES[(block + 1) % interval > 0] for block in range(layers)]
     attentions = [_with_attention(delta if kind == "linear_attention" else None) for kind in types]
     return _list_blocks(values, shape, attentions, _sparse_mlps(values, shape) if is_next else None)
@@ -250,9 +255,9 @@ def _read_latent(values: ConfigValues) -> DecoderShape:
         return _list_blocks(values, replace(shape, attention=attention), _first_dense(values, shape))
     indexed = replace(
         attention,
-        index_heads=values.require("index_n_heads"),
-        index_dim=values.require("index_head_dim"),
-        index_topk=values.require("index_topk"),
+        index_heads=values.require_size("index_n_heads"),
+        index_dim=values.require_size("index_head_dim"),
+        index_topk=values.require_size("index_topk"),
     )
     if not indexed.query_rank:
         raise DataError(f"{values.name} has index_topk and no q_lora_rank, which an indexer reads", "check the file")
@@ -265,34 +270,34 @@ def _read_outer_sizes(values: ConfigValues) -> DecoderShape:
     """Read what is not attention: width, blocks, MLP and experts (DeepSeek's keys)."""
     values.refuse_other("mlp_bias", False)
     values.refuse_other("moe_layer_freq", 1)
-    expert_inner = values.require("moe_intermediate_size")
-    heads = values.require("num_attention_heads")
+    expert_inner = values.require_size("moe_intermediate_size")
+    heads = values.require_size("num_attention_heads")
     return DecoderShape(
-        vocab=values.require("vocab_size"),
-        hidden=values.require("hidden_size"),
+        vocab=values.require_size("vocab_size"),
+        hidden=values.require_size("hidden_size"),
         layers=_require_blocks(values),
         heads=heads,
         kv_heads=heads,
-        head_dim=values.size("qk_nope_head_dim") + values.size("qk_rope_head_dim"),
-        inner=values.require("intermediate_size"),
-        is_tied=values.flag("tie_word_embeddings"),
-        experts=values.require("n_routed_experts", "num_experts", "num_local_experts"),
-        experts_per_token=values.require("num_experts_per_tok", "num_experts_per_token"),
+        head_dim=values.read_size("qk_nope_head_dim") + values.read_size("qk_rope_head_dim"),
+        inner=values.require_size("intermediate_size"),
+        is_tied=values.read_flag("tie_word_embeddings"),
+        experts=values.require_size("n_routed_experts", "num_experts", "num_local_experts"),
+        experts_per_token=values.require_size("num_experts_per_tok", "num_experts_per_token"),
         expert_inner=expert_inner,
-        shared_inner=expert_inner * values.size("n_shared_experts", "num_shared_experts"),
-        max_positions=values.size("max_position_embeddings", "model_max_length"),
+        shared_inner=expert_inner * values.read_size("n_shared_experts", "num_shared_experts"),
+        max_positions=values.read_size("max_position_embeddings", "model_max_length"),
     )
 
 
 def _read_latent_attention(values: ConfigValues) -> LatentAttention:
     return LatentAttention(
-        heads=values.require("num_attention_heads"),
-        query_rank=values.size("q_lora_rank"),
-        latent_rank=values.require("kv_lora_rank"),
-        nope_dim=values.require("qk_nope_head_dim"),
-        rope_dim=values.size("qk_rope_head_dim"),
-        value_dim=values.require("v_head_dim"),
-        bias=values.flag("attention_bias"),
+        heads=values.require_size("num_attention_heads"),
+        query_rank=values.read_size("q_lora_rank"),
+        latent_rank=values.require_size("kv_lora_rank"),
+        nope_dim=values.require_size("qk_nope_head_dim"),
+        rope_dim=values.read_size("qk_rope_head_dim"),
+        value_dim=values.require_size("v_head_dim"),
+        bias=values.read_flag("attention_bias"),
     )
 
 
@@ -304,11 +309,11 @@ def _indexer_blocks(values: ConfigValues, layers: int) -> list[bool]:
     if isinstance(pattern, str):
         letters = {"F": "full", "S": "shared"}
         values = ConfigValues({"indexer_types": [letters.get(letter, letter) for letter in pattern]}, values.name)
-    types = values.names("indexer_types", layers, ("full", "shared"))
+    types = values.read_names("indexer_types", layers, ("full", "shared"))
     if types is not None:
         return [kind == "full" for kind in types]
-    frequency = max(values.size("index_topk_freq", default=1), 1)
-    offset = values.size("index_skip_topk_offset", default=2)
+    frequency = max(values.read_size("index_topk_freq", default=1), 1)
+    offset = values.read_size("index_skip_topk_offset", default=2)
     return [max(block - offset + 1, 0) % frequency == 0 for block in range(layers)]
 
 
@@ -319,10 +324,10 @@ _FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "kimi_k2": 3, "deepseek_v32"
 def _first_dense(values: ConfigValues, shape: DecoderShape) -> list[BlockChange]:
     """Return which blocks have no experts: those that mlp_layer_types names, else the first."""
     layers = shape.layers
-    types = values.names("mlp_layer_types", layers, _MLP_TYPES)
+    types = values.read_names("mlp_layer_types", layers, _MLP_TYPES)
     if types is not None:
         return [_make_dense if kind == "dense" else _keep for kind in types]
-    count = values.size("first_k_dense_replace", default=_FIRST_DENSE.get(values.model_type, 1))
+    count = values.read_size("first_k_dense_replace", default=_FIRST_DENSE.get(values.model_type, 1))
     return [_make_dense if block < count else _keep for block in range(layers)]
 
 
@@ -332,7 +337,7 @@ def _read_glm_moe(values: ConfigValues) -> DecoderShape:
     outer = _read_outer_sizes(values)
     shape = replace(
         attention,
-        head_norms=values.flag("use_qk_norm"),
+        head_norms=values.read_flag("use_qk_norm"),
         **{
             key: getattr(outer, key)
             for key in ("inner", "experts", "experts_per_token", "expert_inner", "shared_inner")
@@ -348,15 +353,15 @@ def _read_gpt_oss(values: ConfigValues) -> DecoderShape:
     shape = replace(
         shape,
         has_sinks=True,
-        inner=values.require("intermediate_size"),
-        experts=values.require("num_local_experts", "num_experts"),
-        experts_per_token=values.require("num_experts_per_tok", "experts_per_token"),
-        expert_inner=values.require("intermediate_size"),
+        inner=values.require_size("intermediate_size"),
+        experts=values.require_size("num_local_experts", "num_experts"),
+        experts_per_token=values.require_size("num_experts_per_tok", "experts_per_token"),
+        expert_inner=values.require_size("intermediate_size"),
         expert_bias=True,
     )
     if values.config.get("layer_types") is not None:
         return _list_blocks(values, shape, _window_kinds(values, shape))
-    window = values.require("sliding_window")
+    window = values.require_size("sliding_window")
     return _list_blocks(values, shape, [_attend_in_window(0 if block % 2 else window) for block in range(layers)])
 
 
@@ -365,7 +370,7 @@ def _read_kimi_linear(values: ConfigValues) -> DecoderShape:
     # transformers ties nothing in this family, whatever the flag says (models/kimi_linear, _tied_weights_keys).
     shape = replace(_read_outer_sizes(values), is_tied=False)
     layers = shape.layers
-    section = values.section("linear_attn_config")
+    section = values.read_section("linear_attn_config")
     for key in ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate"):  # Kimi K3
         values.refuse_other(key, False)
     section.refuse_other("use_full_rank_gate", False)
@@ -375,13 +380,13 @@ def _read_kimi_linear(values: ConfigValues) -> DecoderShape:
         ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
     )
     heads, dim, kernel = (
-        section.size(inside) or values.size(outside, default=usual) for inside, outside, usual in keys
+        section.read_size(inside) or values.read_size(outside, default=usual) for inside, outside, usual in keys
     )
     delta = DeltaAttention(heads, heads, dim, dim, kernel, "kimi")
     latent = _read_latent_attention(values)
-    types = values.names("layer_types", layers, _LINEAR_TYPES)
+    types = values.read_names("layer_types", layers, _LINEAR_TYPES)
     if types is None and section.config.get("full_attn_layers") is not None:
-        full = section.numbers("full_attn_layers")  # counted from 1
+        full = section.read_block_numbers("full_attn_layers")  # counted from 1
         types = [_LINEAR_TYPES[block + 1 not in full] for block in range(layers)]
     if types is None:
         types = [_LINEAR_TYPES[not (block and block % 4 == 0)] for block in range(layers)]

@@ -40,16 +40,16 @@ class ConfigValues:
         """The family."""
         return str(self.config.get("model_type", ""))
 
-    def require(self, *keys: str) -> int:
+    def require_size(self, *keys: str) -> int:
         """Return the first size of `keys` that is set; it must be there."""
         if not any(self.config.get(key) is not None for key in keys):
             raise DataError(
                 f"{self.name} has no {keys[0]}", f"give the config.json of a causal language model like {FAMILY_NAMES}"
             )
         found = next(key for key in keys if self.config.get(key) is not None)
-        return self.size(*keys) or refuse_size(self.config, found, self.name)
+        return self.read_size(*keys) or refuse_size(self.config, found, self.name)
 
-    def size(self, *keys: str, default: int = 0) -> int:
+    def read_size(self, *keys: str, default: int = 0) -> int:
         """Return the first size of `keys` that is set; else `default`."""
         for key in keys:
             value = self.config.get(key)
@@ -60,7 +60,7 @@ class ConfigValues:
             return int(value)
         return default
 
-    def flag(self, key: str, default: bool = False) -> bool:
+    def read_flag(self, key: str, default: bool = False) -> bool:
         """Return a flag; a number or text is refused."""
         value = self.config.get(key)
         if value is None:
@@ -69,7 +69,7 @@ class ConfigValues:
             raise DataError(f"{self.name}: {key} is {value!r:.60}, not true or false", "check the file")
         return value
 
-    def names(self, key: str, length: int, allowed: tuple[str, ...]) -> list[str] | None:
+    def read_names(self, key: str, length: int, allowed: tuple[str, ...]) -> list[str] | None:
         """Return a list of one of `allowed` for each block; None if the key is not set."""
         value = self.config.get(key)
         if value is None:
@@ -85,7 +85,7 @@ class ConfigValues:
             )
         return value
 
-    def numbers(self, key: str) -> frozenset[int]:
+    def read_block_numbers(self, key: str) -> frozenset[int]:
         """Return a list of numbers of blocks; empty if the key is not set."""
         value = self.config.get(key)
         if value is None:
@@ -94,7 +94,7 @@ class ConfigValues:
             raise DataError(f"{self.name}: {key} is {value!r:.60}, not a list of whole numbers", "check the file")
         return frozenset(value)
 
-    def section(self, key: str) -> ConfigValues:
+    def read_section(self, key: str) -> ConfigValues:
         """Return an object inside; empty if the key is not set."""
         value = self.config.get(key)
         if value is None:
