@@ -33,9 +33,9 @@ def run(
     hbm
         Memory of each device, for example 512MiB; default: the chip's.
     fault
-        KIND[@DEVICE][#N][=VALUE], several times: oom, aicore, ecc, hccl-timeout, link-down, lost, slow, health. Strikes
-        at the N-th allocation, operator or collective; slow@1=3 makes device 1 three times slower, health@0=warning
-        shows in npu-smi.
+        KIND[@DEVICE][#N][=VALUE], several times: oom, aicore, ecc, hccl-timeout, link-down, lost, slow, slow-link,
+        flip, health. Strikes at the N-th allocation, operator or collective; slow@1=3 makes device 1 three
+        times slower, health@0=warning shows in npu-smi.
     report
         File for counters and predicted times (sim.json); a table comes at the end.
     trace
