@@ -172,6 +172,11 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
             f"{chip.name} is made for inference, and this is a training",
             "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
         )
+    if job.parallel.pipeline > 1:
+        raise ConfigError(
+            f"parallel.pipeline is {job.parallel.pipeline}, and plan does not count stages of layers",
+            "leave it out: plan counts zero2, zero3, context, expert and tensor",
+        )
     hint = "choose it among the divisors of --npus times --nodes"
     ranks = resolve_mesh_shape(job.parallel, world, ("device", "devices"), hint).data_size
     job, _, _ = deepspeed_json.apply_deepspeed(sequence_length.resolve_seq_len(job, shape.max_positions or None), ranks)
