@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--installer", type=names_among(INSTALLERS), default=["pip"])
     asked = parser.parse_args()
+    if asked.wheel and not (asked.wheel.is_file() and asked.wheel.suffix == ".whl"):
+        parser.error(f"--wheel {asked.wheel}: no wheel; scripts/build_sim_wheels.py builds one, or leave it out")
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         wheel = asked.wheel.resolve() if asked.wheel else build_wheel(folder / "dist")

@@ -65,6 +65,19 @@ def list_versions() -> list[str]:
     return [version for version in CANN_RELEASES if tuple(map(int, version.split("."))) >= OLDEST]
 
 
+def check_versions(versions: list[str]) -> None:
+    """Refuse a torch without a torch_npu before anything is made.
+
+    Raises:
+        SystemExit: with the versions that can be named.
+    """
+    if unknown := [version for version in versions if version not in list_versions()]:
+        raise SystemExit(
+            f"error: there is no torch_npu for torch {', '.join(unknown)} in src/anabatic/sim/torch_npu_wheel.py\n"
+            f"hint: --torch takes {' '.join(list_versions())}"
+        )
+
+
 def make_environment(version: str, folder: Path) -> Path:
     """Return the Python of an environment with this torch."""
     python = folder / "bin" / "python"
@@ -155,6 +168,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/sim-wheels"))
     parser.add_argument("--use", nargs="+", default=[], metavar="VERSION=PYTHON")
     given = parser.parse_args()
+    check_versions(given.torch)
     work = given.work.resolve()
     prebuilt = work / "prebuilt"
     shutil.rmtree(prebuilt, ignore_errors=True)

@@ -75,12 +75,17 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     version, found = operators()
+    return write_pages(BEGIN, END, [table(version, found, language) for language in (0, 1)], check=check)
+
+
+def write_pages(begin: str, end: str, parts: list[str], *, check: bool) -> int:
+    """Put the parts (en, zh) between the marks of the fidelity pages, or check them; return the exit code."""
     stale = []
-    for language, folder in enumerate(("en", "zh")):
+    for folder, part in zip(("en", "zh"), parts, strict=True):
         page = ROOT / "docs" / folder / "concepts" / "sim-fidelity.md"
         text = page.read_text(encoding="utf-8")
-        before, rest = text.split(BEGIN)
-        fresh = before + BEGIN + "\n\n" + table(version, found, language) + "\n\n" + END + rest.split(END)[1]
+        before, rest = text.split(begin)
+        fresh = before + begin + "\n\n" + part + "\n\n" + end + rest.split(end)[1]
         if fresh != text:
             stale.append(page)
             if not check:

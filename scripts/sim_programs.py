@@ -427,6 +427,10 @@ def main() -> int:
     parser.add_argument("--prepare", action="store_true", help="only make environments and checkouts")
     arguments = parser.parse_args()
     programs = read_programs()
+    names = {program.name for program in programs} | {run.key for program in programs for run in program.runs}
+    if unknown := [name for name in arguments.only if name not in names | {"none"}]:
+        known = ", ".join(sorted(program.name for program in programs))
+        parser.error(f"--only {unknown[0]}: no such program or run; programs: {known}")
     bad = 0
     fresh: list[Outcome] = []
     for program, run in _chosen(programs, arguments.only):

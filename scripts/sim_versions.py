@@ -116,6 +116,7 @@ def main() -> int:
     parser.add_argument("--use", nargs="+", default=[], metavar="VERSION=PYTHON")
     parser.add_argument("--docs", action="store_true", help="write the rows into the guide")
     given = parser.parse_args()
+    build_sim_wheels.check_versions(given.torch)
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     pythons = dict(build_sim_wheels.parse_use(word) for word in given.use)

@@ -52,6 +52,7 @@ def test_pyacl_without_and_with_torch(sim: Sim) -> None:
         from tbe.tikcpp.compile_op import CommonUtility
         from tbe.common.utils import para_check
         told["tbe"] = get_soc_spec("SOC_VERSION"), get_soc_spec("CORE_NUM"), get_soc_spec("AICORE_TYPE")
+        told["short"] = get_soc_spec("SHORT_SOC_VERSION")
         for call in (tbe.tvm.placeholder, CommonUtility.is_v220, tbe_register.register_operator, para_check.check_shape,
                      lambda: get_soc_spec("UB_SIZE")):
             try:
@@ -77,7 +78,7 @@ def test_pyacl_without_and_with_torch(sim: Sim) -> None:
     names = ["acl.mdl.get_input_size_by_index", "acl.rt.get_ipc_thing", "acl.op.execute_v2", "acl.himpi"]
     assert told["missing"] == [f"{name} is not simulated (anabatic sim)" for name in names]
     assert told["arguments"] == "acl.rt.set_device takes 1 arguments, 0 were given" and told["dunder"] is False
-    assert told["tbe"] == ["Ascend910B3", 20, "AiCore"]
+    assert told["tbe"] == ["Ascend910B3", 20, "AiCore"] and told["short"] == "Ascend910B"
     names = [
         "tbe.tvm.placeholder",
         "tbe.tikcpp.compile_op.CommonUtility.is_v220",

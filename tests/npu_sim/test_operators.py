@@ -29,13 +29,18 @@ def test_fused_operators_of_this_project(sim: Sim) -> None:
 def test_fused_operators_of_torch_npu(sim: Sim) -> None:
     printed = dict(line.split(" ", 1) for line in sim.program("fused.py").splitlines())
     names = ["rms_norm", "rotary", "interleaved", "swiglu", "scale_one", "mode_0", "mode_2", "mode_3", "mode_4"]
-    names += ["BSH", "SBH", "TND", "fused_adamw"]
+    names += ["BSH", "SBH", "TND", "fused_adamw", "sink", "v2_sink_band", "v2_pse_type_0", "v2_pse_type_1"]
+    names += ["v2_rotated_part"]
     assert {name: printed[name].strip() for name in names} == dict.fromkeys(names, "True")
     assert printed["add_rms_norm"] == "RuntimeError derivative for npu::npu_add_rms_norm is not implemented"
     assert printed["on_cpu"].startswith(
         "NotImplementedError Could not run 'npu::npu_rms_norm' with arguments from the 'CPU'"
     )
     assert "npu::npu_hans_decode.out is not simulated" in printed["missing"]
+    assert "npu_fusion_attention_v2 with pse_type 2 (slopes made by the kernel) is not sim" in printed["slopes"]
+    assert "sink must be float32 of shape [2], got c10::Half [2]" in printed["half_sink"]
+    assert "sink must be float32 of shape [2], got float [1]" in printed["short_sink"]
+    assert "query_rope and key_rope go together" in printed["one_rope"]
     assert "needs the compressed mask of shape [2048, 2048]" in printed["triangle"]
     assert printed["dropout"] == "True True True"
     assert printed["bf16"].startswith("TypeError Fused optimizer's parameters must be either float32 or float16")

@@ -77,6 +77,11 @@ HOW = (
         "elsewhere",
         "takes an hour; tests/npu_sim/test_torch_npu_tests.py runs a sample",
     ),
+    How(
+        "python scripts/sim_stacks",
+        "elsewhere",
+        "needs checkouts of seven projects; tests/unit/scripts/test_sim_stacks.py counts in one of its own",
+    ),
     How("python benchmarks/", "program", "takes minutes: its options are looked up"),
     How("export ", "run"),
     How("curl ", "curl"),

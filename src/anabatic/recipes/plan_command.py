@@ -126,6 +126,8 @@ def print_scaling(
     rows = device_scaling.build_scaling_rows(plans, assumed)
     if not rows:
         log.warn(f"the job fits on no number of {place.chip.name} up to {max_devices:,}, in whatever way it is divided")
+        if as_json:
+            sys.stdout.write(json.dumps({"chip": place.chip.name, "held": None, "rows": []}) + "\n")
         return 1
     if plot is not None:
         title = f"{place.chip.name}, estimated: {device_scaling.describe_scaling(rows)}"

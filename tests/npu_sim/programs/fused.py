@@ -153,6 +153,58 @@ close(
 )
 
 
+def with_sink(q, k, v, sink, scale, mask, pse=0.0):
+    """The sink is one more column of scores, whose weight is dropped (op-plugin's documentation)."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2) * scale + pse).masked_fill(mask, -math.inf)
+    column = sink.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ v
+
+
+fa_v2 = torch_npu.npu_fusion_attention_v2
+close(
+    "sink",
+    lambda q, k, v, sink: fa(q, k, v, 4, "BNSD", atten_mask=triangle, scale=0.3, sparse_mode=2, sink=sink)[0],
+    lambda q, k, v, sink: with_sink(q, k, v, sink, 0.3, causal),
+    *B,
+    (4,),
+)
+close(
+    "v2_sink_band",
+    lambda q, k, v, sink: fa_v2(
+        q, k, v, 4, "BNSD", atten_mask=triangle, scale=0.3, sparse_mode=4, pre_tokens=2, next_tokens=0, sink=sink
+    )[0],
+    lambda q, k, v, sink: with_sink(q, k, v, sink, 0.3, causal | torch.ones(7, 7).bool().tril(-3)),
+    *B,
+    (4,),
+)
+for kind, scale_of_pse in ((0, 1.0), (1, 0.3)):
+    close(
+        f"v2_pse_type_{kind}",
+        lambda q, k, v, pse, kind=kind: fa_v2(
+            q, k, v, 4, "BNSD", pse=pse, pse_type=kind, atten_mask=causal.npu(), scale=0.3
+        )[0],
+        lambda q, k, v, pse, factor=scale_of_pse: with_sink(
+            q, k, v, torch.full((4,), -math.inf).double(), 0.3, causal, pse * factor
+        ),
+        *B,
+        (1, 4, 7, 7),
+    )
+ENDS = {"actual_seq_qlen": [3, 10], "actual_seq_kvlen": [3, 10]}
+close(
+    "v2_rotated_part",
+    lambda q, k, v, q_rope, k_rope: fa_v2(
+        q, k, v, 4, "TND", atten_mask=triangle, scale=0.3, sparse_mode=3, query_rope=q_rope, key_rope=k_rope, **ENDS
+    )[0],
+    lambda q, k, v, q_rope, k_rope: packed(torch.cat((q, q_rope), -1), torch.cat((k, k_rope), -1), v, [3, 10], 0.3),
+    (10, 4, 8),
+    (10, 2, 8),
+    (10, 2, 8),
+    (10, 4, 4),
+    (10, 2, 4),
+)
+
+
 def refused(name, call):
     try:
         call()
@@ -166,6 +218,11 @@ refused("add_rms_norm", lambda: torch_npu.npu_add_rms_norm(x, x, torch.ones(8).n
 refused("on_cpu", lambda: torch_npu.npu_rms_norm(torch.randn(2, 8), torch.ones(8)))
 coded = [torch.zeros(64).npu() for _ in range(5)]  # a format that is not public
 refused("missing", lambda: torch_npu.npu_hans_decode(*coded[:4], out=coded[4]))
+some = [torch.randn(1, 2, 4, 8).npu() for _ in range(3)]
+refused("slopes", lambda: fa_v2(*some, 2, "BNSD", pse_type=2))
+refused("half_sink", lambda: fa_v2(*some, 2, "BNSD", sink=torch.zeros(2, dtype=torch.half).npu()))
+refused("short_sink", lambda: fa(*some, 2, "BNSD", sink=torch.zeros(1).npu()))
+refused("one_rope", lambda: fa_v2(*some, 2, "BNSD", query_rope=some[0]))
 refused(
     "triangle",
     lambda: fa(*(torch.randn(1, 2, 4, 8).npu() for _ in range(3)), 2, "BNSD", atten_mask=causal.npu(), sparse_mode=2),

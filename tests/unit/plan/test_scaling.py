@@ -109,6 +109,8 @@ def test_a_divided_step_and_one_that_grows(tmp_path: Path, capsys: pytest.Captur
     assert all(0.9 < row["efficiency"] < 1.5 for row in rows)  # above 1: the optimizer is divided further
     assert plan(["--scale", "1", *SFT, "Qwen/Qwen2.5-72B"]) == 1
     assert "fits on no number of Ascend910B3" in capsys.readouterr().err
+    assert plan(["--json", "--scale", "1", *SFT, "Qwen/Qwen2.5-72B"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"chip": "Ascend910B3", "held": None, "rows": []}
 
 
 @pytest.mark.parametrize("kind", [["--sweep", "--npus", "8"], ["--scale", "64"], ["--npus", "1"]])

@@ -6,7 +6,6 @@ tokens, `k` experts per token, `S = T k` rows, `E` experts.
 
 from __future__ import annotations
 
-import copy
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -156,7 +155,8 @@ def _make_probe(module: Any) -> tuple[Any, tuple[Tensor, Tensor, Tensor]]:
         weights[name] = draw_tensor(_EXPERTS, *(reversed(shape) if module.is_transposed else shape))
         if module.has_bias:
             weights[f"{name}_bias"] = draw_tensor(_EXPERTS, shape[0])
-    probe = copy.copy(module)
+    probe = object.__new__(type(module))  # copy.copy calls __new__ of FSDP2's class, which runs __init__ of the layer's
+    probe.__dict__.update(module.__dict__)
     probe.__dict__["_parameters"] = {name: nn.Parameter(weight) for name, weight in weights.items()}
     probe.__dict__["_modules"] = {
         name: child for name, child in module._modules.items() if not isinstance(child, ExpertAdapter)

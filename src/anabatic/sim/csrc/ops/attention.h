@@ -13,6 +13,8 @@ struct Options {
   std::optional<at::Tensor> pse, mask;
   double scale, keep;
   int64_t before, after, mode, seed;
+  std::optional<at::Tensor> sink = std::nullopt;  // [N]: one more score in each row's softmax, without a value
+  bool pse_is_scaled = true;  // pse_type 1: scale * (q k^T + pse), else scale * q k^T + pse
 };
 
 // One sequence of the batch: where its rows are and which scores it may use.
@@ -21,7 +23,7 @@ struct Part {
 };
 
 struct Scores {
-  at::Tensor weights, dropped, max, sum;  // [N, S, S] twice, [N, S, 1] twice
+  at::Tensor weights, dropped, max, sum;  // [N, S, S] twice, [N, S, 1] twice; max and sum are those with the sink
 };
 
 // [B, N, S, D] whatever the layout, and back; TND counts as a batch of one.

@@ -1,16 +1,20 @@
 // npu_fusion_attention and its gradient: softmax(mask(scale * (q k^T + pse))) v with dropout, in five layouts.
+// npu_fusion_attention_v2 also adds pse after scaling, and takes the rotated part of q and k apart (documentation of
+// aclnnFlashAttentionScoreV2, op-plugin's FlashAttentionV2KernelNpuOpApi.cpp).
 //
 // Semantics from op-plugin's documentation: scale is 1 unless given, a mask of 1 hides, sparse modes 2 to 4 take the compressed
-// 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero. The
-// arithmetic
-// is float32; the gradient recomputes the scores, so that only the row statistics are kept.
+// 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero, sink is a
+// score of each head that takes a part of every row's softmax and has no value. The arithmetic is float32;
+// the gradient recomputes the scores, so that only the row statistics are kept.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -46,8 +50,14 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Options& opt
                   options.layout == "TND",
               "The input_layout should be BSH/SBH/BNSD/BSND/TND(case-insensitive), but got ", options.layout);
   TORCH_CHECK(options.keep > 0 && options.keep <= 1, "The keep_prob value must be in range of (0, 1], but got ", options.keep);
+  if (given(options.sink))
+    TORCH_CHECK(options.sink->scalar_type() == at::kFloat && options.sink->dim() == 1 && options.sink->size(0) == options.heads,
+                "npu_fusion_attention: sink must be float32 of shape [", options.heads, "], got ", options.sink->dtype(), " ",
+                options.sink->sizes());
   check_mask("npu_fusion_attention", options);
 }
+
+Tensor sink_rows(const Options& options) { return options.sink->view({options.heads, 1, 1}); }
 
 }  // namespace
 
@@ -149,15 +159,19 @@ Tensor bias(const Part& part, const Options& options) {
 Scores attention_scores(const Tensor& q, const Tensor& k, const Part& part, const Options& options) {
   const int64_t heads = q.size(0), groups = k.size(0);
   Tensor raw = at::bmm(q.reshape({groups, -1, q.size(-1)}), k.transpose(1, 2)).view({heads, part.q_rows, part.k_rows});
-  if (const Tensor added = bias(part, options); added.defined()) raw = raw + added;
+  const Tensor added = bias(part, options);
+  if (added.defined() && options.pse_is_scaled) raw = raw + added;
   raw = raw * options.scale;
+  if (added.defined() && !options.pse_is_scaled) raw = raw + added;
   const Tensor off = hidden(part, options);
   if (off.defined()) raw.masked_fill_(off, -std::numeric_limits<float>::infinity());
   Scores result;
   result.max = part.k_rows > 0 ? raw.amax(-1, true) : at::zeros({heads, part.q_rows, 1});
   result.max = result.max.masked_fill(result.max.isinf(), 0);  // a row without keys
+  if (given(options.sink)) result.max = at::maximum(result.max, sink_rows(options));
   const Tensor power = (raw - result.max).exp_();
   result.sum = power.sum(-1, true);
+  if (given(options.sink)) result.sum = result.sum + (sink_rows(options) - result.max).exp();
   result.weights = power / result.sum.clamp_min(std::numeric_limits<float>::min());
   result.dropped = result.weights;
   if (options.keep < 1) {
@@ -207,7 +221,7 @@ Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, con
 }
 
 struct Backward {
-  Tensor dq, dk, dv, dpse;
+  Tensor dq, dk, dv, dpse, dsink;
 };
 
 // What the caller gives of the rows' softmax. Where several blocks of keys are merged, it is that of all of them
@@ -241,6 +255,7 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
   const Tensor q = heads_first(query, options.layout, options.heads), k = heads_first(key, options.layout, groups),
                v = heads_first(value, options.layout, groups), above = heads_first(grad, options.layout, options.heads);
   Tensor dq = at::zeros(q.sizes(), q.options()), dk = at::zeros(k.sizes(), k.options()), dv = at::zeros(v.sizes(), v.options());
+  Tensor dsink = at::zeros({given(options.sink) ? options.heads : 0}, k.options().dtype(at::kFloat));
   Tensor dpse = given(options.pse) ? at::zeros(options.pse->sizes(), q.options().dtype(at::kFloat)) : Tensor();
   for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
     if (part.q_rows == 0 || part.k_rows == 0) continue;
@@ -258,7 +273,12 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
       const Tensor out = part_rows(heads_first(*rows.out, options.layout, options.heads), part, true, options);
       inner = (dout.view_as(out) * out).sum(-1, true);
     }
-    const Tensor draw = (s.weights * (dweights - inner)) * options.scale;
+    if (given(options.sink)) {  // its weight, with a gradient of 0 - inner
+      const Tensor max = merged ? statistic(rows.max, part, options) : s.max,
+                   sum = merged ? statistic(rows.sum, part, options) : s.sum;
+      dsink.sub_(((sink_rows(options) - max).exp() / sum * inner).sum({1, 2}));
+    }
+    const Tensor unscaled = s.weights * (dweights - inner), draw = unscaled * options.scale;
     const int64_t b = options.layout == "TND" ? 0 : part.batch;
     dq[b].narrow(1, part.q_from, part.q_rows).copy_(at::bmm(draw.view(grouped), ks).view_as(qs));
     dk[b].narrow(1, part.k_from, part.k_rows)
@@ -266,15 +286,14 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
     dv[b].narrow(1, part.k_from, part.k_rows).copy_(at::bmm(s.dropped.view(grouped).transpose(1, 2), dout));
     if (dpse.defined()) {
       Tensor own = dpse[options.pse->size(0) > 1 ? part.batch : 0];
-      own.add_(draw.sum_to_size(own.sizes()));
+      own.add_((options.pse_is_scaled ? draw : unscaled).sum_to_size(own.sizes()));
     }
   }
   if (dpse.defined()) dpse = dpse.to(options.pse->scalar_type());
-  return {heads_back(dq, options.layout), heads_back(dk, options.layout), heads_back(dv, options.layout), dpse};
+  return {heads_back(dq, options.layout), heads_back(dk, options.layout), heads_back(dv, options.layout), dpse, dsink};
 }
 
-void no_extras(const OptionalTensor& sink, const Ends& prefix) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!given(sink), "anabatic sim: npu_fusion_attention with sink is not simulated");
+void no_prefix(const Ends& prefix) {
   TORCH_CHECK_NOT_IMPLEMENTED(!prefix.has_value() || prefix->empty(),
                               "anabatic sim: npu_fusion_attention with prefix is not simulated");
 }
@@ -292,9 +311,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
         Ends prefix,
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink,
     const OptionalTensor& dropout_mask, int64_t, int64_t) {
-  no_extras(sink, prefix);
+  no_prefix(prefix);
   TORCH_CHECK_NOT_IMPLEMENTED(!given(dropout_mask), "anabatic sim: npu_fusion_attention with dropout_mask is not simulated");
-  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep)};
+  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep), sink};
   const Forward f = forward(q, k, v, options, q_ends, k_ends);
   return {f.out, f.max, f.sum, at::empty({0}, q.options()), options.seed, 0, keep < 1 ? q.numel() : 0};
 }
@@ -307,10 +326,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
         int64_t seed, int64_t, int64_t,
         Ends prefix,
     Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
-  no_extras(sink, prefix);
-  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, seed}, q_ends, k_ends,
-                              {max, sum, out});
-  return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
+  no_prefix(prefix);
+  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, seed, sink};
+  const Backward b = backward(q, k, v, dy, options, q_ends, k_ends, {max, sum, out});
+  return {b.dq, b.dk, b.dv, b.dpse, b.dsink};  // no gradient of pse without one
 }
 
 std::vector<int64_t> listed(const OptionalTensor& ends) {
@@ -327,9 +346,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
         Ends prefix,
     const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool, c10::string_view,
         const OptionalTensor& sink) {
-  no_extras(sink, prefix);
+  no_prefix(prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
-  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep)};
+  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep), sink};
   const Forward f = forward(q, k, v, options, ends_of(q_list), ends_of(k_list));
   return {f.out, f.max, f.sum, at::empty({0}, q.options()), at::full({1}, options.seed, at::kLong), at::zeros({1}, at::kLong)};
 }
@@ -342,12 +361,71 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
         const OptionalTensor& seed,
     const OptionalTensor&, Ends prefix, const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool,
     c10::string_view, const OptionalTensor& sink) {
-  no_extras(sink, prefix);
+  no_prefix(prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
-  const Backward b = backward(q, k, v, dy, {heads, layout, pse, mask, scale, keep, before, after, mode, number}, ends_of(q_list),
-                              ends_of(k_list), {max, sum, out});
-  return {b.dq, b.dk, b.dv, b.dpse, at::empty({0}, k.options().dtype(at::kFloat))};  // no gradient of pse without one
+  const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, number, sink};
+  const Backward b = backward(q, k, v, dy, options, ends_of(q_list), ends_of(k_list), {max, sum, out});
+  return {b.dq, b.dk, b.dv, b.dpse, b.dsink};  // no gradient of pse without one
+}
+
+// Where the rotated part of the heads is given apart: it follows the other part.
+struct WithRotated {
+  Tensor q, k;
+  bool apart;
+
+  WithRotated(const Tensor& query, const Tensor& key, const OptionalTensor& query_rope, const OptionalTensor& key_rope,
+              c10::string_view layout)
+      : q(query), k(key), apart(given(query_rope)) {
+    TORCH_CHECK(given(query_rope) == given(key_rope), "npu_fusion_attention_v2: query_rope and key_rope go together");
+    if (!apart) return;
+    TORCH_CHECK(layout == "TND", "npu_fusion_attention_v2: query_rope and key_rope need layout TND, got ", layout);
+    q = at::cat({query, *query_rope}, -1);
+    k = at::cat({key, *key_rope}, -1);
+  }
+};
+
+Options options_v2(int64_t heads, c10::string_view layout, const OptionalTensor& pse, const OptionalTensor& mask, double scale,
+                   double keep, int64_t before, int64_t after, int64_t mode, int64_t seed, const OptionalTensor& sink,
+                   int64_t pse_type, const Ends& q_start, const Ends& k_start) {
+  TORCH_CHECK_NOT_IMPLEMENTED(pse_type == 0 || pse_type == 1, "anabatic sim: npu_fusion_attention_v2 with pse_type ", pse_type,
+                              " (slopes made by the kernel) is not simulated");
+  const bool starts = (q_start.has_value() && !q_start->empty()) || (k_start.has_value() && !k_start->empty());
+  TORCH_CHECK_NOT_IMPLEMENTED(!starts, "anabatic sim: npu_fusion_attention_v2 with q_start_idx or kv_start_idx is not simulated");
+  return {heads, layout, pse, mask, scale, keep, before, after, mode, seed, sink, pse_type == 1};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention_v2(
+    const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
+    const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& q_rope, const OptionalTensor& k_rope, double scale,
+    double keep, int64_t before, int64_t after, int64_t, Ends prefix, Ends q_ends, Ends k_ends, int64_t mode, bool, bool,
+    int64_t pse_type, Ends q_start, Ends k_start, c10::string_view, const OptionalTensor& sink,
+    const OptionalTensor& dropout_mask, int64_t, int64_t) {
+  no_prefix(prefix);
+  TORCH_CHECK_NOT_IMPLEMENTED(!given(dropout_mask), "anabatic sim: npu_fusion_attention_v2 with dropout_mask is not simulated");
+  const WithRotated x(q, k, q_rope, k_rope, layout);
+  const Options options = options_v2(heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep), sink, pse_type,
+                                     q_start, k_start);
+  const Forward f = forward(x.q, x.k, v, options, q_ends, k_ends);
+  return {f.out, f.max, f.sum, at::empty({0}, q.options()), options.seed, 0, keep < 1 ? q.numel() : 0};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v2(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, int64_t heads, c10::string_view layout,
+    const OptionalTensor& pse, const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& max,
+    const OptionalTensor& sum, const OptionalTensor&, const OptionalTensor& out, const OptionalTensor& q_rope,
+    const OptionalTensor& k_rope, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t,
+    int64_t, Ends prefix, Ends q_ends, Ends k_ends, int64_t mode, bool, bool, int64_t pse_type, Ends q_start, Ends k_start,
+    c10::string_view, const OptionalTensor& sink) {
+  no_prefix(prefix);
+  const WithRotated x(q, k, q_rope, k_rope, layout);
+  const Options options = options_v2(heads, layout, pse, mask, scale, keep, before, after, mode, seed, sink, pse_type, q_start,
+                                     k_start);
+  const Backward b = backward(x.q, x.k, v, dy, options, q_ends, k_ends, {max, sum, out});
+  if (!x.apart) return {b.dq, b.dk, b.dv, b.dpse, Tensor(), Tensor(), b.dsink};
+  const int64_t own = q.size(-1), rotated = q_rope->size(-1);
+  auto part = [](const Tensor& whole, int64_t from, int64_t size) { return whole.narrow(-1, from, size).contiguous(); };
+  return {part(b.dq, 0, own), part(b.dk, 0, own), b.dv, b.dpse, part(b.dq, own, rotated), part(b.dk, own, rotated), b.dsink};
 }
 
 }  // namespace
@@ -355,6 +433,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
 void register_fused_attention(torch::Library& npu) {
   npu.impl("npu_fusion_attention", TORCH_FN(attention));
   npu.impl("npu_fusion_attention_grad", TORCH_FN(attention_grad));
+  npu.impl("npu_fusion_attention_v2", TORCH_FN(attention_v2));
+  npu.impl("npu_fusion_attention_grad_v2", TORCH_FN(attention_grad_v2));
   npu.impl("npu_fusion_attention_v3", TORCH_FN(attention_v3));
   npu.impl("npu_fusion_attention_grad_v3", TORCH_FN(attention_grad_v3));
 }
