@@ -133,8 +133,9 @@ def format_table(version: str, kinds: dict[str, str], attributes: set[str], lang
 def main() -> int:
     """Write or check the pages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkouts", type=Path, help=f"a folder with {', '.join(STACKS)}")
-    parser.add_argument("--check", action="store_true")
+    either = parser.add_mutually_exclusive_group()  # --check writes nothing
+    either.add_argument("--checkouts", type=Path, help=f"a folder with {', '.join(STACKS)}")
+    either.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.checkouts:
         write_calls([count_calls(options.checkouts, name) for name in STACKS])
