@@ -31,6 +31,7 @@ from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
 from anabatic.plan.mesh_shape import MeshShape
+from anabatic.plan.pipeline_stages import split_layers
 from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
@@ -163,7 +164,7 @@ def test_the_largest_stage_is_as_small_as_possible(stages: int, head: int) -> No
         max(sum(weights[a:b]) + (head if b == 6 else 0) for a, b in itertools.pairwise((0, *cuts, 6)))
         for cuts in itertools.combinations(range(1, 6), stages - 1)
     )
-    parts = pipeline_stages.split_layers(weights, head, stages)
+    parts = split_layers(weights, head, stages)
     assert [layer for part in parts for layer in part] == list(range(6))
     assert len(parts) == stages and all(parts)
     assert max(sum(weights[i] for i in part) + head * (part.stop == 6) for part in parts) == best

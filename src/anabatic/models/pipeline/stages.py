@@ -15,6 +15,7 @@ from anabatic.models import decoder_structure
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
 from anabatic.parallel.process_groups import World
+from anabatic.plan.pipeline_stages import split_layers
 
 STAGE_LAYERS = "_anabatic_stage_layers"
 """Attribute of a model: number of layers of this stage; absent: all."""
@@ -86,36 +87,6 @@ def _passes_states(model: PreTrainedModel, names: list[str]) -> bool:
 
 def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     return hidden_states
-
-
-def split_layers(layer_weights: list[int], head_weight: int, stages: int) -> list[range]:
-    """Return the layers of each stage, at least one, such that the largest stage is as small as possible.
-
-    Args:
-        layer_weights: parameters of each layer, which each token is multiplied by; head_weight: of the head, which the
-            last stage computes.
-    """
-    count = len(layer_weights)
-    total = [0]
-    for weight in layer_weights:
-        total.append(total[-1] + weight)
-    # costs[end]: the largest stage of the best division of the first `end` layers, and where its last stage begins.
-    costs: list[list[tuple[int, int]]] = [[(0, 0)] + [(1 << 62, 0)] * count]
-    for stage in range(1, stages + 1):
-        row: list[tuple[int, int]] = [(1 << 62, 0)] * (count + 1)
-        extra = head_weight if stage == stages else 0
-        for end in range(stage, count + 1):
-            row[end] = min(
-                (max(costs[-1][start][0], total[end] - total[start] + extra), -start) for start in range(stage - 1, end)
-            )
-        costs.append([(cost, -start) for cost, start in row])
-    parts: list[range] = []
-    end = count
-    for stage in range(stages, 0, -1):
-        start = costs[stage][end][1]
-        parts.append(range(start, end))
-        end = start
-    return parts[::-1]
 
 
 def _weigh(model: PreTrainedModel, stages: int) -> list[range]:
