@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,12 @@ from anabatic.models.forward import compute_summed_loss
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token, materialize_model
 from anabatic.models.pipeline import stages as pipeline_stages
-from anabatic.models.pretrained import build_meta_causal_lm, init_empty_weights, load_folder_weights
+from anabatic.models.pretrained import (
+    build_meta_causal_lm,
+    enable_activation_checkpointing,
+    init_empty_weights,
+    load_folder_weights,
+)
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World
@@ -45,6 +51,8 @@ CASES: dict[str, tuple[str, bool, bool, str, int]] = {
     "muon": ("Llama", False, False, "muon", 2),
     "adapters": ("Qwen2", True, True, "adamw", 2),
     "four stages": ("Qwen3", True, False, "adamw", 4),
+    "recomputed": ("Llama", False, False, "adamw", 2),
+    "adapters in bf16, recomputed": ("Qwen3", True, True, "adamw", 2),
 }
 LAYERS = 5
 BATCHES = ([5, 9, 3], [17], [2, 11], [8, 9], [1, 1, 15], [16, 1], [4, 13], [6])
@@ -64,13 +72,15 @@ def batch_of(number: int) -> Batch:
 def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     """Two steps of a case: the first one's gradients on this rank, norms, totals, and its weights after both."""
     _, _, is_adapted, optim, _ = CASES[case]
-    device = select_device(DEVICE)
+    is_half = "bf16" in case
+    device = select_device(replace(DEVICE, dtype="bf16") if is_half else DEVICE)
     model = build_meta_causal_lm(folder / case, torch.float32)
     if is_adapted:
         adapter.insert_adapter(model, Lora(r=4))
     sharding = resolve_sharding(Parallel(), world, device)
     root = materialize_model(model, sharding, device, world)
     load_folder_weights(model, folder / case)
+    enable_activation_checkpointing(model, "full" if "recomputed" in case else "none")
     if is_adapted:
         adapter.init_adapter_weights(model, Lora(r=4), seed=1)
         for layer in adapter.find_lora_layers(model).values():
@@ -142,7 +152,7 @@ def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
         for name, value in found.items():
             scale = expected[name].abs().max() + 1e-9
             # Muon multiplies rounding where singular values are small.
-            most = 1e-4 if CASES[case][3] == "muon" and ".grad" not in name else 3e-5
+            most = 1e-4 if CASES[case][3] == "muon" and ".grad" not in name else 2e-2 if "bf16" in case else 3e-5
             torch.testing.assert_close(value / scale, expected[name] / scale, rtol=0, atol=most, msg=name)
     assert {name for found in ranks for name in found} == expected.keys()
     layers = [{name.split(".layers.")[1][0] for name in found if ".layers." in name} for found in ranks]
@@ -154,7 +164,7 @@ def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
     saved, alone = (load_file(folder / f"saved {case} {size}") for size in (4, 1))
     assert saved.keys() == alone.keys()
     for name, value in alone.items():
-        torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=2e-4, msg=name)
+        torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=2e-2 if "bf16" in case else 2e-4, msg=name)
 
 
 @pytest.mark.parametrize(("stages", "head"), [(1, 0), (2, 0), (2, 30), (3, 7), (4, 100)])
