@@ -18,12 +18,12 @@ LORA: Options = {"tuner": "lora", "lora.r": 4, "optim.lr": 0.01}
 
 
 def test_a_pretraining_is_divided_and_put_together_twice(home: Home, base: Path, tmp_path: Path) -> None:
-    """Two stages, stopped; then one process; then two stages again."""
+    """Two stages, stopped; then one process; then two stages of two processes that share the tokens."""
     out = tmp_path / "run"
     told = command.interrupt(home.start(*home.pretrain(out, 2, more=STAGES)), out, 7, signal.SIGTERM, 143)
     assert "pipeline parallelism: 2 stages of" in told.err
     command.interrupt(home.start(*home.pretrain(out)), out, 17, signal.SIGKILL, -9)
-    home.anabatic(*home.pretrain(out, 2, more=STAGES))
+    home.anabatic(*home.pretrain(out, 4, more={**STAGES, "parallel.context": 2}))
     assert command.events(out).count("resume") == 2
     require_equal(base, out, "model.safetensors")
     losses = [row["loss"] for row in rows(out, "train")]

@@ -45,7 +45,7 @@ class StageStep:
         self.link = open_link(model, device, world)
         self.tied = find_tied_name(model) if is_tied_across_stages(model) else ""
         self.loss = torch.zeros((), device=device.torch_device)
-        self._batches: Sequence[Any] = ()
+        self._batches: Sequence[PackedBatch] = ()
         self._scale = torch.ones((), device=device.torch_device)
 
     @property
@@ -53,7 +53,7 @@ class StageStep:
         """Parameters whose gradients the first stage counts."""
         return frozenset((self.tied,)) if self.tied and self.link.is_last else frozenset()
 
-    def run_batches(self, batches: Sequence[Any], tokens: Sequence[int], scale: Tensor) -> Tensor:
+    def run_batches(self, batches: Sequence[PackedBatch], scale: Tensor) -> Tensor:
         """Run forward and backward passes of a step's micro-batches; return the summed loss, zero but on the last.
 
         Args:
@@ -61,7 +61,7 @@ class StageStep:
         """
         self._batches, self._scale = batches, scale
         self.loss = torch.zeros((), device=self.device.torch_device)
-        run_forward_backward(self, tokens, self.link)
+        run_forward_backward(self, [packed.input_ids.shape[1] for packed in batches], self.link)
         self._batches = ()
         return self.loss
 

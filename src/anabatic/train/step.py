@@ -197,8 +197,7 @@ class TrainStep:
     def _run_stage(self, stage: StageStep, batches: Sequence[Batch]) -> Tensor:
         """Run all micro-batches of a step on this stage; gradients are then those of one device."""
         packed = [self.pack_batch(batch, self.device.torch_device) for batch in batches]
-        tokens = [batch.input_ids.numel() for batch in batches]
-        loss = stage.run_batches(packed, tokens, self.loss_scale.value / self.expected_tokens)
+        loss = stage.run_batches(packed, self.loss_scale.value / self.expected_tokens)
         stage.add_tied_gradients()
         reduce_stage_gradients(self.optimizer.params, self.world)
         return loss

@@ -22,7 +22,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
 from anabatic.models import weights_reader
-from anabatic.models.forward import compute_summed_loss
+from anabatic.models.forward import compute_summed_loss, pack_batch
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token, materialize_model
 from anabatic.models.pipeline import stages as pipeline_stages
@@ -45,14 +45,17 @@ from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 
 DEVICE = DeviceSettings(type="cpu", threads=1)
-# case: (family, tied embeddings, with an adapter, optimizer, stages of the four processes)
-CASES: dict[str, tuple[str, bool, bool, str, int]] = {
-    "tied": ("Qwen3", True, False, "adamw", 2),
-    "muon": ("Llama", False, False, "muon", 2),
-    "adapters": ("Qwen2", True, True, "adamw", 2),
-    "four stages": ("Qwen3", True, False, "adamw", 4),
-    "recomputed": ("Llama", False, False, "adamw", 2),
-    "adapters in bf16, recomputed": ("Qwen3", True, True, "adamw", 2),
+# case: (family, tied embeddings, with an adapter, optimizer, mesh of the four processes)
+TWO, FOUR, LONG = MeshShape(2, shard=2), MeshShape(4), MeshShape(2, context=2)
+CASES: dict[str, tuple[str, bool, bool, str, MeshShape]] = {
+    "tied": ("Qwen3", True, False, "adamw", TWO),
+    "muon": ("Llama", False, False, "muon", TWO),
+    "adapters": ("Qwen2", True, True, "adamw", TWO),
+    "four stages": ("Qwen3", True, False, "adamw", FOUR),
+    "recomputed": ("Llama", False, False, "adamw", TWO),
+    "adapters in bf16, recomputed": ("Qwen3", True, True, "adamw", TWO),
+    "long": ("Qwen3", True, False, "adamw", LONG),
+    "long adapters": ("Llama", False, True, "adamw", LONG),
 }
 LAYERS = 5
 BATCHES = ([5, 9, 3], [17], [2, 11], [8, 9], [1, 1, 15], [16, 1], [4, 13], [6])
@@ -87,7 +90,8 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
             layer.lora_B.detach().add_(0.1)  # so that gradients reach A
     optimizer = Optimizer(model, Optim(name=optim, max_grad_norm=0.5), 1e-2, 1e-2, device, world)  # type: ignore[arg-type]
     loss = functools.partial(compute_summed_loss, chunk_bytes=1 << 14)
-    step = TrainStep(wrap_ddp(root, sharding, device, world), loss, optimizer, device, world, 17)
+    pack = functools.partial(pack_batch, context=world.context_group)
+    step = TrainStep(wrap_ddp(root, sharding, device, world), loss, optimizer, device, world, 17, pack)
     kept: dict[str, Tensor] = {}
     collect = optimizer.collect_grads
 
@@ -119,10 +123,10 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
 
 def together(folder: Path) -> None:
     joined = parallel.init_world(select_device(DEVICE), Parallel(pipeline=2))
-    whole = parallel.build_world(select_device(DEVICE), MeshShape(pipeline=4))
     assert (joined.data_group.size, joined.pipeline_group.size, joined.gradient_group.size) == (2, 2, 2)
-    for case, (*_, stages) in CASES.items():
-        made = trained(folder, case, joined if stages == 2 else whole)
+    worlds = {TWO: joined, **{shape: parallel.build_world(select_device(DEVICE), shape) for shape in (FOUR, LONG)}}
+    for case, (*_, shape) in CASES.items():
+        made = trained(folder, case, worlds[shape])
         save_file(made, folder / f"{case}-{os.environ['RANK']}.safetensors")
     parallel.leave_world(joined)
 
@@ -146,7 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
     expected = trained(folder, case, World())
     ranks = [load_file(folder / f"{case}-{rank}.safetensors") for rank in range(4)]
-    stages = CASES[case][-1]
+    stages = CASES[case][-1].pipeline
     for found in ranks:
         assert found.keys() < expected.keys()
         for name, value in found.items():
@@ -202,7 +206,6 @@ def test_other_models_are_refused(family: str, stages: int, message: str) -> Non
     ("settings", "message"),
     [
         ({"tensor": 2}, "parallel.pipeline is 2 and parallel.tensor is 2"),
-        ({"context": 4}, "parallel.pipeline is 2 and parallel.context is 4"),
         ({"expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2"),
         ({"strategy": "zero3"}, "parallel.pipeline is 2, parallel.strategy is zero3"),
     ],
