@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.process_groups import gather_full_tensor
 
 _ABSENT = "_anabatic_absent_parameters"
 _OWNERS = "_anabatic_stage_of_parameters"
@@ -56,7 +57,8 @@ def gathered_parameters(
 ) -> Iterator[None]:
     """Hold the parameters of all stages in the host's memory of the first stage of one copy of the model.
 
-    Every rank calls this. The writer's stage is the first one of its group.
+    Every rank calls this. The writer's stage is the first one of its group. Tensor ranks of a stage gather what they
+    share, and each first stage receives it whole.
 
     Args:
         is_writer: this rank writes the model; trained_only: frozen parameters stay where they are.
@@ -99,7 +101,7 @@ def _exchange_parameters(model: nn.Module, group: RankGroup, trained_only: bool)
         if source == 0 or (trained_only and not shape.requires_grad):
             continue
         if group.rank == source:
-            dist.send(own[name].detach().contiguous(), ranks[0], group=process_group)
+            dist.send(gather_full_tensor(own[name].detach()).contiguous(), ranks[0], group=process_group)
         elif group.rank == 0:
             value = torch.empty(shape.shape, dtype=shape.dtype, device=device)
             dist.recv(value, ranks[source], group=process_group)

@@ -90,7 +90,7 @@ def estimate_buffer_bytes(setup: TrainingSetup, chip: Chip) -> float:
         return 0.0
     world, groups = setup.world_size, 1
     if setup.pipeline > 1:
-        sizes = (setup.pipeline, setup.ranks, setup.context)
+        sizes = (setup.pipeline, setup.ranks, setup.context, setup.tensor)
         groups += sum(1 < size < world for size in sizes) + (setup.ranks > 1 < setup.context)
     elif setup.tensor > 1 or setup.context > 1 or setup.replicate > 1 or setup.expert > 1:
         parts = (setup.tensor, setup.context, setup.replicate, setup.ranks // setup.replicate // setup.expert)

@@ -186,7 +186,8 @@ class TrainStep:
         if self.stage is not None:
             loss = self._run_stage(self.stage, read)
         reduce_expert_gradients(self.optimizer.params, self.optimizer.experts, self.world)
-        reduce_tensor_gradients(self.optimizer.params, self.partial_params, not self.optimizer.is_sharded, self.world)
+        is_averaged = self.optimizer.is_sharded or self.stage is not None
+        reduce_tensor_gradients(self.optimizer.params, self.partial_params, not is_averaged, self.world)
         if self.timer is not None:
             self.timer.finish_step()
         self.last_rows = rows

@@ -49,6 +49,8 @@ def evaluate_loss(
         totals[0] += losses.sum(dtype=totals.dtype)
         totals[1] += hits.sum()
         totals[2] += batch.num_targets * (world.context_group.rank == 0 and world.is_last_stage)
+    if link is not None and world.tensor_group.rank:  # its neighbour has counted the same
+        totals.zero_()
     group = world if link is not None else world.gradient_group  # the last stages know the losses
     nats, hit, targets = all_reduce_sum(totals, group).tolist()
     reshard_weights(root)

@@ -46,7 +46,7 @@ from anabatic.train.step import TrainStep
 
 DEVICE = DeviceSettings(type="cpu", threads=1)
 # case: (family, tied embeddings, with an adapter, optimizer, mesh of the four processes)
-TWO, FOUR, LONG = MeshShape(2, shard=2), MeshShape(4), MeshShape(2, context=2)
+TWO, FOUR, LONG, WIDE = MeshShape(2, shard=2), MeshShape(4), MeshShape(2, context=2), MeshShape(2, tensor=2)
 CASES: dict[str, tuple[str, bool, bool, str, MeshShape]] = {
     "tied": ("Qwen3", True, False, "adamw", TWO),
     "muon": ("Llama", False, False, "muon", TWO),
@@ -56,6 +56,9 @@ CASES: dict[str, tuple[str, bool, bool, str, MeshShape]] = {
     "adapters in bf16, recomputed": ("Qwen3", True, True, "adamw", TWO),
     "long": ("Qwen3", True, False, "adamw", LONG),
     "long adapters": ("Llama", False, True, "adamw", LONG),
+    "wide": ("Qwen3", True, False, "adamw", WIDE),
+    "wide adapters": ("Qwen2", False, True, "adamw", WIDE),
+    "wide muon": ("Llama", False, False, "muon", WIDE),
 }
 LAYERS = 5
 BATCHES = ([5, 9, 3], [17], [2, 11], [8, 9], [1, 1, 15], [16, 1], [4, 13], [6])
@@ -91,7 +94,16 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     optimizer = Optimizer(model, Optim(name=optim, max_grad_norm=0.5), 1e-2, 1e-2, device, world)  # type: ignore[arg-type]
     loss = functools.partial(compute_summed_loss, chunk_bytes=1 << 14)
     pack = functools.partial(pack_batch, context=world.context_group)
-    step = TrainStep(wrap_ddp(root, sharding, device, world), loss, optimizer, device, world, 17, pack)
+    step = TrainStep(
+        wrap_ddp(root, sharding, device, world),
+        loss,
+        optimizer,
+        device,
+        world,
+        17,
+        pack,
+        partial_params=root.partial_params,
+    )
     kept: dict[str, Tensor] = {}
     collect = optimizer.collect_grads
 
@@ -99,7 +111,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
         if not kept:
             scale = world.gradient_group.size
             grads = {name: param.grad for name, param in optimizer.params.items() if param.grad is not None}
-            kept.update({f"{name}.grad": grad * scale for name, grad in grads.items()})
+            kept.update({f"{name}.grad": parallel.gather_full_tensor(grad) * scale for name, grad in grads.items()})
         return collect()
 
     optimizer.collect_grads = watch  # type: ignore[method-assign]
@@ -108,23 +120,33 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     for _ in range(2):
         step.run_step(iter(map(batch_of, numbers)), len(numbers), 1.0)
         norms.append(step.grad_norm)
-    made = {**kept, **{name: param.detach().clone() for name, param in model.named_parameters()}}
+    weights = {name: parallel.gather_full_tensor(param.detach()).clone() for name, param in model.named_parameters()}
+    made = {**kept, **weights}
     made["norms"], made["totals"] = torch.stack(norms), step.totals.clone()
     made["sizes"] = torch.tensor([*count_parameters(model), flops_per_token(model, 8.0)])
     with gathered_parameters(model, world.pipeline_group, world.is_main_process, is_adapted):
-        if world.is_main_process and is_adapted:
-            save_file(adapter.collect_adapter_tensors(model), folder / f"saved {case} {world.size}")
-        elif world.is_main_process:
-            (folder / "out").mkdir(exist_ok=True)
-            weights_reader.save_weights(model, folder / "out")
-            (folder / "out" / "model.safetensors").rename(folder / f"saved {case} {world.size}")
+        out = folder / "out" if world.is_main_process else None
+        folder.joinpath("out").mkdir(exist_ok=True)
+        if world.pipeline_group.rank:
+            pass
+        elif is_adapted:
+            tensors = adapter.collect_adapter_tensors(model)
+            if out is not None:
+                save_file(tensors, out / "model.safetensors")
+        else:
+            weights_reader.save_weights(model, out)
+        if out is not None:
+            (out / "model.safetensors").rename(folder / f"saved {case} {world.size}")
     return {name: value.contiguous() for name, value in made.items()}
 
 
 def together(folder: Path) -> None:
     joined = parallel.init_world(select_device(DEVICE), Parallel(pipeline=2))
     assert (joined.data_group.size, joined.pipeline_group.size, joined.gradient_group.size) == (2, 2, 2)
-    worlds = {TWO: joined, **{shape: parallel.build_world(select_device(DEVICE), shape) for shape in (FOUR, LONG)}}
+    worlds = {
+        TWO: joined,
+        **{shape: parallel.build_world(select_device(DEVICE), shape) for shape in (FOUR, LONG, WIDE)},
+    }
     for case, (*_, shape) in CASES.items():
         made = trained(folder, case, worlds[shape])
         save_file(made, folder / f"{case}-{os.environ['RANK']}.safetensors")
@@ -205,7 +227,6 @@ def test_other_models_are_refused(family: str, stages: int, message: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tensor": 2}, "parallel.pipeline is 2 and parallel.tensor is 2"),
         ({"expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2"),
         ({"strategy": "zero3"}, "parallel.pipeline is 2, parallel.strategy is zero3"),
     ],

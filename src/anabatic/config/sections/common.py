@@ -370,11 +370,11 @@ class Parallel:
             f"parallel.expert is {self.expert} and parallel.tensor is {self.tensor}",
             "use one of them; parallel.context and the strategies go with both",
         )
-        for name in ("replicate", "expert", "tensor"):
+        for name in ("replicate", "expert"):
             require_setting(
                 self.pipeline == 1 or getattr(self, name) == 1,
                 f"parallel.pipeline is {self.pipeline} and parallel.{name} is {getattr(self, name)}",
-                "use one of them; parallel.pipeline goes with ddp and parallel.context",
+                "use one of them; parallel.pipeline goes with ddp, parallel.context and parallel.tensor",
             )
         require_setting(
             self.pipeline == 1 or self.strategy in ("auto", "single", "ddp"),

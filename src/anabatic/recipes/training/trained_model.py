@@ -266,7 +266,7 @@ def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], No
         with gathered_parameters(start.model, world.pipeline_group, world.is_main_process, start.lora is not None):
             if start.lora is None:
                 save_model(start.model, folder, start.tokenizer, world.is_main_process)
-            elif world.is_main_process or world.pipeline_group.size == 1:
+            elif world.pipeline_group.rank == 0:
                 adapter.save_adapter(
                     start.model, folder, start.tokenizer, start.lora, start.base_folder, world.is_main_process, merged
                 )

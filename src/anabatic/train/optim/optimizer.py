@@ -242,7 +242,7 @@ class Optimizer:
             mine: `[n, rows, columns]` of this rank.
         """
         half = mine.bfloat16() if self.device.dtype == torch.bfloat16 else mine
-        if self.muon_group.size == 1:
+        if self.world.size == 1:
             return orthogonalize_matrices(half).to(mine.dtype)
         size, rank = self.muon_group.size, self.muon_group.rank
         like = next(iter(stack.params.values()))
