@@ -32,14 +32,14 @@ def test_a_pretraining_is_divided_and_put_together_twice(home: Home, base: Path,
 
 def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    home.together(home.sft(one, base, more=LORA), home.sft(two, base, 2, more={**LORA, **STAGES}))
+    home.together(home.sft(one, base, more=LORA), home.sft(two, base, 4, more={**LORA, **STAGES, "parallel.tensor": 2}))
     require_equal(one, two, "adapter_model.safetensors")
 
 
 @pytest.mark.parametrize(
     ("more", "message", "hint"),
     [
-        ({"parallel.tensor": 2}, "parallel.pipeline is 2 and parallel.tensor is 2", "use one of them"),
+        ({"parallel.expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2", "use one of them"),
         ({"parallel.strategy": "zero3"}, "parallel.pipeline is 2, parallel.strategy is zero3", "use --parallel"),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],
