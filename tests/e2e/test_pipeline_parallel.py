@@ -14,16 +14,17 @@ from e2e.test_context import require_equal, rows
 pytestmark = pytest.mark.slow
 
 STAGES: Options = {"parallel.pipeline": 2}
+ZERO3: Options = {"parallel.strategy": "zero3"}
 LORA: Options = {"tuner": "lora", "lora.r": 4, "optim.lr": 0.01}
 
 
 def test_a_pretraining_is_divided_and_put_together_twice(home: Home, base: Path, tmp_path: Path) -> None:
-    """Two stages, stopped; then one process; then two stages of two processes that share the tokens."""
+    """Two stages, stopped; then one process; then two stages of two processes that share tokens and weights."""
     out = tmp_path / "run"
     told = command.interrupt(home.start(*home.pretrain(out, 2, more=STAGES)), out, 7, signal.SIGTERM, 143)
     assert "pipeline parallelism: 2 stages of" in told.err
     command.interrupt(home.start(*home.pretrain(out)), out, 17, signal.SIGKILL, -9)
-    home.anabatic(*home.pretrain(out, 4, more={**STAGES, "parallel.context": 2}))
+    home.anabatic(*home.pretrain(out, 4, more={**STAGES, "parallel.context": 2, **ZERO3}))
     assert command.events(out).count("resume") == 2
     require_equal(base, out, "model.safetensors")
     losses = [row["loss"] for row in rows(out, "train")]
@@ -40,7 +41,7 @@ def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path)
     ("more", "message", "hint"),
     [
         ({"parallel.expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2", "use one of them"),
-        ({"parallel.strategy": "zero3"}, "parallel.pipeline is 2, parallel.strategy is zero3", "use --parallel"),
+        ({**ZERO3, "parallel.offload": "cpu"}, "parallel.pipeline is 2, and parallel.offload is cpu", "offload none"),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],
 )

@@ -161,7 +161,11 @@ def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device
 
 
 def _shard_units(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the blocks, and an untied embedding: a tied one is the head's matrix, which the loss reads."""
+    """Return the blocks, and an untied embedding: a tied one is the head's matrix, which the loss reads.
+
+    Those of other stages of a pipeline have no parameters and are left out.
+    """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = [] if head.weight is embedding.weight else [embedding]
-    return [*embeddings, *(model.get_submodule(name) for name in find_blocks(model))]
+    units = [*embeddings, *(model.get_submodule(name) for name in find_blocks(model))]
+    return [unit for unit in units if next(unit.parameters(), None) is not None]

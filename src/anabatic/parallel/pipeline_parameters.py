@@ -52,16 +52,14 @@ def named_parameters_of_all(model: nn.Module) -> Iterator[tuple[str, nn.Paramete
 
 
 @contextmanager
-def gathered_parameters(
-    model: nn.Module, group: RankGroup, is_writer: bool, trained_only: bool = False
-) -> Iterator[None]:
-    """Hold the parameters of all stages in the host's memory of the first stage of one copy of the model.
+def gathered_parameters(model: nn.Module, group: RankGroup, trained_only: bool = False) -> Iterator[None]:
+    """Hold the parameters of all stages in the memory of the first process's host.
 
-    Every rank calls this. The writer's stage is the first one of its group. Tensor ranks of a stage gather what they
-    share, and each first stage receives it whole.
+    Every rank calls this. Ranks that share a stage's parameters gather them; the first process of all, which writes the
+    model, receives them whole.
 
     Args:
-        is_writer: this rank writes the model; trained_only: frozen parameters stay where they are.
+        trained_only: frozen parameters stay where they are.
     """
     absent = get_absent(model)
     if group.size == 1 or not model.__dict__.get(_OWNERS):
@@ -69,9 +67,6 @@ def gathered_parameters(
         return
     with torch.no_grad():
         filled = _exchange_parameters(model, group, trained_only)
-    if not is_writer:
-        yield
-        return
     for name, value in filled.items():
         owner, _, own = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -100,8 +95,11 @@ def _exchange_parameters(model: nn.Module, group: RankGroup, trained_only: bool)
         shape: Tensor = own[name] if name in own else absent[name]
         if source == 0 or (trained_only and not shape.requires_grad):
             continue
-        if group.rank == source:
-            dist.send(gather_full_tensor(own[name].detach()).contiguous(), ranks[0], group=process_group)
+        whole = gather_full_tensor(own[name].detach()) if group.rank == source else None
+        if ranks[0]:  # the copy of another process
+            continue
+        if whole is not None:
+            dist.send(whole.contiguous(), 0, group=process_group)
         elif group.rank == 0:
             value = torch.empty(shape.shape, dtype=shape.dtype, device=device)
             dist.recv(value, ranks[source], group=process_group)

@@ -227,9 +227,9 @@ def list_strategies(setup: TrainingSetup, chip: Chip) -> list[TrainingSetup]:
     strategies: list[tuple[StrategyName, bool]] = [("single", False)]
     if setup.gradient_ranks > 1:
         strategies = [("ddp", False)]
-        if setup.quantize == "none" and setup.pipeline == 1:  # stages are whole on their ranks
+        if setup.quantize == "none":
             strategies += [("zero2", False), ("zero3", False)]
-            strategies += [("zero3", True)] * (chip.name != PROCESSOR_NAME)
+            strategies += [("zero3", True)] * (chip.name != PROCESSOR_NAME and setup.pipeline == 1)
     return [
         replace(setup, strategy=strategy, offload=offload, recompute=recompute)
         for strategy, offload in strategies

@@ -13,19 +13,24 @@ from anabatic.device.device import Device
 from anabatic.models.forward import PackedBatch, cast_adapters, compute_hidden_states, score_targets
 from anabatic.models.pipeline.stages import find_tied_name, is_tied_across_stages
 from anabatic.parallel.pipeline_schedule import StageLink, run_forward_backward
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.process_groups import World, is_sharded_by_fsdp, to_local
 
 
 def open_link(model: Any, device: Device, world: World) -> StageLink:
-    """Return the link of this stage to those beside it. The stream of states has the dtype of the embedding."""
-    weight = model.get_input_embeddings().weight
-    return StageLink(world.pipeline_group, model.config.hidden_size, weight.dtype, device.torch_device)
+    """Return the link of this stage to those beside it.
+
+    The stream of states has the dtype of the embedding, sharded weights that of the products (`sharding.py`).
+    """
+    is_cast = any(is_sharded_by_fsdp(param) for param in model.parameters())
+    dtype = device.dtype if is_cast else model.get_input_embeddings().weight.dtype
+    return StageLink(world.pipeline_group, model.config.hidden_size, dtype, device.torch_device)
 
 
 def _compute_states(model: Any, packed: PackedBatch, received: Tensor | None) -> Tensor:
     if torch.is_grad_enabled():
         cast_adapters(model)
-    return compute_hidden_states(model, packed, received)
+    # FSDP2 (torch 2.13, _fsdp_state.py) warns of views: an operation in place on one would lose its hook.
+    return compute_hidden_states(model, packed, received).clone()
 
 
 class StageStep:
@@ -83,7 +88,8 @@ class StageStep:
         weight = self.model.get_input_embeddings().weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        weight.grad += self.link.swap_ends(weight.grad)
+        own = to_local(weight.grad)
+        own += self.link.swap_ends(own.contiguous())
 
 
 def score_batch(root: nn.Module, packed: PackedBatch, device: Device, link: StageLink) -> tuple[Tensor, Tensor]:

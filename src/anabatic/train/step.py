@@ -200,7 +200,8 @@ class TrainStep:
         packed = [self.pack_batch(batch, self.device.torch_device) for batch in batches]
         loss = stage.run_batches(packed, self.loss_scale.value / self.expected_tokens)
         stage.add_tied_gradients()
-        reduce_stage_gradients(self.optimizer.params, self.world)
+        if not self.optimizer.is_sharded:
+            reduce_stage_gradients(self.optimizer.params, self.world)
         return loss
 
     def _run_micro_batch(self, batch: Batch, last: bool) -> Tensor:

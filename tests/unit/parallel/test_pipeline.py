@@ -59,6 +59,10 @@ CASES: dict[str, tuple[str, bool, bool, str, MeshShape]] = {
     "wide": ("Qwen3", True, False, "adamw", WIDE),
     "wide adapters": ("Qwen2", False, True, "adamw", WIDE),
     "wide muon": ("Llama", False, False, "muon", WIDE),
+    "tied, zero2": ("Qwen3", True, False, "adamw", TWO),
+    "muon, zero3": ("Llama", False, False, "muon", TWO),
+    "adapters, zero3": ("Qwen2", False, True, "adamw", TWO),
+    "recomputed in bf16, zero3": ("Llama", True, False, "adamw", TWO),
 }
 LAYERS = 5
 BATCHES = ([5, 9, 3], [17], [2, 11], [8, 9], [1, 1, 15], [16, 1], [4, 13], [6])
@@ -83,7 +87,8 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     model = build_meta_causal_lm(folder / case, torch.float32)
     if is_adapted:
         adapter.insert_adapter(model, Lora(r=4))
-    sharding = resolve_sharding(Parallel(), world, device)
+    strategy = case.rpartition(", ")[2]
+    sharding = resolve_sharding(Parallel(strategy=strategy if "zero" in strategy else "auto"), world, device)  # type: ignore[arg-type]
     root = materialize_model(model, sharding, device, world)
     load_folder_weights(model, folder / case)
     enable_activation_checkpointing(model, "full" if "recomputed" in case else "none")
@@ -124,7 +129,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     made = {**kept, **weights}
     made["norms"], made["totals"] = torch.stack(norms), step.totals.clone()
     made["sizes"] = torch.tensor([*count_parameters(model), flops_per_token(model, 8.0)])
-    with gathered_parameters(model, world.pipeline_group, world.is_main_process, is_adapted):
+    with gathered_parameters(model, world.pipeline_group, is_adapted):
         out = folder / "out" if world.is_main_process else None
         folder.joinpath("out").mkdir(exist_ok=True)
         if world.pipeline_group.rank:
@@ -178,7 +183,7 @@ def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
         for name, value in found.items():
             scale = expected[name].abs().max() + 1e-9
             # Muon multiplies rounding where singular values are small.
-            most = 1e-4 if CASES[case][3] == "muon" and ".grad" not in name else 2e-2 if "bf16" in case else 3e-5
+            most = 1e-4 if CASES[case][3] == "muon" and ".grad" not in name else 5e-2 if "bf16" in case else 3e-5
             torch.testing.assert_close(value / scale, expected[name] / scale, rtol=0, atol=most, msg=name)
     assert {name for found in ranks for name in found} == expected.keys()
     layers = [{name.split(".layers.")[1][0] for name in found if ".layers." in name} for found in ranks]
@@ -190,7 +195,7 @@ def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
     saved, alone = (load_file(folder / f"saved {case} {size}") for size in (4, 1))
     assert saved.keys() == alone.keys()
     for name, value in alone.items():
-        torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=2e-2 if "bf16" in case else 2e-4, msg=name)
+        torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=5e-2 if "bf16" in case else 2e-4, msg=name)
 
 
 @pytest.mark.parametrize(("stages", "head"), [(1, 0), (2, 0), (2, 30), (3, 7), (4, 100)])
@@ -228,7 +233,6 @@ def test_other_models_are_refused(family: str, stages: int, message: str) -> Non
     ("settings", "message"),
     [
         ({"expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2"),
-        ({"strategy": "zero3"}, "parallel.pipeline is 2, parallel.strategy is zero3"),
     ],
 )
 def test_other_layouts_are_refused(settings: dict[str, object], message: str) -> None:

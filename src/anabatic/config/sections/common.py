@@ -370,16 +370,10 @@ class Parallel:
             f"parallel.expert is {self.expert} and parallel.tensor is {self.tensor}",
             "use one of them; parallel.context and the strategies go with both",
         )
-        for name in ("replicate", "expert"):
-            require_setting(
-                self.pipeline == 1 or getattr(self, name) == 1,
-                f"parallel.pipeline is {self.pipeline} and parallel.{name} is {getattr(self, name)}",
-                "use one of them; parallel.pipeline goes with ddp, parallel.context and parallel.tensor",
-            )
         require_setting(
-            self.pipeline == 1 or self.strategy in ("auto", "single", "ddp"),
-            f"parallel.pipeline is {self.pipeline}, parallel.strategy is {self.strategy}",
-            "use --parallel.strategy ddp with it: every stage is whole on its processes",
+            self.pipeline == 1 or self.expert == 1,
+            f"parallel.pipeline is {self.pipeline} and parallel.expert is {self.expert}",
+            "use one of them; the strategies, parallel.context and parallel.tensor go with both",
         )
         require_setting(
             self.check_replicas >= 0,

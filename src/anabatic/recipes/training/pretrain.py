@@ -88,7 +88,7 @@ def run(job: PretrainJob) -> int:
         log_plan(plan, model, world, sharding, sizes.micro_steps)
 
         def save_folder(folder: Path) -> None:
-            with gathered_parameters(model, world.pipeline_group, world.is_main_process):
+            with gathered_parameters(model, world.pipeline_group):
                 save_model(model, folder, tokenizer, world.is_main_process)
             barrier(world)
 

@@ -263,7 +263,7 @@ def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], No
     merged = merging.make_merged_record(start.merged_adapters)
 
     def save_folder(folder: Path) -> None:
-        with gathered_parameters(start.model, world.pipeline_group, world.is_main_process, start.lora is not None):
+        with gathered_parameters(start.model, world.pipeline_group, start.lora is not None):
             if start.lora is None:
                 save_model(start.model, folder, start.tokenizer, world.is_main_process)
             elif world.pipeline_group.rank == 0:
