@@ -208,6 +208,8 @@ def collect_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
             tensors[f"{PEFT_PREFIX}{name}.lora_magnitude_vector"] = gather_full_tensor(layer.lora_magnitude)
     experts = expert_adapter.find_expert_adapters(model)
     for wrapper, weight in expert_adapter.make_peft_names([*experts]).items():
+        if not experts[weight]._parameters:
+            continue
         a, b = experts[weight].export_tensors()
         tensors[f"{PEFT_PREFIX}{wrapper}.lora_A.weight"], tensors[f"{PEFT_PREFIX}{wrapper}.lora_B.weight"] = a, b
     # A tied matrix is written under both names: PEFT needs both.
