@@ -12,7 +12,8 @@ from anabatic.data.tokenizer import hf_folder
 from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from e2e import command
-from e2e.home import SHORT, Home
+from e2e.home import SHORT, Home, Options
+from e2e.test_context import require_equal
 
 pytestmark = pytest.mark.slow
 
@@ -45,12 +46,14 @@ def test_an_adapter_is_killed_continued_and_merged(home: Home, model: Path, tmp_
     assert answers[0].out == answers[1].out != ""
 
 
-def test_what_its_layers_cannot_do_yet_is_refused(home: Home, model: Path, tmp_path: Path) -> None:
-    context, tensor = home.together(
-        home.sft(tmp_path / "context", model, 2, more={"parallel.context": 2}),
-        home.sft(tmp_path / "tensor", model, 2, more={"parallel.tensor": 2}),
-        code=2,
-    )
-    assert "Qwen3NextGatedDeltaNet carries a state from token to token" in context.err
-    assert "hint: set parallel.context to 1" in context.err
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+def test_two_processes_share_the_tokens_of_a_batch(home: Home, model: Path, tmp_path: Path, method: str) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    more: Options = {"parallel.context": 2, "parallel.context-method": method, "parallel.strategy": "zero3"}
+    home.together(home.sft(one, model), home.sft(two, model, 2, more=more))
+    require_equal(one, two, "model.safetensors")
+
+
+def test_what_its_layers_cannot_do_is_refused(home: Home, model: Path, tmp_path: Path) -> None:
+    tensor = home.anabatic(*home.sft(tmp_path / "tensor", model, 2, more={"parallel.tensor": 2}), code=2)
     assert "Qwen3NextAttention has outputs (64, 16, 16)" in tensor.err

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from anabatic.plan.attention_kinds import LatentAttention
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.cost_model import ChipRates, ComputeUnit, estimate_collective_ns, estimate_operator_ns
 from anabatic.plan.memory_estimate import (
     MIN_LOGIT_ROWS,
@@ -108,12 +108,12 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
 def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the operators between the projections of an attention: rotation, norms of heads, products of tokens."""
     s, t, width = setup.shape, float(setup.local_tokens), get_compute_width(setup)
-    if s.attention is not None:
-        for product in s.attention.iter_products(setup.seq_len):
+    if (other := setup.attention) is not None:
+        for product in other.iter_products(setup.seq_len):
             is_half = product.unit == "half" and width == 2
             unit: ComputeUnit = "cube half" if is_half else "cube single"
             yield unit, t * product.flops, (width if is_half else 4) * t * product.elements
-        yield "vector", 0.0, width * t * s.attention.count_vector_elements()
+        yield "vector", 0.0, width * t * other.count_vector_elements()
         return
     queries, keys = s.heads * s.head_dim / setup.tensor, s.kv_heads * s.head_dim / setup.tensor
     for _ in range(2 if s.head_norms else 1):
@@ -285,12 +285,13 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
 
     Ulysses: queries, keys and values in one all-to-all, the output in another (`parallel/context_exchange.py`). Ring:
     keys and values from each other rank, in the backward pass again, and their gradients in fp32
-    (`parallel/context_ring.py`).
+    (`parallel/context_ring.py`). The delta rule, with both: its inputs in one all-to-all, its output in another.
     """
     s, width = setup.shape, get_compute_width(setup)
     queries = s.heads // setup.tensor
     token_bytes = width * s.head_dim
-    if setup.context_method == "ring":
+    delta = setup.attention if isinstance(setup.attention, DeltaAttention) else None
+    if setup.context_method == "ring" and delta is None:
         keys = 2 * max(1, s.kv_heads // setup.tensor) * s.head_dim * min(setup.seq_len, setup.micro_tokens)
         rounds = setup.context - 1
         send, give_back = (
@@ -300,10 +301,12 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
         backward = setup.blocks_with_activations / s.layers
         return (1 + setup.has_reference) * send + backward * (send * (1 + (setup.recompute != "none")) + give_back)
     value_bytes = width * s.attention.value_dim if isinstance(s.attention, LatentAttention) else token_bytes
-    sizes = [
-        queries * token_bytes + setup.repeated_key_heads * (token_bytes + value_bytes),
-        queries * value_bytes,
-    ]
+    if delta is not None:
+        sizes = [float(width * (delta.conv_channels + 2 * delta.value_heads)), float(width * delta.values)]
+        sizes = [size / setup.tensor for size in sizes]
+    else:
+        keys_bytes = setup.repeated_key_heads * (token_bytes + value_bytes)
+        sizes = [queries * token_bytes + keys_bytes, queries * value_bytes]
     calls = [
         estimate_collective_ns(rates, "all_to_all", size * setup.local_tokens, setup.context) / 1e9 for size in sizes
     ]
