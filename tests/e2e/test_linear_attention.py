@@ -54,6 +54,17 @@ def test_two_processes_share_the_tokens_of_a_batch(home: Home, model: Path, tmp_
     require_equal(one, two, "model.safetensors")
 
 
-def test_what_its_layers_cannot_do_is_refused(home: Home, model: Path, tmp_path: Path) -> None:
-    tensor = home.anabatic(*home.sft(tmp_path / "tensor", model, 2, more={"parallel.tensor": 2}), code=2)
-    assert "Qwen3NextAttention has outputs (64, 16, 16)" in tensor.err
+def test_two_processes_divide_the_heads(home: Home, model: Path, tmp_path: Path) -> None:
+    """Killed, continued, and saved in the layout of one process."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = home.sft(two, model, 2, more={"parallel.tensor": 2})
+    command.interrupt(home.start(*words), two, 7, signal.SIGKILL, -9)
+    home.together(home.sft(one, model), words)
+    require_equal(one, two, "model.safetensors")
+
+
+def test_heads_that_processes_do_not_divide_are_named(home: Home, model: Path, tmp_path: Path) -> None:
+    more: Options = {"parallel.context": 3, "parallel.context-method": "ring"}
+    shared = home.anabatic(*home.sft(tmp_path / "shared", model, 3, more=more), code=2)
+    assert "parallel.context is 3, which does not divide the model's 4 value heads" in shared.err
+    assert "hint: use 1 or 2 or 4" in shared.err

@@ -1,8 +1,9 @@
 """Which heads of a layer of the gated delta rule a rank computes.
 
 Queries, keys, values, the convolution of each channel, decays and states belong to a head each, so heads are divided
-where attention divides its own: among ranks that share the tokens of a batch (`parallel/context_exchange.py`), each of
-which then has all tokens in their order.
+where attention divides its own: among tensor ranks (`tensor_parallel.py`), and among ranks that share the tokens of a
+batch (`parallel/context_exchange.py`), each of which then has all tokens in their order. The convolution and the decays
+are whole on every rank, which uses those of its heads.
 
 Shapes: `T` tokens, `K` key heads of size `D`, `V` value heads of size `E`, `C` ranks. `K'` is the least common multiple
 of `K` and `C`, as in `context_exchange.py`: C divides V, so K' does, and each rank has V / C value heads with K' / C
@@ -12,12 +13,15 @@ copies of the key heads that they read.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anabatic.device.attention import Exchange
+from anabatic.parallel.context_exchange import exchange_flat
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 
 
 class TokenInputs(NamedTuple):
@@ -87,9 +91,20 @@ def _repeat(x: Tensor, dim: int, times: int) -> Tensor:
     return x.unsqueeze(dim + 1).expand(*before, times, *after).flatten(dim, dim + 1)
 
 
+def divide_heads(module: Any, group: RankGroup) -> None:
+    """Let a layer compute this rank's share of its heads; its projections are sharded already."""
+    module.__dict__["_anabatic_tensor_group"] = group
+
+
+def get_tensor_group(module: Any) -> RankGroup:
+    """Return the ranks that divide the heads of a layer."""
+    group: RankGroup = module.__dict__.get("_anabatic_tensor_group", SINGLE_RANK)
+    return group
+
+
 def read_weights(module: Any) -> HeadWeights:
-    """Return the weights of a layer's heads."""
-    return HeadWeights(
+    """Return the weights of a layer's heads; with tensor ranks, of this rank's."""
+    whole = HeadWeights(
         module.num_k_heads,
         module.num_v_heads,
         module.head_k_dim,
@@ -98,6 +113,56 @@ def read_weights(module: Any) -> HeadWeights:
         module.A_log,
         module.dt_bias,
     )
+    group = get_tensor_group(module)
+    return whole if group.size == 1 else whole.take(group.rank, group.size)
+
+
+def gather_channels(x: Tensor, widths: Sequence[int], group: RankGroup) -> Tensor:
+    """Give each tensor rank its heads of a joint projection.
+
+    Qwen3.5's projection of queries, keys and values is sharded by its rows, so that checkpoints stay as they are, but
+    a run of rows is not a share of each of the three. The products travel: a rank gets the rest of its heads' channels
+    from the ranks that have them.
+
+    Args:
+        x: `[T, sum(widths) / ranks]`, this rank's run of channels; widths: of the parts, each a multiple of the ranks.
+
+    Returns:
+        `[T, sum(widths) / ranks]`, this rank's share of each part.
+    """
+    run = sum(widths) // group.size
+    pieces = [_find_pieces(source, widths, group.size) for source in range(group.size)]
+    tokens, own = len(x), pieces[group.rank]
+    # The pieces of a run follow each other; one split, whose gradient is one copy.
+    order = sorted(range(len(own)), key=lambda number: own[number].start)
+    parts = x.t().split([own[number].width for number in order])
+    by_target = torch.cat([part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])])
+    sent = [tokens * sum(piece.width for piece in own if piece.target == rank) for rank in range(group.size)]
+    received = [tokens * sum(piece.width for piece in found if piece.target == group.rank) for found in pieces]
+    return exchange_flat(by_target.reshape(-1), sent, received, group).view(run, tokens).t()
+
+
+class _Piece(NamedTuple):
+    """Channels that one rank has and another one needs."""
+
+    target: int
+    start: int
+    width: int
+
+
+def _find_pieces(source: int, widths: Sequence[int], ranks: int) -> list[_Piece]:
+    """Return the pieces of a rank's run of channels, from the first target to the last."""
+    run = sum(widths) // ranks
+    first, found = source * run, []
+    for target in range(ranks):
+        begin = 0
+        for width in widths:
+            start = max(first, begin + target * width // ranks)
+            end = min(first + run, begin + (target + 1) * width // ranks)
+            if start < end:
+                found.append(_Piece(target, start, end - start))
+            begin += width
+    return found
 
 
 def gather_tokens(inputs: TokenInputs, weights: HeadWeights, exchange: Exchange) -> tuple[TokenInputs, HeadWeights]:

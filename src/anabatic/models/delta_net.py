@@ -23,7 +23,14 @@ from anabatic.device.delta_rule import (
     convolve_step,
     step_gated_delta_rule,
 )
-from anabatic.models.delta_heads import HeadWeights, TokenInputs, gather_tokens, read_weights
+from anabatic.models.delta_heads import (
+    HeadWeights,
+    TokenInputs,
+    gather_channels,
+    gather_tokens,
+    get_tensor_group,
+    read_weights,
+)
 from anabatic.models.delta_states import LayerStates
 from anabatic.models.kv_cache import KVCache
 
@@ -31,6 +38,11 @@ _COMMON_PARTS = {"conv1d", "norm", "out_proj"}
 _JOINT_PARTS, _SEPARATE_PARTS = {"in_proj_qkvz", "in_proj_ba"}, {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
 """Projections of Qwen3-Next and of Qwen3.5."""
 _SIZES = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+
+
+def list_projections(module: nn.Module) -> list[str]:
+    """Return the names of a layer's linear layers; that of the output is the last."""
+    return [name for name in module._modules if name in _JOINT_PARTS | _SEPARATE_PARTS] + ["out_proj"]
 
 
 def install_delta_layers(model: nn.Module) -> int:
@@ -134,11 +146,15 @@ def _require_supported(module: nn.Module, segments: PackedSegments) -> None:
 
 def _project(module: Any, x: Tensor) -> tuple[TokenInputs, Tensor]:
     """Return what the rule reads of the tokens, and the gates of its outputs: `[T, H]` -> `[T, V, E]`."""
-    keys, key_size, value_size = module.num_k_heads, module.head_k_dim, module.head_v_dim
-    ratio = module.num_v_heads // keys
+    group, key_size, value_size = get_tensor_group(module), module.head_k_dim, module.head_v_dim
+    ratio = module.num_v_heads // module.num_k_heads
     if "in_proj_qkv" in module._modules:
-        gate = module.in_proj_z(x).unflatten(-1, (-1, value_size))
-        return TokenInputs(module.in_proj_qkv(x), module.in_proj_b(x), module.in_proj_a(x)), gate
+        gate, mixed = module.in_proj_z(x).unflatten(-1, (-1, value_size)), module.in_proj_qkv(x)
+        if group.size > 1:
+            widths = [module.num_k_heads * key_size] * 2 + [module.num_v_heads * value_size]
+            mixed = gather_channels(mixed, widths, group)
+        return TokenInputs(mixed, module.in_proj_b(x), module.in_proj_a(x)), gate
+    keys = module.num_k_heads // group.size
     # Qwen3-Next's rows are grouped by key head: its query, its key, its values, its gates.
     sizes = [key_size, key_size, ratio * value_size, ratio * value_size]
     q, k, v, gate = module.in_proj_qkvz(x).unflatten(-1, (keys, -1)).split(sizes, dim=-1)

@@ -47,6 +47,12 @@ def _exchange(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Ra
     return out
 
 
+def exchange_flat(x: Tensor, sent: Sequence[int], received: Sequence[int], group: RankGroup) -> Tensor:
+    """Send the first `sent[0]` elements of a flat tensor to rank 0, the next to rank 1, ...; return what they send."""
+    out: Tensor = _AllToAll.apply(x, sent, received, group)  # type: ignore[no-untyped-call]
+    return out
+
+
 def gather_tokens(parts: Sequence[Tensor], split: TokenSplit, places: Tensor | None = None) -> list[Tensor]:
     """Return this rank's share of the heads of all tokens; one all-to-all for all `parts`.
 
@@ -63,7 +69,7 @@ def gather_tokens(parts: Sequence[Tensor], split: TokenSplit, places: Tensor | N
     by_rank = torch.cat([part.reshape(own, ranks, -1) for part in parts], dim=2).transpose(0, 1)
     width = sum(widths)
     sent, received = [own * width] * ranks, [count * width for count in split.counts]
-    flat: Tensor = _AllToAll.apply(by_rank.reshape(-1), sent, received, split.group)  # type: ignore[no-untyped-call]
+    flat = exchange_flat(by_rank.reshape(-1), sent, received, split.group)
     rows = flat.view(-1, width)
     if places is not None:
         rows = GatherRows.apply(rows, places)  # type: ignore[no-untyped-call]
@@ -76,7 +82,7 @@ def scatter_tokens(x: Tensor, split: TokenSplit) -> Tensor:
     ranks, own = split.group.size, split.counts[split.group.rank]
     heads, size = x.shape[1:]
     sent, received = [count * heads * size for count in split.counts], [own * heads * size] * ranks
-    flat: Tensor = _AllToAll.apply(x.reshape(-1), sent, received, split.group)  # type: ignore[no-untyped-call]
+    flat = exchange_flat(x.reshape(-1), sent, received, split.group)
     return flat.view(ranks, own, heads, size).transpose(0, 1).contiguous().view(own, ranks * heads, size)
 
 

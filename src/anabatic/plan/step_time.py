@@ -112,8 +112,9 @@ def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
         for product in other.iter_products(setup.seq_len):
             is_half = product.unit == "half" and width == 2
             unit: ComputeUnit = "cube half" if is_half else "cube single"
-            yield unit, t * product.flops, (width if is_half else 4) * t * product.elements
-        yield "vector", 0.0, width * t * other.count_vector_elements()
+            bytes_moved = (width if is_half else 4) * t * product.elements
+            yield unit, t * product.flops / setup.tensor, bytes_moved / setup.tensor
+        yield "vector", 0.0, width * t * other.count_vector_elements() / setup.tensor
         return
     queries, keys = s.heads * s.head_dim / setup.tensor, s.kv_heads * s.head_dim / setup.tensor
     for _ in range(2 if s.head_norms else 1):
@@ -250,6 +251,8 @@ def _estimate_collectives(
             estimate_collective_ns(rates, "all_reduce", w * setup.local_tokens * s.hidden, setup.tensor) / 1e9
         )
         total = exposed = 4 * s.layers * seconds_per_call * setup.micro_steps
+        exchanges = sum(count * _estimate_channel_exchange(kind, rates) for kind, count in setup.count_kinds())
+        total = exposed = total + setup.micro_steps * exchanges
     group_rates = replace(
         rates, server=max(1, rates.server // setup.tensor)
     )  # tensor ranks are neighbours (plan/mesh_shape.py), then context ranks
@@ -310,9 +313,23 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
     calls = [
         estimate_collective_ns(rates, "all_to_all", size * setup.local_tokens, setup.context) / 1e9 for size in sizes
     ]
-    backward_fraction = setup.blocks_with_activations / s.layers
-    passes = 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference
-    return passes * sum(calls)
+    return _count_exchanges(setup) * sum(calls)
+
+
+def _count_exchanges(setup: TrainingSetup) -> float:
+    """Return how often a step exchanges what a forward pass does: forward, perhaps recomputed, backward."""
+    backward_fraction = setup.blocks_with_activations / setup.shape.layers
+    return 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference
+
+
+def _estimate_channel_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
+    """Return the seconds in which tensor ranks exchange the channels of one joint projection of queries, keys and
+    values (`models/delta_heads.py`)."""
+    attention = setup.shape.attention
+    if not isinstance(attention, DeltaAttention) or attention.layout != "split":
+        return 0.0
+    size = get_compute_width(setup) * setup.local_tokens * attention.conv_channels / setup.tensor
+    return _count_exchanges(setup) * estimate_collective_ns(rates, "all_to_all", size, setup.tensor) / 1e9
 
 
 def _estimate_expert_exchange(setup: TrainingSetup, rates: ChipRates) -> float:

@@ -296,7 +296,10 @@ def require_feasible(setup: TrainingSetup) -> None:
             trained.
     """
     s, tensor_ranks = setup.shape, setup.tensor
-    if tensor_ranks > 1 and (other := next((kind.attention for kind, _ in s.count_kinds() if kind.attention), None)):
+    others = [kind.attention for kind, _ in s.count_kinds() if kind.attention]
+    delta = [kind for kind in others if isinstance(kind, DeltaAttention) and kind.layout != "kimi"]
+    if tensor_ranks > 1 and len(delta) < len(others):
+        other = next(kind for kind in others if kind not in delta)
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, and {other.label} is not divided among tensor ranks",
             "use --parallel.tensor 1; zero3 divides its weights",
@@ -304,6 +307,7 @@ def require_feasible(setup: TrainingSetup) -> None:
     sizes = {
         "attention heads": s.heads,
         "key/value heads": s.kv_heads,
+        "key heads of linear attention": math.gcd(*(kind.key_heads for kind in delta)),
         "inner neurons": s.mlp_linears[0].outputs if s.mlp_linears else 0,
     }
     if any(size % tensor_ranks for size in sizes.values()):

@@ -63,6 +63,15 @@ CASES = {
     "tensor-shard": Case("Qwen2", strategy="zero3", mesh={"tensor": 2}),
     "copies": Case("Qwen2", strategy="zero3", mesh={"context": 2, "replicate": 2}),
     "copies-alone": Case("Qwen2", strategy="zero2", optim="muon", mesh={"replicate": 2}),
+    # linear attention: a value head on each rank, with a copy of its key head; heads of two dimensions, of one
+    "linear": Case(*FAMILIES["qwen3.5"][:2], mesh=FOUR),
+    "linear-ring": Case(*FAMILIES["qwen3-next"][:2], mesh={**TWO, **RING, "tensor": 2}),
+    "linear-tensor": Case(*FAMILIES["qwen3.5"][:2], strategy="zero3", mesh={"context": 2, "tensor": 2}),
+    "linear-heads": Case(
+        "Qwen3_5Text",
+        {**FAMILIES["qwen3.5"][1], "linear_num_key_heads": 4, "linear_num_value_heads": 12, "num_key_value_heads": 4},
+        mesh={"tensor": 4},
+    ),
     # losses of whole answers, which may lie on several ranks
     "dpo": Case("Qwen2", lora={}, mesh=TWO, objective="sigmoid"),
     "kto": Case("Qwen2", strategy="zero3", mesh=FOUR, objective="kto"),

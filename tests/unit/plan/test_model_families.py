@@ -392,6 +392,34 @@ def test_attention_that_tensor_ranks_do_not_divide_is_refused() -> None:
         require_feasible(TrainingSetup(shape, tensor=2))
 
 
+@pytest.mark.parametrize("layout", ["qkvz", "split"])
+def test_tensor_ranks_divide_linear_attention(layout: Any) -> None:
+    """Half of the heads: half of the work and of what is kept; with one projection of all, its channels travel."""
+    shape, rates = model_shape.get_named_shape("Qwen3-Next-80B-A3B")[0], get_chip_rates(model_chip())
+    delta = next(kind for kind, _ in shape.count_kinds() if isinstance(kind.attention, attention_kinds.DeltaAttention))
+    assert isinstance(delta.attention, attention_kinds.DeltaAttention)
+    delta = replace(delta, attention=replace(delta.attention, layout=layout))
+    require_feasible(TrainingSetup(shape, tensor=2))
+    with pytest.raises(AnabaticError, match="16 key heads of linear attention"):
+        require_feasible(TrainingSetup(shape, tensor=32))
+    one, two = (TrainingSetup(delta, tensor=ranks, micro_tokens=2048) for ranks in (1, 2))
+    halves = [memory_estimate.estimate_activations(setup).attention for setup in (two, one)]
+    assert halves[0] == pytest.approx(halves[1] / 2)
+    size = 2 * 2048 * delta.hidden
+    expected = 4 * delta.layers * estimate_collective_ns(rates, "all_reduce", size, 2)
+    if layout == "split":
+        assert isinstance(delta.attention, attention_kinds.DeltaAttention)
+        channels = delta.attention.conv_channels
+        expected += 2 * delta.layers * estimate_collective_ns(rates, "all_to_all", 2 * 2048 * channels / 2, 2)
+    assert step_time.estimate_step_time(two, rates).collectives == pytest.approx(expected / 1e9)
+
+
+def test_heads_of_kimi_are_not_divided() -> None:
+    shape, _ = model_shape.get_named_shape("Kimi-Linear-48B-A3B")
+    with pytest.raises(AnabaticError, match="Kimi delta attention is not divided among tensor ranks"):
+        require_feasible(TrainingSetup(shape, tensor=2))
+
+
 def test_a_window_shows_its_keys() -> None:
     """Counted one by one: query i of s sees min(i, w) keys, half of the last one, as the whole square is halved."""
     for length, window in ((512, 128), (128, 128), (100, 7)):
