@@ -63,6 +63,17 @@ def test_two_processes_divide_the_heads(home: Home, model: Path, tmp_path: Path)
     require_equal(one, two, "model.safetensors")
 
 
+def test_two_processes_that_divide_the_heads_pretrain_and_generate(home: Home, model: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    sampled: Options = {"eval.sample-prompts": "The"}
+    told = home.together(
+        home.mid(one, model, more=sampled), home.mid(two, model, 2, more={**sampled, "parallel.tensor": 2})
+    )
+    require_equal(one, two, "model.safetensors")
+    samples = [[line for line in run.err.splitlines() if "sample: The" in line] for run in told]
+    assert samples[0] == samples[1] != []
+
+
 def test_heads_that_processes_do_not_divide_are_named(home: Home, model: Path, tmp_path: Path) -> None:
     more: Options = {"parallel.context": 3, "parallel.context-method": "ring"}
     shared = home.anabatic(*home.sft(tmp_path / "shared", model, 3, more=more), code=2)

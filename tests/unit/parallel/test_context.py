@@ -125,7 +125,10 @@ def test_four_processes_train_as_one_does(folder: Path, name: str) -> None:
         for key, value in expected.items():
             scale = value.abs().max() + 1e-9
             # The update multiplies rounding where gradients (AdamW) or singular values (Muon) are small.
-            most = 1e-4 if key.endswith(("weight", "bias")) or key == "valid" else 1e-5
+            # The delta rule norms queries and keys; short ones multiply it too: half a unit in the last place of the
+            # weights moves gradients of these cases by up to 2e-5.
+            least = 5e-5 if name.startswith("linear") else 1e-5
+            most = 1e-4 if key.endswith(("weight", "bias")) or key == "valid" else least
             torch.testing.assert_close(found[key] / scale, value / scale, rtol=0, atol=most, msg=f"{name} {key}")
     for key, value in ranks[0].items():  # copies of a weight stay copies
         assert all(torch.equal(other[key], value) for other in ranks[1:]), key

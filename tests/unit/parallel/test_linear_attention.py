@@ -89,9 +89,9 @@ def test_two_processes_train_as_one_does(folder: Path, name: str) -> None:
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             scale = value.abs().max() + 1e-9
-            # Rounding grows along the states of a document; the update multiplies it where gradients (AdamW) or
-            # singular values (Muon) are small.
-            most = 3e-5 if key.endswith(".grad") or key in ("loss", "norm", "sums") else 1e-4
+            # Short queries and keys, which the rule norms, multiply rounding; so does the update where gradients
+            # (AdamW) or singular values (Muon) are small.
+            most = 5e-5 if key.endswith(".grad") or key in ("loss", "norm", "sums") else 1e-4
             found_value, message = found[key] / scale, f"{name} {key}: {found[key]} instead of {value}"
             torch.testing.assert_close(found_value, value / scale, rtol=0, atol=most, msg=message)
     if case.lora is None:
