@@ -33,7 +33,7 @@ NEXT, DENSE, MOE = FAMILY_CONFIGS["Qwen3Next"], FAMILY_CONFIGS["Qwen3_5Text"], F
 CASES = {
     "next": Case("Qwen3Next", NEXT, mesh=TWO),
     "next-ring": Case("Qwen3Next", NEXT, strategy="zero3", mesh={**TWO, **RING}),
-    "next-lora": Case("Qwen3Next", NEXT, {}, strategy="zero2", mesh=TWO, fused=True),
+    "next-lora": Case("Qwen3Next", NEXT, {"init": "pissa"}, strategy="zero2", mesh=TWO, fused=True),
     "dense": Case("Qwen3_5Text", DENSE, strategy="zero3", optim="muon", mesh=TWO),
     "dense-ring": Case("Qwen3_5Text", DENSE, mesh={**TWO, **RING}),
     "moe": Case("Qwen3_5MoeText", MOE, mesh=TWO, fused=True),
