@@ -40,10 +40,12 @@ class _Sizes(NamedTuple):
     """`[V, D, E]`, fp32."""
 
 
-def _read_sizes(config: Any) -> _Sizes:
+def _read_sizes(config: Any, ranks: int = 1) -> _Sizes:
+    """Return the shapes on one of the ranks that divide the heads."""
     key, value = config.linear_key_head_dim, config.linear_value_head_dim
-    channels = 2 * config.linear_num_key_heads * key + config.linear_num_value_heads * value
-    return _Sizes((config.linear_conv_kernel_dim - 1, channels), (config.linear_num_value_heads, key, value))
+    key_heads, value_heads = config.linear_num_key_heads // ranks, config.linear_num_value_heads // ranks
+    channels = 2 * key_heads * key + value_heads * value
+    return _Sizes((config.linear_conv_kernel_dim - 1, channels), (value_heads, key, value))
 
 
 def bytes_per_request(config: Any, dtype: torch.dtype) -> int:
@@ -86,10 +88,13 @@ class LayerStates:
     Attributes:
         convolution: `[S, width - 1, channels]`; rule: fp32 `[S, V, D, E]`.
         plan: of the running forward pass.
+
+    Args:
+        ranks: that divide the heads.
     """
 
-    def __init__(self, config: Any, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        sizes = _read_sizes(config)
+    def __init__(self, config: Any, slots: int, device: torch.device, dtype: torch.dtype, ranks: int = 1) -> None:
+        sizes = _read_sizes(config, ranks)
         self.convolution = torch.zeros(slots, *sizes.convolution, device=device, dtype=dtype)
         self.rule = torch.zeros(slots, *sizes.rule, device=device)
         self.plan: StatePlan

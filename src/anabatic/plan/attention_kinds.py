@@ -9,8 +9,9 @@ Sizes, products and saved tensors follow transformers 5.23 (its modeling files),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 CHUNK = 64
@@ -217,6 +218,11 @@ class DeltaAttention:
     def values(self) -> int:
         """Elements of the values of a token."""
         return self.value_heads * self.value_dim
+
+    def copy_keys(self, context: int, tensor: int = 1) -> DeltaAttention:
+        """Return the layer with the key heads that all ranks compute together, some of them more than once
+        (`models/delta_heads.py`)."""
+        return replace(self, key_heads=math.lcm(self.key_heads // tensor, context) * tensor)
 
     @property
     def conv_channels(self) -> int:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from anabatic.plan.attention_kinds import LatentAttention
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.pipeline_stages import list_stages
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
@@ -109,8 +109,8 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
         attention += 3 * width * queries  # the gate beside the queries, its sigmoid, the gated output
     if s.has_sinks:
         attention += _score_activations(setup)
-    if s.attention is not None:
-        attention = s.attention.count_saved_bytes(width, setup.seq_len) * tensor_fraction
+    if (other := setup.attention) is not None:
+        attention = other.count_saved_bytes(width, setup.seq_len) * tensor_fraction
     if setup.context > 1 and setup.context_method == "ulysses":
         attention += width * _count_exchanged_elements(setup)
     kept_inner = 2 if has_joint_products(setup) else 3  # gate, up and their product, which may be computed again
@@ -123,9 +123,12 @@ def _count_exchanged_elements(setup: TrainingSetup) -> float:
     """Return the elements per token that Ulysses' exchange keeps besides what attention saves on one device: the output
     before and after it, and key heads that go to several ranks.
 
-    Latent attention reads copies of its values, no view of the product that also holds keys without rotation.
+    Latent attention reads copies of its values, no view of the product that also holds keys without rotation. What the
+    delta rule keeps, its copies of key heads too, is counted where it reads it.
     """
     s = setup.shape
+    if isinstance(s.attention, DeltaAttention):
+        return 0.0
     if isinstance(s.attention, LatentAttention):
         return float(s.heads * (s.attention.value_dim - s.attention.nope_dim))
     repeated_heads = setup.repeated_key_heads - s.kv_heads / setup.tensor

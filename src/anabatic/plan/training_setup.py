@@ -20,7 +20,7 @@ from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention, LinearShape
+from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LatentAttention, LinearShape
 from anabatic.plan.config_values import MAX_BLOCKS
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
@@ -113,6 +113,12 @@ class TrainingSetup:
     def repeated_key_heads(self) -> int:
         """Key heads of the tensor group that attention of context ranks reads (`parallel/context_exchange.py`)."""
         return math.lcm(max(1, self.shape.kv_heads // self.tensor), self.context)
+
+    @property
+    def attention(self) -> AttentionKind | None:
+        """Attention other than plain queries, keys and values, as the ranks compute it together."""
+        kind = self.shape.attention
+        return kind.copy_keys(self.context, self.tensor) if isinstance(kind, DeltaAttention) else kind
 
     @property
     def min_micro_batch(self) -> int:
@@ -315,7 +321,10 @@ def require_feasible(setup: TrainingSetup) -> None:
             trained.
     """
     s, tensor_ranks = setup.shape, setup.tensor
-    if tensor_ranks > 1 and (other := next((kind.attention for kind, _ in s.count_kinds() if kind.attention), None)):
+    others = [kind.attention for kind, _ in s.count_kinds() if kind.attention]
+    delta = [kind for kind in others if isinstance(kind, DeltaAttention) and kind.layout != "kimi"]
+    if tensor_ranks > 1 and len(delta) < len(others):
+        other = next(kind for kind in others if kind not in delta)
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, and {other.label} is not divided among tensor ranks",
             "use --parallel.tensor 1; zero3 divides its weights",
@@ -323,6 +332,7 @@ def require_feasible(setup: TrainingSetup) -> None:
     sizes = {
         "attention heads": s.heads,
         "key/value heads": s.kv_heads,
+        "key heads of linear attention": math.gcd(*(kind.key_heads for kind in delta)),
         "inner neurons": s.mlp_linears[0].outputs if s.mlp_linears else 0,
     }
     if any(size % tensor_ranks for size in sizes.values()):
@@ -387,10 +397,7 @@ def _require_divisible_tokens(setup: TrainingSetup) -> None:
     for kind, count in setup.shape.count_kinds():
         attention = kind.attention
         if isinstance(attention, DeltaAttention):
-            raise ConfigError(
-                f"parallel.context is {setup.context}, and {attention.label} ({count} blocks) reads tokens in order",
-                "use --parallel.context 1",
-            )
+            _require_divisible_states(setup, attention, count)
         reason = (
             f"attention in windows of {kind.window:,} tokens"
             if 0 < kind.window < setup.seq_len
@@ -404,6 +411,28 @@ def _require_divisible_tokens(setup: TrainingSetup) -> None:
             raise ConfigError(
                 f"parallel.context-method is ring, which has no {reason}", "use --parallel.context-method ulysses"
             )
+
+
+def _require_divisible_states(setup: TrainingSetup, attention: DeltaAttention, blocks: int) -> None:
+    """Check that context ranks can divide the heads of linear attention (`models/delta_heads.py`).
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if attention.layout == "kimi":
+        raise ConfigError(
+            f"parallel.context is {setup.context}, and {attention.label} ({blocks} blocks) reads tokens in order",
+            "use --parallel.context 1",
+        )
+    heads = attention.value_heads // setup.tensor
+    if heads % setup.context:
+        common = heads if setup.context_method == "ring" else math.gcd(heads, setup.shape.heads // setup.tensor)
+        each = f" on each of {setup.tensor} tensor ranks" if setup.tensor > 1 else ""
+        raise ConfigError(
+            f"parallel.context is {setup.context}, which does not divide {heads} value heads of the"
+            f" {attention.label}{each}",
+            f"use {' or '.join(str(degree) for degree in range(1, common + 1) if common % degree == 0)}",
+        )
 
 
 def _task_fields(job: Any) -> dict[str, Any]:
