@@ -3,8 +3,8 @@ on a CPU, setting by setting.
 
     python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE] [--docs] [--read FILE]
 
-Every row trains a small Qwen2 for three steps with `anabatic sft` on one to four simulated NPUs (bf16), or in one
-process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
+Every row trains a small Qwen2, or Qwen3-MoE where the name begins with "experts", for three steps with `anabatic sft` on
+one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
 allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
 libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits,
 optimizer, gathered weights. The tokens of a micro-batch are full but for what no row fits into.
@@ -15,6 +15,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
+import string
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ MIB = 2**20
 NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
 WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
 LORA = ["--tuner", "lora"]
+ADAPTED_EXPERTS = [*LORA, "--lora.target-modules", "all-linear,all-experts"]
+EXPERTS = {**NARROW, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
 
 
 class Row(NamedTuple):
@@ -50,6 +54,14 @@ def _context(ranks: int, method: str = "ulysses") -> list[str]:
 
 def _zero(stage: int) -> list[str]:
     return ["--parallel.strategy", f"zero{stage}"]
+
+
+def _copies(number: int) -> list[str]:
+    return [*_zero(3), "--parallel.replicate", str(number)]
+
+
+def _expert(ranks: int) -> list[str]:
+    return ["--parallel.expert", str(ranks)]
 
 
 ROWS = (
@@ -79,25 +91,44 @@ ROWS = (
     Row("full, zero3, ring 2", _of(WIDE, 4), 1024, [*_zero(3), *_context(2, "ring")], npus=2),
     Row("lora, zero3, context 2", _of(WIDE, 4), 1024, [*_zero(3), *_context(2), *LORA], npus=2),
     Row("full, ddp, context 2", _of(WIDE, 4), 1024, _context(2), npus=2),
-    Row("full, zero3, replicate 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.replicate", "2"], npus=4),
+    Row("full, zero3, replicate 2", _of(WIDE, 4), 512, _copies(2), npus=4),
     Row("full, context 2 x tensor 2", _of(WIDE, 4), 1024, [*_context(2), "--parallel.tensor", "2"], npus=4),
+    Row("full, zero3 x tensor 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.tensor", "2"], npus=4),
+    Row("experts, ddp", _of(EXPERTS, 4), 1024, npus=2),
+    Row("experts, ddp, expert 2", _of(EXPERTS, 4), 1024, _expert(2), npus=2),
+    Row("experts, zero2, expert 2", _of(EXPERTS, 4), 1024, [*_zero(2), *_expert(2)], npus=2),
+    Row("experts, zero3, expert 2", _of(EXPERTS, 4), 1024, [*_zero(3), *_expert(2)], npus=2),
+    Row("experts, lora, expert 2", _of(EXPERTS, 4), 1024, [*ADAPTED_EXPERTS, *_expert(2)], npus=2),
+    Row("experts, zero3, expert 4", _of(EXPERTS, 4), 1024, [*_zero(3), *_expert(4)], npus=4),
+    Row("experts, zero3, context 2 x expert 2", _of(EXPERTS, 4), 1024, [*_zero(3), *_context(2), *_expert(2)], npus=4),
+    Row("full, zero3, 8 ranks", _of(WIDE, 8), 1024, _zero(3), npus=8),
+    Row("full, zero3, replicate 2 x context 2", _of(WIDE, 4), 1024, [*_copies(2), *_context(2)], npus=8),
+    Row("full, zero3, ring 4", _of(WIDE, 4), 2048, [*_zero(3), *_context(4, "ring")], npus=8),
+    Row("experts, zero3, replicate 2 x expert 2", _of(EXPERTS, 4), 1024, [*_copies(2), *_expert(2)], npus=8),
 )
 
 
 def prepare(folder: Path, shape: dict[str, Any]) -> None:
     """Write a model, a tokenizer and rows."""
+    import transformers
+
     from anabatic.data.tokenizer import hf_folder as tokenizers
     from anabatic.models.pretrained import save_model
     from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
     tokens = train_tiny_tokenizer(folder, write_tiny_text(folder))
-    save_model(
-        build_tiny_qwen2(max_position_embeddings=4096, **shape), folder / "model", tokenizers.load_tokenizer(tokens)
-    )
-    answer = "the wind moves upward along the slope " * 40
+    sizes = {"max_position_embeddings": 4096, **shape}
+    if "num_experts" in shape:
+        made = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, **sizes}
+        model: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**made))
+    else:
+        model = build_tiny_qwen2(**sizes)
+    save_model(model, folder / "model", tokenizers.load_tokenizer(tokens))
+    draw = random.Random(0)  # letters of all kinds, so that routers send about as many tokens to each expert
+    answers = ["".join(draw.choices(string.ascii_letters + " ", k=1500)) for _ in range(400)]
     rows = [
         {"messages": [{"role": "user", "content": f"go {n}"}, {"role": "assistant", "content": answer}]}
-        for n in range(400)
+        for n, answer in enumerate(answers)
     ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -143,11 +143,13 @@ def test_copies_of_shards_add_gradients_between_machines() -> None:
 
 
 def test_tensor_ranks_have_no_gradient_buckets() -> None:
-    """DDP's wrapper keeps all gradients in buckets, so AdamW copies them twice; with tensor ranks there is none."""
-    plain = replace(BASE, strategy="ddp", ranks=4, fused_adamw=False)
+    """DDP's wrapper keeps all gradients in buckets, beside which AdamW copies them and the weights that decay; with
+    tensor ranks there is none."""
+    plain = replace(BASE, strategy="ddp", ranks=4, fused_adamw=False, weight_decay=0.1)
     divided = replace(plain, ranks=2, tensor=2)
     bucket = memory_estimate.UPDATE_BUCKET_ELEMENTS
     assert memory_estimate._estimate_update(plain).parts["update"] == 8 * bucket
+    assert memory_estimate._estimate_update(replace(plain, weight_decay=0.0)).parts["update"] == 4 * bucket
     assert memory_estimate._estimate_update(divided).parts["update"] == 4 * bucket
 
 
