@@ -3,7 +3,7 @@ on a CPU, setting by setting.
 
     python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE] [--docs] [--read FILE]
 
-Every row trains a small Qwen2, or Qwen3-MoE where the name begins with "experts", for a few steps with `anabatic sft` on
+Every row trains a small Qwen2, or Qwen3-MoE if its name begins with "experts", for a few steps with `anabatic sft` on
 one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and asks `anabatic plan` for the same command.
 On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly. On a CPU torch's profiler tells of
 every allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and

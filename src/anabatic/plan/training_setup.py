@@ -164,8 +164,8 @@ class TrainingSetup:
 
     @property
     def gathered_block_params(self) -> int:
-        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks, and none
-        that FSDP leaves alone."""
+        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks, nor
+        those that FSDP leaves alone."""
         if self.shape.kinds:
             return max(kind.gathered_block_params for kind, _ in self.count_kinds())
         adapters = self.adapter_block_params if self.tuner == "lora" else 0
