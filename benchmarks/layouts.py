@@ -10,7 +10,8 @@ are its tensor's, as the simulator counts them; what a rank sends of them is in 
 
 `--device cpu` trains the layouts of two and four ranks over gloo in fp32, each process with one thread, and the same
 global batch in one process, in turns. The ratio is tokens per CPU second of all processes together, beside one: 1 where
-dividing costs nothing. `--docs` writes the table from what is measured or read; both kinds can be read together.
+dividing costs nothing. `--docs` writes what is measured or read into the guides' table, in which other rows stay; both
+kinds can be read together.
 """
 
 from __future__ import annotations
@@ -241,7 +242,8 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.docs:
-        plan_tables.write("layouts", HEAD, [_cells(one) for one in found], guide="parallel")
+        rows = plan_tables.merge("layouts", list(LAYOUTS), [_cells(one) for one in found], guide="parallel")
+        plan_tables.write("layouts", HEAD, rows, guide="parallel")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import string
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,13 +221,14 @@ def measure(file: Path, words: list[str]) -> None:
 
 
 def write_docs(device: str, found: list[dict[str, Any]]) -> None:
-    """Put the table into the guides, in MiB."""
-    rows = []
+    """Put rows into the table of the guides, in MiB; the others stay."""
+    titles = {row.name: row.name if row.npus == 1 else f"{row.name}, {row.npus} NPUs" for row in ROWS}
+    rows: list[Sequence[str]] = []
     for one in found:
         measured, planned = one["measured"] / MIB, one["planned"] / MIB
-        npus = next(row.npus for row in ROWS if row.name == one["name"])
-        name = one["name"] if npus == 1 else f"{one['name']}, {npus} NPUs"
-        rows.append([name, f"{measured:.0f}", f"{planned:.0f}", f"{planned / measured - 1:+.1%}", one["moment"]])
+        cells = [f"{measured:.0f}", f"{planned:.0f}", f"{planned / measured - 1:+.1%}", one["moment"]]
+        rows.append([titles[one["name"]], *cells])
+    rows = plan_tables.merge(device, list(titles.values()), rows)
     plan_tables.write(device, ["setting", "measured", "planned", "", "highest at"], rows)
 
 
