@@ -76,6 +76,7 @@ class TrainingSetup:
     recompute: Recompute = "none"
     muon: bool = False
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
+    weight_decay: float = 0.0
     micro_tokens: int = 2048
     micro_steps: int = 1
     seq_len: int = 2048
@@ -167,17 +168,36 @@ class TrainingSetup:
         return 1.0 if self.is_sharded else 1 / self.expert
 
     @property
+    def has_plain_experts(self) -> bool:
+        """Whether a rank holds its part of divided experts as plain tensors: FSDP leaves them alone where no rank of a
+        copy has the same ones (`parallel/sharding.py`)."""
+        return self.expert > 1 and (not self.is_sharded or self.shard_ranks == self.expert)
+
+    def count_divided_params(self, blocks: int | None = None) -> int:
+        """Return the trained parameters of divided experts on a rank, of the last `blocks` blocks; 0: none are."""
+        if self.expert == 1:
+            return 0
+        blocks = self.shape.layers if blocks is None else blocks
+        if self.tuner == "lora":
+            total = sum(count * kind.expert_adapter_params for kind, count in self.count_kinds(blocks))
+        else:
+            trained = self.count_kinds(min(blocks, self.trained_blocks))
+            total = sum(count * round(self.held_experts * kind.shape.stacked_params) for kind, count in trained)
+        return round(total / (self.shard_ranks if self.is_sharded else 1))
+
+    @property
     def whole_experts(self) -> TrainingSetup:
         """The same with all experts on every rank: what a checkpoint and a saved model hold."""
         return replace(self, expert=1)
 
     @property
     def gathered_block_params(self) -> int:
-        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks."""
+        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks, nor
+        those that FSDP leaves alone."""
         if self.shape.kinds:
             return max(kind.gathered_block_params for kind, _ in self.count_kinds())
         adapters = self.adapter_block_params if self.tuner == "lora" else 0
-        elsewhere = 1 - 1 / self.expert
+        elsewhere = 1.0 if self.has_plain_experts else 1 - 1 / self.expert
         stacked = self.shape.stacked_params + (self.expert_adapter_params if self.tuner == "lora" else 0)
         return self.block_params + adapters - round(elsewhere * stacked)
 
@@ -301,6 +321,7 @@ def build_setup(
         recompute=getattr(job, "recompute", None) or job.model.recompute,
         muon=job.optim.name == "muon",
         weights=job.optim.weights,
+        weight_decay=job.optim.weight_decay,
         micro_tokens=micro_tokens,
         micro_steps=micro_steps,
         seq_len=job.batch.resolved_seq_len,
