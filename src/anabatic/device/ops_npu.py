@@ -193,6 +193,50 @@ def unpermute_tokens(rows: Tensor, positions: Tensor, weights: Tensor) -> Tensor
     return out
 
 
+def chunk_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, initial: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """npu_chunk_gated_delta_rule: `[T, V, E]` in bf16, and the states after each text, `[n, V, E, D]`.
+
+    Args:
+        q, k, v, beta: bf16; log_decay: fp32; initial: `[n, V, E, D]`, fp32 on Ascend 950 alone; lengths: int32 `[n]`.
+    """
+    takes_fp32 = _import_torch_npu().npu.get_device_name().startswith("Ascend950")
+    out, after = _import_torch_npu().npu_chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        beta=beta,
+        initial_state=initial if takes_fp32 else initial.bfloat16(),
+        actual_seq_lengths=lengths,
+        scale=q.shape[-1] ** -0.5,
+        g=log_decay,
+    )
+    return out, after.to(initial.dtype)
+
+
+def step_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, slots: Tensor, each: Tensor
+) -> Tensor:
+    """npu_recurrent_gated_delta_rule: one token of each of `T` requests, `[T, V, E]`; the states are updated.
+
+    Args:
+        states: bf16 `[S, V, E, D]`; slots: int32 `[T]`, distinct; each: int32 `[T]`, ones, the tokens of a request.
+    """
+    out: Tensor = _import_torch_npu().npu_recurrent_gated_delta_rule(
+        q,
+        k,
+        v,
+        states,
+        beta=beta,
+        scale=q.shape[-1] ** -0.5,
+        actual_seq_lengths=each,
+        ssm_state_indices=slots,
+        g=log_decay,
+    )
+    return out
+
+
 def _npu_grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor, group_type: int) -> Tensor:
     """`group_type` 0: groups are rows of x; 2: they are its columns, and the products are stacked."""
     split = 2 if group_type == 0 else 3

@@ -21,7 +21,6 @@ from anabatic.device.delta_rule import (
     chunk_gated_delta_rule,
     convolve,
     convolve_step,
-    step_gated_delta_rule,
 )
 from anabatic.models.delta_states import LayerStates
 from anabatic.models.kv_cache import KVCache
@@ -92,16 +91,15 @@ def _read_new_tokens(module: Any, parts: _Parts, states: LayerStates) -> Tensor:
     if plan.chunks is not None:
         past, before = states.read_chunks()
         mixed, tails = convolve(mixed, weight, bias, plan.chunks, past)
-        core, after = chunk_gated_delta_rule(_split_inputs(module, F.silu(mixed), write, step), plan.chunks, before)
+        inputs = _split_inputs(module, F.silu(mixed), write, step)
+        core, after = states.kernels.run_chunks(inputs, plan.chunks, plan.lengths_in_int32, before)
         states.write_chunks(tails, after)
         cores.append(core)
     if len(single_mixed):
-        past, before = states.read_singles()
-        mixed, tails = convolve_step(single_mixed, weight, bias, past)
+        mixed, tails = convolve_step(single_mixed, weight, bias, states.read_singles())
         inputs = _split_inputs(module, F.silu(mixed), single_write, single_step)
-        core, after = step_gated_delta_rule(inputs, before)
-        states.write_singles(tails, after)
-        cores.append(core)
+        cores.append(states.kernels.run_tokens(inputs, states.rule, plan.single_slots, plan.ones))
+        states.write_singles(tails)
     return torch.cat(cores)
 
 
