@@ -42,7 +42,7 @@ WIDE_STATES = "prompts by npu_chunk_gated_delta_rule; tokens by plain torch (con
 
 
 def test_linear_attention_by_the_operators(sim: Sim) -> None:
-    """The recurrence in float64, plain torch's tokens with requests that are read again, why an operator is not used."""
+    """The rule in float64, plain torch's tokens with requests that are read again, why operators are not used."""
     told = sim.program("linear_attention.py", "operators", "models", "reasons").splitlines()
     checks = [line for line in told if line.endswith(" True")]
     assert len(checks) == 2 * 5 + 3 * 2, told
