@@ -21,7 +21,6 @@ from anabatic.device.delta_rule import (
     chunk_gated_delta_rule,
     convolve,
     convolve_step,
-    step_gated_delta_rule,
 )
 from anabatic.models.delta_heads import (
     HeadWeights,
@@ -114,15 +113,15 @@ def _read_new_tokens(module: Any, inputs: TokenInputs, states: LayerStates) -> T
     if plan.chunks is not None:
         past, before = states.read_chunks()
         mixed, tails = convolve(mixed, weights.convolution, weights.bias, plan.chunks, past)
-        core, after = chunk_gated_delta_rule(_prepare_inputs(weights, mixed, write, step), plan.chunks, before)
+        chunk_inputs = _prepare_inputs(weights, mixed, write, step)
+        core, after = states.kernels.run_chunks(chunk_inputs, plan.chunks, plan.lengths_in_int32, before)
         states.write_chunks(tails, after)
         cores.append(core)
     if len(single_mixed):
-        past, before = states.read_singles()
-        mixed, tails = convolve_step(single_mixed, weights.convolution, weights.bias, past)
-        core, after = step_gated_delta_rule(_prepare_inputs(weights, mixed, single_write, single_step), before)
-        states.write_singles(tails, after)
-        cores.append(core)
+        mixed, tails = convolve_step(single_mixed, weights.convolution, weights.bias, states.read_singles())
+        single_inputs = _prepare_inputs(weights, mixed, single_write, single_step)
+        cores.append(states.kernels.run_tokens(single_inputs, states.rule, plan.single_slots, plan.ones))
+        states.write_singles(tails)
     return torch.cat(cores)
 
 

@@ -97,7 +97,9 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     queries, keys = s.heads * s.head_dim * tensor_fraction, s.kv_heads * s.head_dim * tensor_fraction
     stream = s.norms * (stream_width * s.hidden + 4.0)
     normed = 2 * width * s.hidden  # read by queries, keys, values; by gate and up
-    rotated = queries + keys  # the rotary embedding saves its inputs
+    # The rotary operator saves its inputs. gpt-oss rotates by plain products with the cosines of half a head, which
+    # save the cosines.
+    rotated = 0.0 if s.has_sinks else queries + keys
     if s.head_norms:
         rotated *= 2
     statistics = 2 * 8 * 4 * s.heads * tensor_fraction + (
@@ -108,8 +110,6 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     )  # rotated queries and keys, values, output
     if s.gates_output:
         attention += 3 * width * queries  # the gate beside the queries, its sigmoid, the gated output
-    if s.has_sinks:
-        attention += _score_activations(setup)
     if (other := setup.attention) is not None:
         attention = other.count_saved_bytes(width, setup.seq_len) * tensor_fraction
     if setup.context > 1 and setup.context_method == "ulysses":
@@ -134,17 +134,6 @@ def _count_exchanged_elements(setup: TrainingSetup) -> float:
         return float(s.heads * (s.attention.value_dim - s.attention.nope_dim))
     repeated_heads = setup.repeated_key_heads - s.kv_heads / setup.tensor
     return s.head_dim * (s.heads / setup.tensor + 2 * repeated_heads)
-
-
-def _score_activations(setup: TrainingSetup) -> float:
-    """Return the bytes of scores of attention with sinks, whose gradient no fused operator has
-    (`device/attention.py`): probabilities in fp32 and in the products' precision, keys and values for every head.
-
-    In windows of w tokens a block of w queries sees 2 w keys.
-    """
-    s, width = setup.shape, get_compute_width(setup)
-    keys = setup.seq_len if not s.window or s.window >= setup.seq_len else 2 * s.window
-    return (s.heads * (keys * (4.0 + width) + 4.0) + 2.0 * width * s.heads * s.head_dim) / setup.tensor
 
 
 def _expert_activations(setup: TrainingSetup) -> float:

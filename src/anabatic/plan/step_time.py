@@ -127,9 +127,6 @@ def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
     yield "cube half" if width == 2 else "cube single", scores, width * t * (2 * queries + 2 * keys)
     if s.gates_output:
         yield "vector", 0.0, width * t * 3 * queries
-    if s.has_sinks:  # scores in memory: written, masked, a softmax in fp32, read for the values
-        extent = min(setup.seq_len, 2 * s.window or setup.seq_len)
-        yield "vector", 0.0, t * s.heads * extent * (4 * width + 16.0)
 
 
 def _adapter_gradient_operators(setup: TrainingSetup) -> Iterator[Operator]:
