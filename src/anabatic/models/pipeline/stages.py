@@ -57,7 +57,7 @@ _BODY_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
 def _passes_states(model: PreTrainedModel, names: list[str]) -> bool:
-    """True when a body whose layers and norm do nothing returns the states that it is given (Gemma scales them)."""
+    """True when a body whose layers and norm do nothing returns the states that it is given (Granite scales them)."""
     body: Any = model.base_model
     modules = [*(model.get_submodule(name) for name in names), body.norm]
     before = [module.__dict__.get("forward") for module in modules]
