@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,11 @@ def split_layers(layer_weights: Sequence[int], head_weight: int, stages: int) ->
         layer_weights: parameters of each layer, which each token is multiplied by; head_weight: of the head, which the
             last stage computes.
     """
+    return list(_split_layers(tuple(layer_weights), head_weight, stages))
+
+
+@functools.lru_cache(maxsize=64)
+def _split_layers(layer_weights: tuple[int, ...], head_weight: int, stages: int) -> tuple[range, ...]:
     count = len(layer_weights)
     total = [0]
     for weight in layer_weights:
@@ -36,7 +42,7 @@ def split_layers(layer_weights: Sequence[int], head_weight: int, stages: int) ->
         start = costs[stage][end][1]
         parts.append(range(start, end))
         end = start
-    return parts[::-1]
+    return tuple(parts[::-1])
 
 
 def require_stages(setup: TrainingSetup) -> None:
