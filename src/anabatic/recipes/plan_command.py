@@ -19,7 +19,6 @@ from anabatic.device import table
 from anabatic.device.table import Chip
 from anabatic.plan import (
     cost_model,
-    depth_choice,
     detect_chip,
     device_scaling,
     model_shape,
@@ -178,8 +177,8 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
         ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
     """
     chip, world = place.chip, place.npus_per_node * place.nodes
-    if depth_choice.is_left_open(job):
-        job = depth_choice.with_depth(job, depth_choice.choose_depth(job, chip, world))
+    if model_shape.is_depth_left_open(job):
+        job = model_shape.with_depth(job, model_shape.choose_depth(job, chip, world))
     require_pipeline_job(job)
     shape, source = model_shape.get_job_shape(job)
     if not chip.can_train:
@@ -301,7 +300,7 @@ def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step_time
     if tokens is not None:
         return max(1, round(tokens * (job.schedule.epochs or 1) / step))
     if job.schedule.epochs is None:
-        ratio = job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM
+        ratio = job.schedule.tokens_per_param or model_shape.TOKENS_PER_PARAM
         return max(1, round(ratio * shape.multiplying_params / step))
     return 0
 

@@ -41,7 +41,7 @@ from anabatic.models.quantized import iter_quantized_weights
 from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
-from anabatic.plan import training_setup
+from anabatic.plan import layer_names
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective
 from anabatic.train.optim.optimizer import HeadRates, Optimizer
@@ -198,7 +198,7 @@ def _build_meta_model(
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
     lora = None
     if named_folder != base_folder:
-        training_setup.require_adapter_tuner(named_folder, job.tuner)
+        layer_names.require_adapter_tuner(named_folder, job.tuner)
         lora = adapter.insert_saved_adapter(model, named_folder)
         unused = job.lora != Lora()
         note = "; the settings of lora are not used: it continues as it is" if unused else ""
