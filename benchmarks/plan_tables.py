@@ -15,6 +15,7 @@ from option_types import parts_of
 GUIDE = "docs/{}/guides/{}.md"
 ROOT = Path(__file__).parents[1]
 CHINESE = (
+    ("| layout | NPUs | tokens |", "| 布局 | NPU 数 | token |"),
     ("the last block's backward pass", "最后一个块的反向"),
     ("the first block's backward pass", "第一个块的反向"),
     ("the embedding's gradient", "嵌入的梯度"),
@@ -53,7 +54,6 @@ CHINESE = (
     ("sent MiB", "发送 MiB"),
     ("at least", "理论最少"),
     ("packed", "打包"),
-    ("| layout | NPUs | tokens |", "| 布局 | NPU 数 | token |"),
     ("others", "其他"),
     ("experts, ", "专家，"),
     ("8 ranks", "8 个 rank"),
