@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anabatic.core.errors import ConfigError
 from anabatic.device.attention import AttentionOptions, PackedSegments, PackedTrees, attention_reference
 from anabatic.device.device import Device
 
@@ -26,6 +27,12 @@ def _causal_mask(device: torch.device) -> Tensor:
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
 
 
+@functools.cache
+def _list_attention_arguments() -> frozenset[str]:
+    """Return the names of npu_fusion_attention's arguments, which differ by version."""
+    return frozenset(argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments)
+
+
 _SINK_CANN = (8, 5)
 """The first CANN whose attention has sinks (op-plugin, npu_fusion_attention: TorchNPU 7.3.0, CANN 8.5.0)."""
 
@@ -37,8 +44,7 @@ def explain_plain_sinks() -> str:
     A CANN whose version cannot be read is taken for one that has them: the operator names what it lacks.
     """
     torch_npu = _import_torch_npu()
-    names = {argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments}
-    if "sink" not in names:
+    if "sink" not in _list_attention_arguments():
         return f"npu_fusion_attention of torch_npu {torch_npu.__version__} takes no sink"
     numbers = re.findall(r"\d+", torch_npu.npu.utils.get_cann_version())
     if len(numbers) >= 2 and (int(numbers[0]), int(numbers[1])) < _SINK_CANN:
@@ -134,12 +140,24 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, o
 
 
 def _block_arguments(q: Tensor, k: Tensor, segments: PackedSegments | None) -> dict[str, Any]:
-    """Return the arguments of a block of `block_attention.BlockOps`: causal segments, or all queries and all keys."""
+    """Return the arguments of a block of `block_attention.BlockOps`: causal segments, or all queries and all keys.
+
+    Statistics of rows lie as the queries do: otherwise `[T, N, 8]` holds `[N, S, 8]` of one segment after the other.
+
+    Raises:
+        ConfigError: torch_npu is older.
+    """
+    if "softmax_layout" not in _list_attention_arguments():
+        raise ConfigError(
+            f"npu_fusion_attention of torch_npu {_import_torch_npu().__version__} takes no softmax_layout, which"
+            " the ring of parallel.context needs",
+            "use torch_npu 7.2.0 with CANN 8.3 or newer, or --parallel.context-method ulysses",
+        )
     if segments is None:
-        return {"actual_seq_qlen": [q.shape[0]], "actual_seq_kvlen": [k.shape[0]]}
+        return {"actual_seq_qlen": [q.shape[0]], "actual_seq_kvlen": [k.shape[0]], "softmax_layout": "TND"}
     borders = segments.cu_seqlens[1:]
     mask = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)}
-    return {"actual_seq_qlen": borders, "actual_seq_kvlen": borders, **mask}
+    return {"actual_seq_qlen": borders, "actual_seq_kvlen": borders, "softmax_layout": "TND", **mask}
 
 
 def block_forward(
