@@ -183,7 +183,7 @@ def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
         for name, value in found.items():
             scale = expected[name].abs().max() + 1e-9
             # Muon multiplies rounding where singular values are small.
-            most = 1e-4 if CASES[case][3] == "muon" and ".grad" not in name else 5e-2 if "bf16" in case else 3e-5
+            most = 1e-4 if CASES[case][3] == "muon" and ".grad" not in name else 1e-1 if "bf16" in case else 3e-5
             torch.testing.assert_close(value / scale, expected[name] / scale, rtol=0, atol=most, msg=name)
     assert {name for found in ranks for name in found} == expected.keys()
     layers = [{name.split(".layers.")[1][0] for name in found if ".layers." in name} for found in ranks]
@@ -195,7 +195,7 @@ def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
     saved, alone = (load_file(folder / f"saved {case} {size}") for size in (4, 1))
     assert saved.keys() == alone.keys()
     for name, value in alone.items():
-        torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=5e-2 if "bf16" in case else 2e-4, msg=name)
+        torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=1e-1 if "bf16" in case else 2e-4, msg=name)
 
 
 @pytest.mark.parametrize(("stages", "head"), [(1, 0), (2, 0), (2, 30), (3, 7), (4, 100)])
