@@ -143,6 +143,8 @@ def apply_tensor_parallel(model: PreTrainedModel, world: World) -> frozenset[str
     require_divisible(model, world.tensor_group.size)
     partial: set[int] = set()
     for block in [*find_attention_blocks(model), *find_gated_blocks(model)]:
+        if next(block.module.parameters(), None) is None:  # of another stage of a pipeline
+            continue
         for name, layer in _iter_layers(block):
             sharded_dim = SHARD_INPUTS if name == block.names[-1] else SHARD_OUTPUTS
             sharded = layer if isinstance(layer, LoraLinear) else ShardedLinear(layer)

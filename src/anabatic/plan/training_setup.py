@@ -42,6 +42,8 @@ class TrainingSetup:
         ranks: processes with different batches; context: processes that share the tokens of a batch; tensor:
             tensor-parallel processes; replicate: groups that each hold all shards of the weights; expert: processes
             that share the experts of a block, with different batches.
+        pipeline: stages among which the layers are divided; stage: the one that this setup describes, with its own
+            layers (`pipeline_stages.list_stages`); None: all of them.
         micro_tokens: tokens of a micro-batch; micro_steps: micro-batches per step and rank.
         seq_len: longest segment; targets: fraction of the tokens that are target tokens.
         half: matrix products run in half precision.
@@ -63,6 +65,8 @@ class TrainingSetup:
     tensor: int = 1
     replicate: int = 1
     expert: int = 1
+    pipeline: int = 1
+    stage: int | None = None
     offload: bool = False
     tuner: TunerName = "full"
     rank: int = 16
@@ -88,7 +92,7 @@ class TrainingSetup:
     @property
     def world_size(self) -> int:
         """Number of all processes."""
-        return self.gradient_ranks * self.tensor
+        return self.gradient_ranks * self.tensor * self.pipeline
 
     @property
     def gradient_ranks(self) -> int:
@@ -119,6 +123,24 @@ class TrainingSetup:
     def is_sharded(self) -> bool:
         """Whether each rank stores a shard of the weights."""
         return self.strategy in ("zero2", "zero3")
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether tokens enter here: always, but for the later stages of a pipeline."""
+        return not self.stage
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose activations are kept at a time (`parallel/pipeline_schedule.py`)."""
+        return 1 if self.stage is None else min(self.pipeline - self.stage, self.micro_steps)
+
+    @property
+    def outside_params(self) -> int:
+        """Parameters outside the blocks; a tied embedding is on the first and on the last stage of a pipeline."""
+        if self.stage is None:
+            return self.shape.outside_params
+        head = self.shape.embedding_params + self.shape.hidden
+        return self.shape.embedding_params * self.has_embedding + head * (self.stage == self.pipeline - 1)
 
     @property
     def adapted_linears(self) -> list[LinearShape]:
@@ -189,7 +211,7 @@ class TrainingSetup:
     @property
     def params(self) -> int:
         """Parameters of the model on a rank, before data-parallel sharding, without adapters."""
-        return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.shape.outside_params
+        return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.outside_params
 
     def get_local_shape(self, layer: LinearShape) -> tuple[int, int]:
         """Return the inputs and outputs of a layer on one tensor rank."""
@@ -212,6 +234,8 @@ class TrainingSetup:
     @property
     def trained_params(self) -> int:
         """Number of parameters of a rank with a gradient."""
+        if self.tuner == "full" and self.stage is not None:
+            return self.params
         if self.tuner == "full":
             return self.params - (0 if self.has_lm_head or self.shape.is_tied else self.shape.embedding_params)
         if self.tuner == "lora":
@@ -261,6 +285,7 @@ def build_setup(
         tensor=job.parallel.tensor,
         replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
         expert=job.parallel.expert,
+        pipeline=job.parallel.pipeline,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
         rank=rank,
