@@ -13,7 +13,8 @@ from anabatic.core.errors import AnabaticError
 from anabatic.device.table import find_chip
 from anabatic.plan import memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import get_chip_rates
-from anabatic.plan.training_setup import TrainingSetup, require_feasible
+from anabatic.plan.feasible_setup import require_feasible
+from anabatic.plan.training_setup import TrainingSetup
 from fuzz.plan_readers import MODELS, change_every_key, get_config
 
 _CHIP = find_chip("Ascend910B3")

@@ -25,6 +25,7 @@ from anabatic.models.direct_forward import DirectForward
 from anabatic.models.experts import routing
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.lora import multi_adapter
+from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.parallel.context_exchange import HeadExchange
 from anabatic.parallel.context_ring import RingExchange
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
@@ -178,8 +179,11 @@ def pack_batch(
     )
 
 
-def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor:
-    """Return the last hidden states `[T, H]`.
+def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received: Tensor | None = None) -> Tensor:
+    """Return the last hidden states `[T, H]`; of a pipeline's stage those that the next stage reads.
+
+    Args:
+        received: `[T, H]` of the stage before; None: this is the first.
 
     Raises:
         DataError: not every layer uses packed attention.
@@ -195,7 +199,7 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch) -> Tensor
     watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
     with rope_scaling.use_length_plan(model, plan), watch:
         out = model.base_model(
-            input_ids=packed.input_ids,
+            **({"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}),
             position_ids=packed.position_ids,
             attention_mask=NO_MASK,
             use_cache=False,
@@ -225,7 +229,7 @@ def _require_supported(model: PreTrainedModel) -> None:
 
 
 def _require_all_attended(model: PreTrainedModel, attended: int) -> None:
-    layers = model.config.num_hidden_layers
+    layers = pipeline_stages.count_own_layers(model)
     if attended != layers:
         raise DataError(
             f"{attended} of {layers} layers of {type(model).__name__} use packed attention; the others mix tokens in"
@@ -248,12 +252,14 @@ def compute_chunk_bytes(weight: Tensor, requested: int) -> int:
     return max(requested, _MIN_LOGIT_ROWS * 4 * weight.shape[0])
 
 
-def compute_target_states(model: PreTrainedModel, packed: PackedBatch) -> tuple[Tensor, Tensor, LmHead]:
+def compute_target_states(
+    model: PreTrainedModel, packed: PackedBatch, received: Tensor | None = None
+) -> tuple[Tensor, Tensor, LmHead]:
     """Return the states of the target rows, times the model's logit scale; the output weight; the head."""
     # A plan of its own: recomputation in the backward pass must leave out the same rows.
     segments = copy.copy(packed.segments)
     segments.output_rows = packed.target_rows
-    states = compute_hidden_states(model, replace(packed, segments=segments))
+    states = compute_hidden_states(model, replace(packed, segments=segments), received)
     weight, head = _get_lm_head(model)
     if packed.target_rows is not None and not segments.has_dropped_rows:
         states = states.index_select(0, packed.target_rows)
@@ -294,18 +300,22 @@ def cast_adapters(model: PreTrainedModel) -> None:
         bank.cast_adapters()
 
 
-def compute_summed_loss(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int) -> Tensor:
+def compute_summed_loss(
+    model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int, received: Tensor | None = None
+) -> Tensor:
     """Return the summed cross-entropy of the batch's targets, fp32."""
     if torch.is_grad_enabled():
         cast_adapters(model)
-    states, weight, head = compute_target_states(model, packed)
+    states, weight, head = compute_target_states(model, packed, received)
     return linear_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), head.softcap)
 
 
 @torch.no_grad()
-def score_targets(model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int) -> tuple[Tensor, Tensor]:
+def score_targets(
+    model: PreTrainedModel, packed: PackedBatch, chunk_bytes: int, received: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of every target, fp32 `[n]`, and whether it is the most likely token, bool `[n]`."""
-    states, weight, head = compute_target_states(model, packed)
+    states, weight, head = compute_target_states(model, packed, received)
     return token_cross_entropy(states, weight, packed.targets, compute_chunk_bytes(weight, chunk_bytes), head.softcap)
 
 

@@ -17,8 +17,10 @@ from anabatic.models.experts import expert_parallel
 from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
+from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.models.pretrained import init_empty_weights, prepare_model
 from anabatic.models.quantized import iter_quantized_weights
+from anabatic.parallel.pipeline_parameters import named_parameters_of_all
 from anabatic.parallel.process_groups import World, copy_from_full, materialize_parameters, to_local
 from anabatic.parallel.sharding import ShardingPlan, shard_model
 from anabatic.plan.depth_dial import DerivedSizes
@@ -90,7 +92,7 @@ def init_weights(model: PreTrainedModel, seed: int) -> None:
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return (all parameters, those in matrix products: without the input embedding; a tied matrix counts as head)."""
-    total = sum(p.numel() for p in model.parameters()) + sum(
+    total = sum(p.numel() for _, p in named_parameters_of_all(model)) + sum(
         weight.shape.numel() for _, weight in iter_quantized_weights(model)
     )
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
@@ -123,8 +125,9 @@ def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = 
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     unused = [weight for weight in (embedding, head) if not (logits and weight is head)]
     idle = count_idle_parameters(model)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and not any(p is other for other in unused))
-    trained -= sum(idle[name] for name, p in model.named_parameters() if name in idle and p.requires_grad)
+    parameters = dict(named_parameters_of_all(model))
+    trained = sum(p.numel() for p in parameters.values() if p.requires_grad and not any(p is one for one in unused))
+    trained -= sum(idle[name] for name, p in parameters.items() if name in idle and p.requires_grad)
     active = count_parameters(model)[1] - sum(idle.values()) - (0 if logits else head.numel())
     return 4.0 * active + 2.0 * trained + 12.0 * config.num_hidden_layers * width * mean_context
 
@@ -147,6 +150,7 @@ def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
 
 def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
     """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
+    pipeline_stages.apply_pipeline(model, world)
     partial = tensor_parallel.apply_tensor_parallel(model, world)
     experts = expert_parallel.apply_expert_parallel(model, world)
     root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial, experts)
@@ -157,7 +161,11 @@ def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device
 
 
 def _shard_units(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the blocks, and an untied embedding: a tied one is the head's matrix, which the loss reads."""
+    """Return the blocks, and an untied embedding: a tied one is the head's matrix, which the loss reads.
+
+    Those of other stages of a pipeline have no parameters and are left out.
+    """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = [] if head.weight is embedding.weight else [embedding]
-    return [*embeddings, *(model.get_submodule(name) for name in find_blocks(model))]
+    units = [*embeddings, *(model.get_submodule(name) for name in find_blocks(model))]
+    return [unit for unit in units if next(unit.parameters(), None) is not None]

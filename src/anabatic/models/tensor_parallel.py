@@ -167,6 +167,8 @@ def apply_tensor_parallel(model: PreTrainedModel, world: World) -> frozenset[str
     for block in delta_blocks:
         delta_heads.divide_heads(block.module, world.tensor_group)
     for block in [*find_attention_blocks(model), *delta_blocks, *find_gated_blocks(model)]:
+        if next(block.module.parameters(), None) is None:  # of another stage of a pipeline
+            continue
         for name, layer in _iter_layers(block):
             sharded_dim = SHARD_INPUTS if name == block.names[-1] else SHARD_OUTPUTS
             sharded = layer if isinstance(layer, LoraLinear) else ShardedLinear(layer)

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from anabatic.core import json_reader, log
 from anabatic.core.errors import DataError
 from anabatic.models.quantized import QuantizedWeight, iter_quantized_weights
+from anabatic.parallel.pipeline_parameters import get_absent
 from anabatic.parallel.process_groups import (
     TensorSlices,
     copy_from_full,
@@ -165,6 +166,7 @@ def load_into_model(
         **dict(model.named_parameters()),
         **dict(model.named_buffers()),
         **quantized,
+        **(absent := get_absent(model)),
     }
     tied = {name for name in model.state_dict() if name not in targets}
     with open_weights(folder) as stored:
@@ -183,6 +185,8 @@ def load_into_model(
                     continue
             if stored.get_shape(source) != list(targets[name].shape):
                 mismatched.append((name, stored.get_shape(source), list(targets[name].shape)))
+                continue
+            if name in absent:
                 continue
             with _wrap_read_errors(folder, source):
                 _fill_target(targets[name], stored, source)

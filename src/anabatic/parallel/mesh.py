@@ -1,7 +1,7 @@
 """The mesh of a job's ranks: one DeviceMesh with named dimensions, and the groups that are cut out of it.
 
-Dimensions (`plan/mesh_shape.py`): `replicate`, `shard`, `context`, `expert`, `tensor`. Every group of ranks that
-anything uses is made here, once: a dimension of the mesh, or several that are flattened.
+Dimensions (`plan/mesh_shape.py`): `pipeline`, `replicate`, `shard`, `context`, `expert`, `tensor`. Every
+group of ranks that anything uses is made here, once: a dimension of the mesh, or several that are flattened.
 """
 
 from __future__ import annotations

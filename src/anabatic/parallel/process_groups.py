@@ -59,6 +59,7 @@ class World(RankGroup):
         expert_group: ranks that share the experts of a layer.
         expert_copies: ranks with the same experts.
         tensor_group: ranks that share the matrices of a layer, and work on the same tokens.
+        pipeline_group: stages of one copy of the model, in order; they work on the same tokens.
     """
 
     shape: MeshShape = MeshShape()
@@ -69,6 +70,7 @@ class World(RankGroup):
     expert_group: RankGroup = SINGLE_RANK
     expert_copies: RankGroup = SINGLE_RANK
     tensor_group: RankGroup = SINGLE_RANK
+    pipeline_group: RankGroup = SINGLE_RANK
 
     @property
     def is_main_process(self) -> bool:
@@ -86,9 +88,14 @@ class World(RankGroup):
         return self if self.gradient_ranks is None else self.gradient_ranks
 
     @property
+    def is_last_stage(self) -> bool:
+        """True on the stage of a pipeline that computes the loss; always without a pipeline."""
+        return self.pipeline_group.rank == self.pipeline_group.size - 1
+
+    @property
     def counts_batch(self) -> bool:
         """True on the one rank of those with the same batch that counts its rows, tokens and targets."""
-        return self.context_group.rank == 0 and self.tensor_group.rank == 0
+        return self.context_group.rank == 0 and self.tensor_group.rank == 0 and self.is_last_stage
 
 
 def get_world_size() -> int:
@@ -142,6 +149,7 @@ def build_world(device: Device, shape: MeshShape, context_method: ContextMethod 
         expert_group=mesh.get_group(("expert",)),
         expert_copies=mesh.get_group(EXPERT_COPY_DIMENSIONS) if shape.expert > 1 else SINGLE_RANK,
         tensor_group=mesh.get_group(("tensor",)),
+        pipeline_group=mesh.get_group(("pipeline",)),
     )
 
 
@@ -226,14 +234,14 @@ def gather_text(text: str, group: RankGroup) -> list[str]:
     return texts or []
 
 
-def all_gather_rows(rows: Tensor, world: World) -> Tensor:
+def all_gather_rows(rows: Tensor, world: RankGroup) -> Tensor:
     """Stack the ranks' equally shaped `[n, ...]` tensors into `[size x n, ...]`."""
     if world.size == 1:
         return rows
     out = rows.new_empty(world.size * rows.shape[0], *rows.shape[1:])
     # torch 2.13 renamed all_gather_into_tensor and warns; older releases have only the old name.
     gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-    gather(out, rows.contiguous())
+    gather(out, rows.contiguous(), group=world.process_group)
     return out
 
 
@@ -259,6 +267,14 @@ def reduce_tensor_gradients(
     )
     group = world.gradient_group
     if average and group.size > 1:
+        _sum_grads([_local_grad(param) for param in params.values()], group, world, 1 / group.size)
+
+
+@torch.no_grad()
+def reduce_stage_gradients(params: Mapping[str, Tensor], world: World) -> None:
+    """Take the mean of the gradients of a pipeline's stage over the ranks with the same one, in place."""
+    group = world.gradient_group
+    if world.pipeline_group.size > 1 and group.size > 1:
         _sum_grads([_local_grad(param) for param in params.values()], group, world, 1 / group.size)
 
 

@@ -190,9 +190,10 @@ def wrap_ddp(root: nn.Module, plan: ShardingPlan, device: Device, world: World) 
     `root`.
 
     The wrapper does not support sharded matrices: with tensor parallelism gradients are averaged afterwards
-    (`reduce_tensor_gradients`). `gradient_as_bucket_view` saves a copy of the gradients.
+    (`reduce_tensor_gradients`), and with stages of a pipeline, whose passes overlap (`reduce_stage_gradients`).
+    `gradient_as_bucket_view` saves a copy of the gradients.
     """
-    if plan.strategy != "ddp" or world.tensor_group.size > 1:
+    if plan.strategy != "ddp" or world.tensor_group.size > 1 or world.pipeline_group.size > 1:
         return root
     experts: frozenset[str] = getattr(root, "expert_params", frozenset())
     if experts:  # reduced afterwards, over other ranks (`reduce_expert_gradients`)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
+from anabatic.plan.pipeline_stages import list_stages
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
 UPDATE_BUCKET_ELEMENTS = 1 << 24
@@ -190,9 +191,28 @@ def _activation_bytes(setup: TrainingSetup, blocks: int, is_recomputed: bool) ->
 
 
 def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
-    """Return the peak on one device."""
-    moments = [_estimate_loss(setup), *_estimate_backward(setup), _estimate_embedding(setup), _estimate_update(setup)]
+    """Return the peak on one device, of a pipeline on that of the stage that needs most."""
+    moments = []
+    for part in list_stages(setup):
+        found = [*_estimate_backward(part), _estimate_embedding(part), _estimate_update(part)]
+        if part.stage in (None, part.pipeline - 1):
+            found.append(_estimate_loss(part))
+        peak = max(found, key=lambda moment: moment.total)
+        if part.stage is not None:
+            peak.moment += f", stage {part.stage + 1} of {part.pipeline}"
+        moments.append(peak)
     return max(moments, key=lambda moment: moment.total)
+
+
+def _in_flight_bytes(setup: TrainingSetup) -> float:
+    """Return the bytes that a stage of a pipeline keeps of the micro-batches behind the one in its backward pass: what
+    its blocks save, copies of its weights, the states that it has sent and their gradients."""
+    if setup.stage is None:
+        return 0.0
+    waiting = setup.in_flight - 1
+    kept = sum(_activation_bytes(setup, setup.blocks_with_activations, is_recomputed=False).values())
+    states = get_stream_width(setup) * setup.shape.hidden * setup.local_tokens * (setup.stage < setup.pipeline - 1)
+    return waiting * (kept + _cast_copy_bytes(setup, setup.shape.layers) + states) + 2 * states
 
 
 def get_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
@@ -248,9 +268,9 @@ def get_gradient_bytes(setup: TrainingSetup) -> float:
 
 
 def has_gradient_buckets(setup: TrainingSetup) -> bool:
-    """Return whether DDP's buckets hold all gradients; with tensor ranks, gradients are averaged without the wrapper
-    (`parallel/sharding.py`)."""
-    return setup.strategy == "ddp" and setup.tensor == 1
+    """Return whether DDP's buckets hold all gradients; with tensor ranks and stages, gradients are averaged
+    without the wrapper (`parallel/sharding.py`)."""
+    return setup.strategy == "ddp" and setup.tensor == setup.pipeline == 1
 
 
 def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
@@ -288,7 +308,7 @@ def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embed
         num_params = (
             _sum_blocks(setup, int(blocks), lambda kind: kind.block_params)
             + (s.embedding_params if head and setup.has_lm_head else 0)
-            + (s.embedding_params if embedding and not (s.is_tied and setup.has_lm_head) else 0)
+            + (s.embedding_params if embedding and setup.has_embedding and not (s.is_tied and setup.has_lm_head) else 0)
         )
     elif setup.tuner == "lora":
         num_params = _sum_blocks(setup, int(blocks), lambda kind: kind.adapter_block_params)
@@ -304,8 +324,8 @@ def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
         return 0.0
     s, w = setup.shape, get_compute_width(setup)
     if setup.strategy == "zero2":
-        return w * (s.outside_params + _sum_blocks(setup, s.layers, lambda kind: kind.gathered_block_params))
-    return w * (s.outside_params + setup.gathered_block_params * min(blocks, s.layers))
+        return w * (setup.outside_params + _sum_blocks(setup, s.layers, lambda kind: kind.gathered_block_params))
+    return w * (setup.outside_params + setup.gathered_block_params * min(blocks, s.layers))
 
 
 def _estimate_loss(setup: TrainingSetup) -> PeakMemory:
@@ -358,6 +378,7 @@ def _estimate_backward(setup: TrainingSetup) -> list[PeakMemory]:
             "activations": sum(kinds.values()),
             "half-precision copies": _cast_copy_bytes(setup, num_kept) + _recast_bytes(setup),
             "backward pass": _backward_workspace(setup),
+            "micro-batches in flight": _in_flight_bytes(setup),
         }
         moments.append(PeakMemory(name, parts, kinds))
     return moments
@@ -383,17 +404,16 @@ def _recast_bytes(setup: TrainingSetup) -> float:
 
 
 def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:
-    """Estimate the end of the backward pass: a dense gradient of the embedding, added to that of the head if tied."""
+    """Estimate the end of the backward pass: a dense gradient of the embedding, added to that of the head if tied, or
+    of a pipeline's first stage to that of earlier micro-batches; both ends of a pipeline exchange that of a tied one.
+    """
     s = setup.shape
-    embedding_gradient = (
-        get_gradient_bytes(setup) * s.embedding_params
-        if setup.tuner == "full" and s.is_tied and setup.has_lm_head
-        else 0.0
-    )
+    is_added = (s.is_tied and setup.has_lm_head) or setup.stage == 0
     parts = _local_persistent_bytes(setup) | {
         "gathered weights": _gathered_bytes(setup, 1),
         "gradients": _gradient_total_bytes(setup, setup.blocks_with_activations, head=True, embedding=True),
-        "backward pass": embedding_gradient,
+        "micro-batches in flight": _in_flight_bytes(setup) if setup.stage == 0 else 0.0,
+        "backward pass": get_gradient_bytes(setup) * s.embedding_params * (setup.tuner == "full" and is_added),
     }
     return PeakMemory("the embedding's gradient", parts)
 

@@ -1,6 +1,7 @@
 """The shape of the mesh that the processes of a job form, and whether the processes fit it; without torch.
 
-Ranks are numbered with the last dimension fastest: `tensor` or `expert` groups are neighbours, then `context` groups.
+Ranks are numbered with the last dimension fastest (`pipeline` is the slowest: stages
+exchange least): `tensor` or `expert` groups are neighbours, then `context` groups.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from anabatic.config.sections.common import Parallel
 from anabatic.core.errors import ConfigError
 
-DIMENSIONS = ("replicate", "shard", "context", "expert", "tensor")
+DIMENSIONS = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
 """Names of the mesh's dimensions, slowest first."""
 
 
@@ -19,6 +20,7 @@ class MeshShape:
     """Number of ranks along each dimension.
 
     Attributes:
+        pipeline: stages, ranks that share the layers, and the tokens.
         replicate: copies of the sharded weights, each on `shard x context x expert` ranks (HSDP).
         shard: ranks with different batches inside a copy.
         context: ranks that share the tokens of a batch.
@@ -26,6 +28,7 @@ class MeshShape:
         tensor: ranks that share the matrices of a layer, and the tokens.
     """
 
+    pipeline: int = 1
     replicate: int = 1
     shard: int = 1
     context: int = 1
@@ -35,7 +38,7 @@ class MeshShape:
     @property
     def size(self) -> int:
         """Number of all ranks."""
-        return self.data_size * self.context * self.tensor
+        return self.pipeline * self.data_size * self.context * self.tensor
 
     @property
     def data_size(self) -> int:
@@ -54,7 +57,7 @@ class MeshShape:
 
 def ranks_per_batch(settings: Parallel) -> int:
     """Return how many ranks work on the same batch."""
-    return settings.context * settings.tensor
+    return settings.pipeline * settings.context * settings.tensor
 
 
 def count_data_ranks(settings: Parallel, world_size: int) -> int:
@@ -64,7 +67,7 @@ def count_data_ranks(settings: Parallel, world_size: int) -> int:
 
 def get_mesh_multiple(settings: Parallel) -> int:
     """Return the number that the processes must be a multiple of."""
-    return settings.replicate * settings.context * settings.expert * settings.tensor
+    return settings.pipeline * settings.replicate * settings.context * settings.expert * settings.tensor
 
 
 def resolve_mesh_shape(

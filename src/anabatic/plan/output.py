@@ -62,6 +62,8 @@ def format_strategy(setup: TrainingSetup) -> str:
         parts.append(f"context {setup.context} ({setup.context_method})")
     if setup.tensor > 1:
         parts.append(f"tensor {setup.tensor}")
+    if setup.pipeline > 1:
+        parts.append(f"pipeline {setup.pipeline}")
     parts.append(f"recompute {setup.recompute}")
     parts.append(f"micro-batch {setup.micro_tokens:,} x {setup.micro_steps}")
     return ", ".join(parts)
@@ -152,6 +154,8 @@ def _time_lines(plan: JobPlan) -> Iterator[str]:
         f"  collectives {_format_seconds(step_time.collectives)}, of which "
         f"{_format_seconds(step_time.exposed_collectives)} are waited for"
     )
+    if step_time.waiting:
+        yield f"  stages wait {_format_seconds(step_time.waiting)} for each other"
     if plan.steps:
         tokens, seconds = (
             format_count(plan.steps * step_time.tokens),

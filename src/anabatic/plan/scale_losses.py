@@ -147,6 +147,6 @@ def _estimate_checkpoint(setup: TrainingSetup, rates: ChipRates, machines: int) 
     whole is copied and written once."""
     persistent = get_persistent_bytes(setup.whole_experts)
     size = setup.tensor * (persistent["trained weights"] + persistent["optimizer"])
-    parts = setup.world_size if setup.is_sharded else setup.tensor
+    parts = setup.world_size if setup.is_sharded else setup.tensor * setup.pipeline
     writers = machines if setup.is_sharded else 1
     return size / parts / rates.host_link, size / writers / DISK_BYTES_PER_SECOND

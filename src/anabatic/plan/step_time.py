@@ -21,6 +21,7 @@ from anabatic.plan.memory_estimate import (
     get_gradient_bytes,
     get_stream_width,
 )
+from anabatic.plan.pipeline_stages import list_stages
 from anabatic.plan.training_setup import TrainingSetup
 
 FUSED_BYTES, FLAT_BYTES = 28.0, 140.0
@@ -42,6 +43,8 @@ class StepTime:
     """Collectives without overlap."""
     exposed_collectives: float
     """Collectives that the computation does not hide."""
+    waiting: float
+    """A pipeline's stage waits for the others while it fills and drains."""
     update: float
     """The optimizer's part of `compute`."""
     flops: float
@@ -52,7 +55,7 @@ class StepTime:
     @property
     def total_seconds(self) -> float:
         """Seconds of the step."""
-        return max(self.compute, self.launches) + self.exposed_collectives
+        return max(self.compute, self.launches) + self.exposed_collectives + self.waiting
 
 
 Operator = tuple[ComputeUnit, float, float]
@@ -167,7 +170,41 @@ def _sum_kinds(setup: TrainingSetup, rates: ChipRates) -> _BlockTimes:
 
 
 def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
-    """Return the time of one optimizer step of all ranks."""
+    """Return the time of one optimizer step of all ranks.
+
+    Of a pipeline that of the slowest stage, which all others wait for: of m micro-batches each stage computes all, and
+    one passes through the other stages before and after them (1F1B; arXiv 2104.04473, section 2.2.1).
+    """
+    if setup.pipeline == 1 or setup.stage is not None:
+        return _estimate_part(setup, rates)
+    parts = [_estimate_part(stage, rates) for stage in list_stages(setup)]
+    seconds = [max(part.compute - part.update, part.launches) for part in parts]
+    slowest = parts[seconds.index(max(seconds))]
+    waiting = (sum(seconds) - max(seconds)) / setup.micro_steps
+    passing = 2 * (setup.micro_steps + setup.pipeline - 1) * _estimate_stage_send(setup, rates)
+    return replace(
+        slowest,
+        waiting=waiting,
+        update=max(part.update for part in parts),
+        collectives=max(part.collectives for part in parts) + passing,
+        exposed_collectives=max(part.exposed_collectives for part in parts) + passing,
+        flops=_estimate_part(replace(setup, pipeline=1), rates).flops,
+    )
+
+
+def _estimate_stage_send(setup: TrainingSetup, rates: ChipRates) -> float:
+    """Return the seconds in which a stage hands the states of a micro-batch to the next one, or their gradients back.
+
+    Stages are as many ranks apart as there are copies of one, so that some neighbours are on two machines as soon as
+    the job is.
+    """
+    size = float(get_stream_width(setup) * setup.shape.hidden * setup.local_tokens)
+    if setup.world_size <= rates.server:
+        return estimate_collective_ns(rates, "send", size, 2) / 1e9
+    return (rates.launch_collective_ns + rates.network_ns) / 1e9 + size / rates.network
+
+
+def _estimate_part(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     s, w, t = setup.shape, get_compute_width(setup), float(setup.local_tokens)
     blocks = _sum_kinds(setup, rates)
     trained_fraction = 1.0 if setup.tuner == "full" else setup.trained_blocks / s.layers
@@ -194,7 +231,9 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     flops_per_token = 2.0 * used_params * 2 + 2.0 * (used_params if setup.tuner == "full" else setup.trained_params)
     flops_per_token += 3.0 * sum(count * kind.count_mixing_flops(setup.seq_len) for kind, count in s.count_kinds())
     tokens = setup.micro_tokens * passes * setup.ranks
-    return StepTime(compute, launches * rates.host_ns / 1e9, traffic, exposed, update, flops_per_token * tokens, tokens)
+    return StepTime(
+        compute, launches * rates.host_ns / 1e9, traffic, exposed, 0.0, update, flops_per_token * tokens, tokens
+    )
 
 
 def _estimate_update(setup: TrainingSetup, rates: ChipRates) -> tuple[float, int]:
@@ -270,8 +309,8 @@ def _estimate_collectives(
         buckets = max(1, math.ceil(size / DDP_BUCKET))
         seconds_per_call = estimate_collective_ns(group_rates, "all_reduce", size / buckets, setup.gradient_ranks) / 1e9
         overlap_seconds = (
-            forward_seconds * (factor - 1) if setup.tensor == 1 else 0.0
-        )  # with tensor parallelism after the backward pass
+            forward_seconds * (factor - 1) if setup.tensor == setup.pipeline == 1 else 0.0
+        )  # with tensor ranks and stages after the backward pass
         return total + buckets * seconds_per_call, exposed + max(
             seconds_per_call, buckets * seconds_per_call - overlap_seconds
         )
@@ -367,4 +406,4 @@ def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, fl
 
     reduced = setup.gathered_block_params if setup.tuner == "full" else params_per_block * blocks_trained / s.layers
     block = travel_seconds(setup.gathered_block_params, reduced)
-    return block, travel_seconds(s.outside_params, outer_params)
+    return block, travel_seconds(setup.outside_params, outer_params)

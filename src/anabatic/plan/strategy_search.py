@@ -89,7 +89,10 @@ def estimate_buffer_bytes(setup: TrainingSetup, chip: Chip) -> float:
     if setup.world_size == 1 or not chip.name.startswith("Ascend"):
         return 0.0
     world, groups = setup.world_size, 1
-    if setup.tensor > 1 or setup.context > 1 or setup.replicate > 1 or setup.expert > 1:
+    if setup.pipeline > 1:
+        sizes = (setup.pipeline, setup.ranks, setup.context, setup.tensor)
+        groups += sum(1 < size < world for size in sizes) + (setup.ranks > 1 < setup.context)
+    elif setup.tensor > 1 or setup.context > 1 or setup.replicate > 1 or setup.expert > 1:
         parts = (setup.tensor, setup.context, setup.replicate, setup.ranks // setup.replicate // setup.expert)
         groups += sum(1 < size < world for size in parts)  # dimensions, then several of them together
         groups += sum(size > 1 for size in parts[:2]) > 1 and 1 < setup.gradient_ranks < world
@@ -226,7 +229,7 @@ def list_strategies(setup: TrainingSetup, chip: Chip) -> list[TrainingSetup]:
         strategies = [("ddp", False)]
         if setup.quantize == "none":
             strategies += [("zero2", False), ("zero3", False)]
-            strategies += [("zero3", True)] * (chip.name != PROCESSOR_NAME)
+            strategies += [("zero3", True)] * (chip.name != PROCESSOR_NAME and setup.pipeline == 1)
     return [
         replace(setup, strategy=strategy, offload=offload, recompute=recompute)
         for strategy, offload in strategies
@@ -243,6 +246,7 @@ def find_bottleneck(choice: StrategyEstimate) -> str:
         "the chip's arithmetic and memory": choice.step_time.compute - choice.step_time.update,
         "the update": choice.step_time.update,
         "launches from the host": choice.step_time.launches,
+        "stages that wait for each other": choice.step_time.waiting,
     }
     slowest = max(parts, key=lambda name: parts[name])
     return "collectives" if choice.step_time.exposed_collectives > parts[slowest] else slowest

@@ -20,7 +20,7 @@ from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LatentAttention, LinearShape
+from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LinearShape
 from anabatic.plan.config_values import MAX_BLOCKS
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
@@ -42,6 +42,8 @@ class TrainingSetup:
         ranks: processes with different batches; context: processes that share the tokens of a batch; tensor:
             tensor-parallel processes; replicate: groups that each hold all shards of the weights; expert: processes
             that share the experts of a block, with different batches.
+        pipeline: stages among which the layers are divided; stage: the one that this setup describes, with its own
+            layers (`pipeline_stages.list_stages`); None: all of them.
         micro_tokens: tokens of a micro-batch; micro_steps: micro-batches per step and rank.
         seq_len: longest segment; targets: fraction of the tokens that are target tokens.
         half: matrix products run in half precision.
@@ -63,6 +65,8 @@ class TrainingSetup:
     tensor: int = 1
     replicate: int = 1
     expert: int = 1
+    pipeline: int = 1
+    stage: int | None = None
     offload: bool = False
     tuner: TunerName = "full"
     rank: int = 16
@@ -88,7 +92,7 @@ class TrainingSetup:
     @property
     def world_size(self) -> int:
         """Number of all processes."""
-        return self.gradient_ranks * self.tensor
+        return self.gradient_ranks * self.tensor * self.pipeline
 
     @property
     def gradient_ranks(self) -> int:
@@ -125,6 +129,24 @@ class TrainingSetup:
     def is_sharded(self) -> bool:
         """Whether each rank stores a shard of the weights."""
         return self.strategy in ("zero2", "zero3")
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether tokens enter here: always, but for the later stages of a pipeline."""
+        return not self.stage
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose activations are kept at a time (`parallel/pipeline_schedule.py`)."""
+        return 1 if self.stage is None else min(self.pipeline - self.stage, self.micro_steps)
+
+    @property
+    def outside_params(self) -> int:
+        """Parameters outside the blocks; a tied embedding is on the first and on the last stage of a pipeline."""
+        if self.stage is None:
+            return self.shape.outside_params
+        head = self.shape.embedding_params + self.shape.hidden
+        return self.shape.embedding_params * self.has_embedding + head * (self.stage == self.pipeline - 1)
 
     @property
     def adapted_linears(self) -> list[LinearShape]:
@@ -195,7 +217,7 @@ class TrainingSetup:
     @property
     def params(self) -> int:
         """Parameters of the model on a rank, before data-parallel sharding, without adapters."""
-        return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.shape.outside_params
+        return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.outside_params
 
     def get_local_shape(self, layer: LinearShape) -> tuple[int, int]:
         """Return the inputs and outputs of a layer on one tensor rank."""
@@ -218,6 +240,8 @@ class TrainingSetup:
     @property
     def trained_params(self) -> int:
         """Number of parameters of a rank with a gradient."""
+        if self.tuner == "full" and self.stage is not None:
+            return self.params
         if self.tuner == "full":
             return self.params - (0 if self.has_lm_head or self.shape.is_tied else self.shape.embedding_params)
         if self.tuner == "lora":
@@ -267,6 +291,7 @@ def build_setup(
         tensor=job.parallel.tensor,
         replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
         expert=job.parallel.expert,
+        pipeline=job.parallel.pipeline,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
         rank=rank,
@@ -286,128 +311,6 @@ def build_setup(
         casts_blocks=row.cast_weights_together,
         **_task_fields(job),
     )
-
-
-def require_feasible(setup: TrainingSetup) -> None:
-    """Reject a setup that the training would reject after loading its model.
-
-    Raises:
-        ConfigError: tensor ranks cannot divide the heads, the segments are too long, or quantized weights would be
-            trained.
-    """
-    s, tensor_ranks = setup.shape, setup.tensor
-    others = [kind.attention for kind, _ in s.count_kinds() if kind.attention]
-    delta = [kind for kind in others if isinstance(kind, DeltaAttention) and kind.layout != "kimi"]
-    if tensor_ranks > 1 and len(delta) < len(others):
-        other = next(kind for kind in others if kind not in delta)
-        raise ConfigError(
-            f"parallel.tensor is {tensor_ranks}, and {other.label} is not divided among tensor ranks",
-            "use --parallel.tensor 1; zero3 divides its weights",
-        )
-    sizes = {
-        "attention heads": s.heads,
-        "key/value heads": s.kv_heads,
-        "key heads of linear attention": math.gcd(*(kind.key_heads for kind in delta)),
-        "inner neurons": s.mlp_linears[0].outputs if s.mlp_linears else 0,
-    }
-    if any(size % tensor_ranks for size in sizes.values()):
-        message = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
-        max_degree = math.gcd(*sizes.values())
-        degrees = " or ".join(str(degree) for degree in range(1, max_degree + 1) if max_degree % degree == 0)
-        raise ConfigError(
-            f"parallel.tensor is {tensor_ranks}, which does not divide all of {message}", f"use {degrees}"
-        )
-    if setup.expert > 1:
-        _require_divisible_experts(setup)
-    if setup.context > 1:
-        _require_divisible_tokens(setup)
-    heads = s.heads // tensor_ranks
-    if heads % setup.context and setup.context_method == "ulysses":
-        degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
-        each = f" on each of {tensor_ranks} tensor ranks" if tensor_ranks > 1 else ""
-        raise ConfigError(
-            f"parallel.context is {setup.context}, which does not divide {heads} attention heads{each}",
-            f"use {degrees}, or --parallel.context-method ring",
-        )
-    if 0 < s.max_positions < setup.seq_len:
-        message = f"batch.seq_len is {setup.seq_len}, the model was made for {s.max_positions} positions"
-        raise ConfigError(message, f"use --batch.seq-len {s.max_positions} or less")
-    if setup.quantize != "none" and setup.tuner != "lora":
-        message = f"quantize is {setup.quantize}, and the model itself is trained"
-        raise ConfigError(message, "use --tuner lora, or --quantize none")
-    if setup.quantize != "none" and (setup.is_sharded or tensor_ranks > 1):
-        message = (
-            f"quantize is {setup.quantize}, and {setup.strategy if setup.is_sharded else 'parallel.tensor'} divides it"
-        )
-        raise ConfigError(message, "packed weights are whole on every device: use ddp, or --quantize none")
-
-
-def _require_divisible_experts(setup: TrainingSetup) -> None:
-    """Check that expert ranks can divide the experts of every block (`models/experts/expert_parallel.py`).
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    counts = sorted({kind.experts for kind, _ in setup.shape.count_kinds() if kind.experts})
-    if not counts:
-        raise ConfigError(
-            f"parallel.expert is {setup.expert}, and the model has no experts",
-            "leave parallel.expert at 1; --parallel.strategy zero3 divides every model",
-        )
-    if any(count % setup.expert for count in counts):
-        common = math.gcd(*counts)
-        degrees = [str(degree) for degree in range(2, common + 1) if common % degree == 0]
-        raise ConfigError(
-            f"parallel.expert is {setup.expert}, which does not divide {' and '.join(map(str, counts))} experts",
-            f"use {' or '.join(degrees)}" if degrees else "leave parallel.expert at 1",
-        )
-
-
-def _require_divisible_tokens(setup: TrainingSetup) -> None:
-    """Check that context ranks can exchange what the attention of every block needs (`parallel/context_ring.py`).
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    for kind, count in setup.shape.count_kinds():
-        attention = kind.attention
-        if isinstance(attention, DeltaAttention):
-            _require_divisible_states(setup, attention, count)
-        reason = (
-            f"attention in windows of {kind.window:,} tokens"
-            if 0 < kind.window < setup.seq_len
-            else "attention with sinks"
-            if kind.has_sinks
-            else f"{attention.label} with values of {attention.value_dim} elements and keys of {attention.query_dim}"
-            if isinstance(attention, LatentAttention) and attention.value_dim != attention.query_dim
-            else ""
-        )
-        if reason and setup.context_method == "ring":
-            raise ConfigError(
-                f"parallel.context-method is ring, which has no {reason}", "use --parallel.context-method ulysses"
-            )
-
-
-def _require_divisible_states(setup: TrainingSetup, attention: DeltaAttention, blocks: int) -> None:
-    """Check that context ranks can divide the heads of linear attention (`models/delta_heads.py`).
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    if attention.layout == "kimi":
-        raise ConfigError(
-            f"parallel.context is {setup.context}, and {attention.label} ({blocks} blocks) reads tokens in order",
-            "use --parallel.context 1",
-        )
-    heads = attention.value_heads // setup.tensor
-    if heads % setup.context:
-        common = heads if setup.context_method == "ring" else math.gcd(heads, setup.shape.heads // setup.tensor)
-        each = f" on each of {setup.tensor} tensor ranks" if setup.tensor > 1 else ""
-        raise ConfigError(
-            f"parallel.context is {setup.context}, which does not divide {heads} value heads of the"
-            f" {attention.label}{each}",
-            f"use {' or '.join(str(degree) for degree in range(1, common + 1) if common % degree == 0)}",
-        )
 
 
 def _task_fields(job: Any) -> dict[str, Any]:

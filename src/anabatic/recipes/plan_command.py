@@ -22,8 +22,10 @@ from anabatic.plan import (
     depth_choice,
     detect_chip,
     device_scaling,
+    feasible_setup,
     model_shape,
     output,
+    pipeline_stages,
     strategy_search,
     training_setup,
 )
@@ -34,6 +36,7 @@ from anabatic.plan.scale_losses import ScaleAssumptions
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.recipes import sequence_length
+from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 
 DEFAULT_SEGMENTS_PER_RANK = 8
 """Of each rank in a step, where the global batch is left open."""
@@ -168,6 +171,7 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
     chip, world = place.chip, place.npus_per_node * place.nodes
     if depth_choice.is_left_open(job):
         job = depth_choice.with_depth(job, depth_choice.choose_depth(job, chip, world))
+    require_pipeline_job(job)
     shape, source = model_shape.get_job_shape(job)
     if not chip.can_train:
         raise ConfigError(
@@ -181,7 +185,8 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
     row = table.get_device_row(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
     base = training_setup.build_setup(job, shape, ranks, row, half, job.batch.resolved_seq_len, 1)
-    training_setup.require_feasible(base)
+    feasible_setup.require_feasible(base)
+    pipeline_stages.require_stages(base)
     micro, step = _resolve_batch_tokens(job, base, assumed)
     if micro is None:
         choice = strategy_search.find_largest_micro_batch(base, step, chip)

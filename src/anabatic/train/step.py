@@ -22,10 +22,17 @@ from anabatic.device import ops_npu
 from anabatic.device.device import Device, send_to_device
 from anabatic.models.experts.routing import RoutingRecorder
 from anabatic.models.forward import pack_batch
-from anabatic.parallel.process_groups import World, all_reduce_sum, reduce_expert_gradients, reduce_tensor_gradients
+from anabatic.parallel.process_groups import (
+    World,
+    all_reduce_sum,
+    reduce_expert_gradients,
+    reduce_stage_gradients,
+    reduce_tensor_gradients,
+)
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.metrics.rank_times import StepTimer
 from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.pipeline_step import StageStep
 
 _REPORT_AFTER_SECONDS = 10.0
 """Seconds in one step after which it says how far it is."""
@@ -113,7 +120,11 @@ class TrainStep:
         """What a refused update still adds to the totals."""
         self.grad_norm = torch.zeros((), device=device.torch_device)
         self.spike_detector = SpikeDetector(optimizer.config.spike, device.torch_device)
-        self.timer = StepTimer(device) if world.size > 1 else None
+        self.stage = StageStep(root, loss, device, world) if world.pipeline_group.size > 1 else None
+        if self.stage is not None:
+            optimizer.uncounted = self.stage.uncounted
+        # Stages wait for each other in every micro-batch: their times do not tell which one is slow.
+        self.timer = StepTimer(device) if world.size > 1 and self.stage is None else None
         self.last_rows: list[SegmentOrigin] = []
         """What the last step has read."""
         self.data_wait = 0.0
@@ -148,6 +159,7 @@ class TrainStep:
         loss = torch.zeros((), device=self.device.torch_device)
         targets = tokens = 0
         rows: list[SegmentOrigin] = []
+        read: list[Batch] = []
         last_log_time = time.perf_counter()
         for index in range(micro_steps):
             if self.stop_signal and self.world.size == 1 and index:
@@ -164,18 +176,33 @@ class TrainStep:
             batch = found
             HEARTBEAT.record_beat()
             self.data_wait += time.perf_counter() - start
-            loss += self._run_micro_batch(batch, last=index == micro_steps - 1)
+            if self.stage is None:
+                loss += self._run_micro_batch(batch, last=index == micro_steps - 1)
+            else:
+                read.append(batch)
             targets += batch.num_targets
             tokens += batch.num_tokens
             rows += batch.segment_origins
+        if self.stage is not None:
+            loss = self._run_stage(self.stage, read)
         reduce_expert_gradients(self.optimizer.params, self.optimizer.experts, self.world)
-        reduce_tensor_gradients(self.optimizer.params, self.partial_params, not self.optimizer.is_sharded, self.world)
+        is_averaged = self.optimizer.is_sharded or self.stage is not None
+        reduce_tensor_gradients(self.optimizer.params, self.partial_params, not is_averaged, self.world)
         if self.timer is not None:
             self.timer.finish_step()
         self.last_rows = rows
         self.spike_detector.record_step(self.optimizer.step_number + 1, rows, batch.loader_state)
         self._update_weights(loss, targets, tokens, lr_scale)
         return batch
+
+    def _run_stage(self, stage: StageStep, batches: Sequence[Batch]) -> Tensor:
+        """Run all micro-batches of a step on this stage; gradients are then those of one device."""
+        packed = [self.pack_batch(batch, self.device.torch_device) for batch in batches]
+        loss = stage.run_batches(packed, self.loss_scale.value / self.expected_tokens)
+        stage.add_tied_gradients()
+        if not self.optimizer.is_sharded:
+            reduce_stage_gradients(self.optimizer.params, self.world)
+        return loss
 
     def _run_micro_batch(self, batch: Batch, last: bool) -> Tensor:
         timer = self.timer if last else None
@@ -202,6 +229,8 @@ class TrainStep:
             row = torch.cat((row, *(part.to(row.dtype) for part in self.sums)))
             torch._foreach_zero_(self.sums)
         if self.world.tensor_group.rank:  # it has seen the same data as its neighbour
+            row[:3], row[5:] = 0.0, 0.0
+        if not self.world.is_last_stage:
             row[:3], row[5:] = 0.0, 0.0
         if self.world.context_group.rank:  # the same batch, but other tokens of it
             row[1:3] = 0.0

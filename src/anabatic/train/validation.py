@@ -21,6 +21,7 @@ from anabatic.models.preference_loss import PreferenceLoss
 from anabatic.models.reward_head import RewardLoss
 from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum
 from anabatic.parallel.sharding import reshard_weights
+from anabatic.train import pipeline_step
 
 
 @torch.no_grad()
@@ -36,14 +37,22 @@ def evaluate_loss(
     was_training = root.training
     root.eval()
     totals = torch.zeros(3, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device.torch_device)
+    link = pipeline_step.open_link(root.model, device, world) if world.pipeline_group.size > 1 else None
     for batch in batches:
         HEARTBEAT.record_beat()
-        with device.autocast():
-            losses, hits = root(score_targets, pack(batch, device.torch_device), device.device_row.chunk_bytes)
+        packed = pack(batch, device.torch_device)
+        if link is not None:
+            losses, hits = pipeline_step.score_batch(root, packed, device, link)
+        else:
+            with device.autocast():
+                losses, hits = root(score_targets, packed, device.device_row.chunk_bytes)
         totals[0] += losses.sum(dtype=totals.dtype)
         totals[1] += hits.sum()
-        totals[2] += batch.num_targets * (world.context_group.rank == 0)
-    nats, hit, targets = all_reduce_sum(totals, world.gradient_group).tolist()
+        totals[2] += batch.num_targets * (world.context_group.rank == 0 and world.is_last_stage)
+    if link is not None and world.tensor_group.rank:  # its neighbour has counted the same
+        totals.zero_()
+    group = world if link is not None else world.gradient_group  # the last stages know the losses
+    nats, hit, targets = all_reduce_sum(totals, group).tolist()
     reshard_weights(root)
     root.train(was_training)
     loss = nats / max(targets, 1)

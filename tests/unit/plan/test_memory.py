@@ -12,8 +12,9 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.table import CHIPS, find_chip
 from anabatic.plan import cost_model, memory_estimate, model_shape, step_time, strategy_search
 from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.feasible_setup import require_feasible
 from anabatic.plan.memory_estimate import estimate_activations, estimate_peak_memory
-from anabatic.plan.training_setup import TrainingSetup, require_feasible
+from anabatic.plan.training_setup import TrainingSetup
 
 CHIP = find_chip("Ascend910B3")
 assert CHIP is not None

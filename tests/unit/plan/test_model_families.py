@@ -23,7 +23,8 @@ from anabatic.models import delta_net, forward, fused_ops, pretrained
 from anabatic.plan import attention_kinds, config_shape, memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import estimate_collective_ns, get_chip_rates
 from anabatic.plan.decoder_shape import DecoderShape
-from anabatic.plan.training_setup import TrainingSetup, require_feasible
+from anabatic.plan.feasible_setup import require_feasible
+from anabatic.plan.training_setup import TrainingSetup
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -354,6 +354,8 @@ class Parallel:
     """Mixture of experts: processes that share the experts of each layer; each has batches of its own."""
     tensor: int = 1
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
+    pipeline: int = 1
+    """Stages: processes that share the layers and work on the same data, one micro-batch behind the other."""
     check_replicas: int = 0
     """Steps between two comparisons of the weights' bits on all ranks, which find silent data corruption; they are also
     compared before checkpoints and evaluations. 0: never."""
@@ -361,12 +363,17 @@ class Parallel:
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "context", "expert", "tensor"):
+        for name in ("replicate", "context", "expert", "tensor", "pipeline"):
             require_setting(getattr(self, name) >= 1, f"parallel.{name} is {getattr(self, name)}", "use 1 or more")
         require_setting(
             self.expert == 1 or self.tensor == 1,
             f"parallel.expert is {self.expert} and parallel.tensor is {self.tensor}",
             "use one of them; parallel.context and the strategies go with both",
+        )
+        require_setting(
+            self.pipeline == 1 or self.expert == 1,
+            f"parallel.pipeline is {self.pipeline} and parallel.expert is {self.expert}",
+            "use one of them; the strategies, parallel.context and parallel.tensor go with both",
         )
         require_setting(
             self.check_replicas >= 0,

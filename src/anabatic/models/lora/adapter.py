@@ -199,6 +199,8 @@ def collect_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the full tensors of the adapter under PEFT's names; all ranks call it."""
     tensors: dict[str, Tensor] = {}
     for name, layer in find_lora_layers(model).items():
+        if "lora_A" not in layer._parameters:  # another stage of a pipeline has it, and gives it to the writer
+            continue
         a, b = layer.gather_delta()
         tensors[f"{PEFT_PREFIX}{name}.lora_A.weight"] = a
         tensors[f"{PEFT_PREFIX}{name}.lora_B.weight"] = b

@@ -9,7 +9,7 @@ of a step, another their gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -207,7 +207,7 @@ class AdapterBank:
 
 def group_adapters(model: nn.Module) -> AdapterBank | None:
     """Group a model's adapters; None if there are none, or one is sharded or has dropout or DoRA."""
-    adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    adapted = [module for module in model.modules() if _is_adapted(module)]
     if not adapted or not all(_is_groupable(layer, adapted[0]) for layer in adapted):
         return None
     groups: list[LoraGroup] = []
@@ -215,15 +215,18 @@ def group_adapters(model: nn.Module) -> AdapterBank | None:
         children = module._modules
         grouped_names: set[str] = set()
         for names in SAME_INPUT_LAYERS:
-            layers = [child for name in names if isinstance(child := children.get(name), LoraLinear)]
+            layers = [child for name in names if _is_adapted(child := children.get(name))]
             if len(layers) == len(names) and _is_alike(layers):
                 groups.append(LoraGroup(layers))
                 grouped_names.update(names)
-        single_layers = [
-            child for name, child in children.items() if isinstance(child, LoraLinear) and name not in grouped_names
-        ]
+        single_layers = [child for name, child in children.items() if _is_adapted(child) and name not in grouped_names]
         groups.extend(LoraGroup([layer]) for layer in single_layers)
     return AdapterBank(groups)
+
+
+def _is_adapted(module: nn.Module | None) -> TypeGuard[LoraLinear]:
+    """True for an adapter that is here, not on another stage of a pipeline."""
+    return isinstance(module, LoraLinear) and "lora_A" in module._parameters
 
 
 def _is_groupable(layer: LoraLinear, first: LoraLinear) -> bool:

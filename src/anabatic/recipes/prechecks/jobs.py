@@ -39,6 +39,7 @@ from anabatic.recipes.prechecks.data_files import (
     read_model_config,
     read_model_sizes,
 )
+from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 
 _MODEL_SUBFOLDERS = ("", "best_model", "final_model")
 _ACCEPTED_MODEL_COMMANDS: dict[str, tuple[str, ...]] = {
@@ -437,6 +438,7 @@ def _check_batch(job: Any) -> None:
     """Sizes that are given, for the processes that this command starts."""
     if not isinstance(job, LoopJob):
         return
+    require_pipeline_job(job)
     ranks = count_data_ranks(job.parallel, job.device.nproc)
     given, _, _ = deepspeed_json.apply_deepspeed(sequence_length.set_default_seq_len(job), ranks)
     training_setup.require_divisible_batch(given.batch, ranks)

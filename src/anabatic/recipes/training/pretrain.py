@@ -20,6 +20,7 @@ from anabatic.models.model_init import (
     materialize_model,
     resolve_weight_dtype,
 )
+from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
@@ -29,6 +30,7 @@ from anabatic.models.pretrained import (
     resolve_model_folder,
     save_model,
 )
+from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
@@ -53,6 +55,7 @@ def run(job: PretrainJob) -> int:
         tensor_parallel.require_divisible(model, world.tensor_group.size)
         context_parallel.require_divisible_heads(model, world)
         expert_parallel.require_divisible_experts(model, world.expert_group.size)
+        pipeline_stages.require_stages(model, world.pipeline_group.size)
         sharding = resolve_sharding(job.parallel, world, device)
         data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:
@@ -82,10 +85,11 @@ def run(job: PretrainJob) -> int:
             world.data_group,
             settled=auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world), context.resume_checkpoint),
         )
-        log_plan(plan, model, world, sharding)
+        log_plan(plan, model, world, sharding, sizes.micro_steps)
 
         def save_folder(folder: Path) -> None:
-            save_model(model, folder, tokenizer, world.is_main_process)
+            with gathered_parameters(model, world.pipeline_group):
+                save_model(model, folder, tokenizer, world.is_main_process)
             barrier(world)
 
         trained = TrainedModel(root, sharding, tokenizer, save_folder)

@@ -17,14 +17,17 @@ from anabatic.device.device import Device, select_device
 from anabatic.models import context_parallel, tensor_parallel
 from anabatic.models.experts import expert_parallel
 from anabatic.models.model_init import count_parameters
+from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
 from anabatic.parallel import process_groups as parallel
+from anabatic.parallel.pipeline_parameters import named_parameters_of_all
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.plan import depth_choice, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import count_data_ranks
 from anabatic.recipes import hub_data, sequence_length
+from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 from anabatic.train import auto_sizing, sizing
 from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.context import TrainContext
@@ -43,6 +46,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
     job = sequence_length.resolve_seq_len(job)
+    require_pipeline_job(job)
     data_ranks = count_data_ranks(job.parallel, parallel.get_world_size())
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, data_ranks)
     device = select_device(job.device)
@@ -89,14 +93,16 @@ def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, 
     return depth_choice.with_depth(job, depth)
 
 
-def log_plan(plan: DerivedSizes, model: PreTrainedModel, world: World, division: ShardingPlan) -> None:
+def log_plan(
+    plan: DerivedSizes, model: PreTrainedModel, world: World, division: ShardingPlan, micro_steps: int = 1
+) -> None:
     """Print every derived value with its reason."""
     params, multiplying = count_parameters(model)
     processes = "1 process" if world.size == 1 else f"{world.size} processes"
     log.info(
         f"{format_count(params)} parameters, {format_count(multiplying)} of them multiply every token, {processes}"
     )
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    trained = sum(parameter.numel() for _, parameter in named_parameters_of_all(model) if parameter.requires_grad)
     if trained < params:
         log.info(f"{format_count(trained)} of them are trained ({trained / params:.2%})")
     log.info(
@@ -106,6 +112,8 @@ def log_plan(plan: DerivedSizes, model: PreTrainedModel, world: World, division:
         log.info(context_parallel.describe_context_parallel(model, world))
     if world.expert_group.size > 1:
         log.info(expert_parallel.describe_expert_parallel(model, world.expert_group.size))
+    if world.pipeline_group.size > 1:
+        log.info(pipeline_stages.describe_pipeline(model, world.pipeline_group.size, micro_steps))
     if world.tensor_group.size > 1:
         log.info(tensor_parallel.describe_tensor_parallel(model, world.tensor_group.size))
     for line in plan.format_lines():

@@ -18,6 +18,7 @@ from anabatic.evals import difficulty
 from anabatic.models import context_parallel, fused_ops, tensor_parallel
 from anabatic.models.experts import expert_parallel
 from anabatic.models.forward import ModelRoot
+from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import log_plan, training_session
@@ -100,6 +101,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         tensor_parallel.require_divisible(start.model, world.tensor_group.size)
         context_parallel.require_divisible_heads(start.model, world)
         expert_parallel.require_divisible_experts(start.model, world.expert_group.size)
+        pipeline_stages.require_stages(start.model, world.pipeline_group.size)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start, sharding)
         require_weight_files(start)
@@ -111,7 +113,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         log.info(fused_ops.apply_fused_setting(start.model, job.fused, device.type))
         plan = DerivedSizes()
         sizes = _resolve_sizes(context, task, plan, start, data)
-        log_plan(plan, start.model, world, sharding)
+        log_plan(plan, start.model, world, sharding, sizes.micro_steps)
         data = _split_by_loss(context, data, root, sizes.micro_batch_tokens)
 
         model = TrainedModel(

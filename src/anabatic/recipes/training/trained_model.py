@@ -37,6 +37,7 @@ from anabatic.models.pretrained import (
     save_model,
 )
 from anabatic.models.quantized import iter_quantized_weights
+from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan import training_setup
@@ -262,12 +263,13 @@ def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], No
     merged = merging.make_merged_record(start.merged_adapters)
 
     def save_folder(folder: Path) -> None:
-        if start.lora is None:
-            save_model(start.model, folder, start.tokenizer, world.is_main_process)
-        else:
-            adapter.save_adapter(
-                start.model, folder, start.tokenizer, start.lora, start.base_folder, world.is_main_process, merged
-            )
+        with gathered_parameters(start.model, world.pipeline_group, start.lora is not None):
+            if start.lora is None:
+                save_model(start.model, folder, start.tokenizer, world.is_main_process)
+            elif world.pipeline_group.rank == 0:
+                adapter.save_adapter(
+                    start.model, folder, start.tokenizer, start.lora, start.base_folder, world.is_main_process, merged
+                )
         barrier(world)
 
     return save_folder

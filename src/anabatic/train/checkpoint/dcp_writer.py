@@ -118,7 +118,7 @@ class _PlanNote:
 
     Attributes:
         whole: digest of names, shapes and types of the tensors that every rank holds whole.
-        mappings: rank 0's names, as torch keeps them in a checkpoint.
+        mappings: of the first rank of each stage: its names, as torch keeps them in a checkpoint.
     """
 
     whole: str
@@ -133,12 +133,13 @@ class LinearSavePlanner(DefaultSavePlanner):
     (torch 2.13, checkpoint/default_planner.py, `_validate_global_plan`): with 4,096 ranks 2.8 s of CPU each time.
 
     Args:
-        group: the ranks that save. Whole tensors have the same names, shapes and types on each.
+        group: the ranks that save. Whole tensors have the same names, shapes and types on each rank of a stage.
+        stages: of a pipeline, the slowest dimension of the mesh.
     """
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, stages: int = 1) -> None:
         super().__init__()
-        self._group = group
+        self._group, self._copies = group, group.size // stages
 
     def create_local_plan(self) -> SavePlan:
         """Return this rank's shards, and its share of the tensors that every rank holds whole."""
@@ -146,10 +147,11 @@ class LinearSavePlanner(DefaultSavePlanner):
         whole = {name: tensor for name, tensor in tensors.items() if not is_sharded(tensor)}
         described = sorted(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in whole.items())
         digest = hashlib.sha256("\n".join(described).encode()).hexdigest()
-        others = {name for name, rank in assign_tensors(whole, self._group.size).items() if rank != self._group.rank}
+        own = self._group.rank % self._copies
+        others = {name for name, rank in assign_tensors(whole, self._copies).items() if rank != own}
         plan = super().create_local_plan()
         items = [item for item in plan.items if item.index.fqn not in others]
-        note = _PlanNote(digest, self.mappings if self.is_coordinator else {})
+        note = _PlanNote(digest, self.mappings if own == 0 else {})
         self.plan = replace(plan, items=items, planner_data=note)
         return self.plan
 
@@ -160,16 +162,18 @@ class LinearSavePlanner(DefaultSavePlanner):
             ValueError: the ranks hold different whole tensors, or the shards of a tensor overlap or leave gaps.
         """
         notes: list[_PlanNote] = [plan.planner_data for plan in all_plans]
-        different = [rank for rank, note in enumerate(notes) if note.whole != notes[0].whole]
-        if different:
-            raise ValueError(f"rank {different[0]} holds other tensors than rank 0")
+        for rank, note in enumerate(notes):
+            first = rank - rank % self._copies
+            if note.whole != notes[first].whole:
+                raise ValueError(f"rank {rank} holds other tensors than rank {first}")
         plans, metadata = create_default_global_save_plan(dedup_save_plans(all_plans))
         for name, entry in metadata.state_dict_metadata.items():
             if isinstance(entry, TensorStorageMetadata):
                 _require_whole(name, entry.size, entry.chunks)
-        # Only rank 0 needs its names.
+        # Only rank 0 needs the names.
         self.global_plan = [replace(plan, planner_data=None) for plan in plans]
-        self.metadata = replace(metadata, planner_data=dict(notes[0].mappings))
+        mappings = {name: key for note in notes for name, key in note.mappings.items()}
+        self.metadata = replace(metadata, planner_data=mappings)
         return self.global_plan, self.metadata
 
 

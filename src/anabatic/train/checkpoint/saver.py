@@ -90,7 +90,9 @@ class CheckpointSaver:
         background = self._decide_background(tensors)
         held = self._copy_to_host(tensors) if background else tensors
         about = {"saved": time.time(), "world_size": self._world.size, **state.about}
-        content = storage.CheckpointContent(held, self._device.get_rng_state(), json.dumps(state.to_json()), about)
+        content = storage.CheckpointContent(
+            held, self._device.get_rng_state(), json.dumps(state.to_json()), about, self._world.pipeline_group.size
+        )
         also = {best} if best is not None and self._config.keep_best else set()
         work = (step, content, also, start, time.perf_counter() - start if background else None)
         self.step = step

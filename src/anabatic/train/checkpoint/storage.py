@@ -51,16 +51,18 @@ class CheckpointContent:
     """What a checkpoint holds.
 
     Attributes:
-        tensors: name -> tensor, the same names on every rank.
+        tensors: name -> tensor, the same names on every rank of a stage.
         rng_state: states of this rank's random numbers.
         host_json: JSON text of host numbers, the same on every rank.
         manifest_fields: keys of the manifest: how it was written.
+        stages: of a pipeline; each has its own layers.
     """
 
     tensors: Mapping[str, Tensor]
     rng_state: Mapping[str, Tensor]
     host_json: str
     manifest_fields: dict[str, Any] = field(default_factory=dict)
+    stages: int = 1
 
 
 def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, group: RankGroup) -> Path:
@@ -83,7 +85,7 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         barrier(group)
         alone: dict[str, Any] = {"no_dist": True} if group.size == 1 else {"process_group": group.process_group}
         writer = dcp_writer.ChecksumStorageWriter(built)
-        planner = dcp_writer.LinearSavePlanner(group)
+        planner = dcp_writer.LinearSavePlanner(group, content.stages)
         try:
             dcp.save(dict(content.tensors), storage_writer=writer, planner=planner, **alone)
         finally:

@@ -129,6 +129,10 @@ class Optimizer:
         self.state_device = home or device.torch_device
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self.experts = experts
+        self.uncounted: frozenset[str] = frozenset()
+        """Parameters whose gradients count for the norm on another rank, which has them too."""
+        self.muon_group = world.gradient_group if world.pipeline_group.size > 1 else world
+        """Ranks with the same matrices, which divide Muon's work."""
         self.is_sharded = any(is_sharded_by_fsdp(param, name in experts) for name, param in self.params.items())
         outside = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         head = model.get_output_embeddings()  # type: ignore[operator]
@@ -171,7 +175,7 @@ class Optimizer:
             apart = is_sharded_along(next(iter(stack.params.values())), "tensor")
             (parts if apart else shared).append(stack.collect_grads())
         for name, param in (item for bucket in self.buckets for item in bucket.params.items()):
-            if param.grad is not None:
+            if param.grad is not None and name not in self.uncounted:
                 owner = experts if name in self.experts else parts if is_sharded_along(param, "tensor") else shared
                 owner.append(to_local(param.grad))
         return parts, shared, experts
@@ -240,12 +244,12 @@ class Optimizer:
         half = mine.bfloat16() if self.device.dtype == torch.bfloat16 else mine
         if self.world.size == 1:
             return orthogonalize_matrices(half).to(mine.dtype)
-        size, rank = self.world.size, self.world.rank
+        size, rank = self.muon_group.size, self.muon_group.rank
         like = next(iter(stack.params.values()))
         whole = gather_full_stack(half, like).to(self.device.torch_device)
         share = -(-len(whole) // size)
         padded = torch.cat((whole, whole.new_zeros(share * size - len(whole), *whole.shape[1:])))
-        done = all_gather_rows(orthogonalize_matrices(padded[rank * share : (rank + 1) * share]), self.world)[
+        done = all_gather_rows(orthogonalize_matrices(padded[rank * share : (rank + 1) * share]), self.muon_group)[
             : len(whole)
         ]
         own = (slice(None), *get_local_slices(like))

@@ -1,0 +1,152 @@
+"""Pipeline parallelism: a decoder's layers are divided among stages, the embedding is on the first one, the last norm
+and the head on the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from anabatic.core.errors import ConfigError
+from anabatic.models import decoder_structure
+from anabatic.models.lora.adapter import find_blocks
+from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
+from anabatic.parallel.process_groups import World
+from anabatic.plan.pipeline_stages import split_layers
+
+STAGE_LAYERS = "_anabatic_stage_layers"
+"""Attribute of a model: number of layers of this stage; absent: all."""
+_STAGE_SIZES = "_anabatic_stage_sizes"
+_TOKENS = 3
+
+
+def require_stages(model: PreTrainedModel, stages: int) -> None:
+    """Check that a model, perhaps on the meta device, can be divided into `stages`.
+
+    Raises:
+        ConfigError: it has fewer layers, or a structure that is not known.
+    """
+    if stages == 1:
+        return
+    hint = "leave parallel.pipeline at 1; --parallel.strategy zero3 divides every model"
+    names = find_blocks(model)
+    unknown = _find_unknown(model, names)
+    if unknown:
+        raise ConfigError(f"parallel.pipeline is {stages}, and {unknown}", hint)
+    if len(names) < stages:
+        raise ConfigError(
+            f"parallel.pipeline is {stages}, the model has {len(names)} layers", f"use {len(names)} or less"
+        )
+
+
+def _find_unknown(model: PreTrainedModel, names: list[str]) -> str:
+    if len(names) != model.config.num_hidden_layers or not names:
+        return f"{type(model).__name__} has no plain list of decoder layers"
+    for name in names:
+        part = decoder_structure.find_unknown_part(model.get_submodule(name))
+        if part:
+            return part
+    body: Any = model.base_model
+    norm = body._modules.get("norm")
+    if norm is None or decoder_structure.find_norm(norm) is None or set(body._modules) - _BODY_PARTS:
+        return f"{type(body).__name__} has other parts than embedding, layers and norm"
+    if not _passes_states(model, names):
+        return f"{type(body).__name__} changes what its embedding returns"
+    return ""
+
+
+_BODY_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
+
+
+def _passes_states(model: PreTrainedModel, names: list[str]) -> bool:
+    """True when a body whose layers and norm do nothing returns the states that it is given (Gemma scales them)."""
+    body: Any = model.base_model
+    modules = [*(model.get_submodule(name) for name in names), body.norm]
+    before = [module.__dict__.get("forward") for module in modules]
+    for module in modules:
+        module.__dict__["forward"] = _pass_on
+    states = torch.linspace(-1, 1, _TOKENS * model.config.hidden_size).view(1, _TOKENS, -1)
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            out = body(
+                inputs_embeds=states,
+                position_ids=torch.arange(_TOKENS)[None],
+                use_cache=False,
+            ).last_hidden_state
+    finally:
+        for module, forward in zip(modules, before, strict=True):
+            if forward is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward
+    return torch.equal(out, states)
+
+
+def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
+
+
+def _weigh(model: PreTrainedModel, stages: int) -> list[range]:
+    layers = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in find_blocks(model)]
+    return split_layers(layers, model.get_output_embeddings().weight.numel(), stages)
+
+
+def apply_pipeline(model: PreTrainedModel, world: World) -> None:
+    """Leave a model on the meta device the parameters of this rank's stage; the others' layers pass on their input."""
+    group = world.pipeline_group
+    if group.size == 1:
+        return
+    require_stages(model, group.size)
+    names, parts = find_blocks(model), _weigh(model, group.size)
+    stage_of = {name: rank for rank, part in enumerate(parts) for name in names[part.start : part.stop]}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    last = group.size - 1
+    tied = head.weight is embedding.weight
+    owners: dict[str, set[int]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        block = next((block for block in names if name.startswith(f"{block}.")), None)
+        if block is not None:
+            owners[name] = {stage_of[block]}
+        elif parameter is embedding.weight:
+            owners[name] = {0, last} if tied else {0}
+        else:
+            owners[name] = {last}
+    remove_absent(model, owners, group.rank)
+    for name in names:
+        if stage_of[name] != group.rank:
+            model.get_submodule(name).__dict__["forward"] = _pass_on
+    if group.rank != last:
+        body: Any = model.base_model
+        body.norm.__dict__["forward"] = _pass_on
+    model.__dict__[STAGE_LAYERS] = len(parts[group.rank])
+    model.__dict__[_STAGE_SIZES] = [len(part) for part in parts]
+
+
+def count_own_layers(model: PreTrainedModel) -> int:
+    """Return the number of layers that this rank computes."""
+    return int(model.__dict__.get(STAGE_LAYERS, model.config.num_hidden_layers))
+
+
+def is_tied_across_stages(model: PreTrainedModel) -> bool:
+    """True when the first and the last stage of a divided model both hold the embedding, and train it."""
+    weight = model.get_input_embeddings().weight
+    return STAGE_LAYERS in model.__dict__ and model.get_output_embeddings().weight is weight and weight.requires_grad
+
+
+def find_tied_name(model: nn.Module) -> str:
+    """Return the name of the tied embedding among the parameters."""
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    return next(name for name, parameter in named_parameters_of_all(model) if parameter is weight)
+
+
+def describe_pipeline(model: PreTrainedModel, stages: int, micro_steps: int) -> str:
+    """Return a line about the stages and the time in which some of them wait."""
+    layers = " + ".join(map(str, model.__dict__[_STAGE_SIZES]))
+    bubble = (stages - 1) / (micro_steps + stages - 1)
+    return (
+        f"pipeline parallelism: {stages} stages of {layers} layers, 1F1B; with {micro_steps} micro-batches a step"
+        f" stages wait for {bubble:.0%} of the time"
+    )

@@ -1,0 +1,51 @@
+"""Two processes that share the layers train as one does; a run continues with all layers on one, and divided again."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from e2e import command
+from e2e.home import Home, Options
+from e2e.test_context import require_equal, rows
+
+pytestmark = pytest.mark.slow
+
+STAGES: Options = {"parallel.pipeline": 2}
+ZERO3: Options = {"parallel.strategy": "zero3"}
+LORA: Options = {"tuner": "lora", "lora.r": 4, "optim.lr": 0.01}
+
+
+def test_a_pretraining_is_divided_and_put_together_twice(home: Home, base: Path, tmp_path: Path) -> None:
+    """Two stages, stopped; then one process; then two stages of two processes that share tokens and weights."""
+    out = tmp_path / "run"
+    told = command.interrupt(home.start(*home.pretrain(out, 2, more=STAGES)), out, 7, signal.SIGTERM, 143)
+    assert "pipeline parallelism: 2 stages of" in told.err
+    command.interrupt(home.start(*home.pretrain(out)), out, 17, signal.SIGKILL, -9)
+    home.anabatic(*home.pretrain(out, 4, more={**STAGES, "parallel.context": 2, **ZERO3}))
+    assert command.events(out).count("resume") == 2
+    require_equal(base, out, "model.safetensors")
+    losses = [row["loss"] for row in rows(out, "train")]
+    assert losses[-1] < losses[0]
+
+
+def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    home.together(home.sft(one, base, more=LORA), home.sft(two, base, 4, more={**LORA, **STAGES, "parallel.tensor": 2}))
+    require_equal(one, two, "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("more", "message", "hint"),
+    [
+        ({"parallel.expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2", "use one of them"),
+        ({**ZERO3, "parallel.offload": "cpu"}, "parallel.pipeline is 2, and parallel.offload is cpu", "offload none"),
+        ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
+    ],
+)
+def test_other_trainings_are_refused(home: Home, tmp_path: Path, more: Options, message: str, hint: str) -> None:
+    told = home.anabatic(*home.pretrain(tmp_path / "run", 2, more={**STAGES, **more}), code=2)
+    assert message in told.err and hint in told.err
+    assert not (tmp_path / "run" / "checkpoint-1").exists()
