@@ -13,8 +13,8 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.device.device import Device
 from anabatic.infer.block_pool import BLOCK_SIZE
 from anabatic.infer.engine import Engine
-from anabatic.models.delta_states import bytes_per_request, choose_kernels
 from anabatic.models.kv_cache import bytes_per_token
+from anabatic.models.linear_attention.delta_states import bytes_per_request, choose_kernels
 
 DEFAULT_MAX_LEN = 8192
 """Tokens of a request where nobody says, whatever the model allows."""

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
-from anabatic.models.delta_net import find_delta_layers
 from anabatic.models.kv_cache import get_head_sizes
+from anabatic.models.linear_attention.delta_net import find_delta_layers
 from anabatic.parallel.mesh import ContextGroup
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import reduce_from_parallel_region

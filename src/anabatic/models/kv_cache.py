@@ -14,7 +14,12 @@ from anabatic.device.cached_attention import CachedAttention, CachedSpan
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_device_ops
 from anabatic.device.table import DEVICES
-from anabatic.models.delta_states import LayerStates, StatePlan, list_attention_layers, list_delta_layers
+from anabatic.models.linear_attention.delta_states import (
+    LayerStates,
+    StatePlan,
+    list_attention_layers,
+    list_delta_layers,
+)
 
 
 def get_head_sizes(config: Any) -> tuple[int, int, int]:

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
-from anabatic.models import delta_heads, delta_net
 from anabatic.models.fused_ops import GATED_LAYER_NAMES
 from anabatic.models.kv_cache import get_head_sizes
+from anabatic.models.linear_attention import delta_heads, delta_net
 from anabatic.models.lora.linear import LoraLinear
 from anabatic.parallel.process_groups import RankGroup, World, is_sharded_along
 from anabatic.parallel.tensor_linear import (

@@ -221,7 +221,7 @@ class DeltaAttention:
 
     def copy_keys(self, context: int, tensor: int = 1) -> DeltaAttention:
         """Return the layer with the key heads that all ranks compute together, some of them more than once
-        (`models/delta_heads.py`)."""
+        (`models/linear_attention/delta_heads.py`)."""
         return replace(self, key_heads=math.lcm(self.key_heads // tensor, context) * tensor)
 
     @property
@@ -278,7 +278,8 @@ class DeltaAttention:
     def count_saved_bytes(self, width: int, seq_len: int) -> float:
         """Return the bytes that the rule in plain torch saves: of `width` bytes an element around it, in fp32 within.
 
-        Counted in `device/delta_rule.py` and `models/delta_net.py`: inputs and outputs of the convolution; six copies
+        Counted in `device/delta_rule.py` and `models/linear_attention/delta_net.py`: inputs and outputs of the
+        convolution; six copies
         of the keys or queries of key heads; queries, keys and the solved system of value heads; six tensors of values
         in fp32 and two in the precision around the rule; four score matrices of a chunk of value heads and two of key
         heads; a state per chunk; decays and factors.

@@ -360,7 +360,7 @@ def _count_exchanges(setup: TrainingSetup) -> float:
 
 def _estimate_channel_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
     """Return the seconds in which tensor ranks exchange the channels of one joint projection of queries, keys and
-    values (`models/delta_heads.py`)."""
+    values (`models/linear_attention/delta_heads.py`)."""
     attention = setup.shape.attention
     if not isinstance(attention, DeltaAttention) or attention.layout != "split":
         return 0.0

@@ -431,7 +431,7 @@ def _require_divisible_tokens(setup: TrainingSetup) -> None:
 
 
 def _require_divisible_states(setup: TrainingSetup, attention: DeltaAttention, blocks: int) -> None:
-    """Check that context ranks can divide the heads of linear attention (`models/delta_heads.py`).
+    """Check that context ranks can divide the heads of linear attention (`models/linear_attention/delta_heads.py`).
 
     Raises:
         ConfigError: they cannot.

@@ -14,7 +14,7 @@ from anabatic.device.delta_kernels import RuleShape, choose_delta_kernels
 from anabatic.device.delta_rule import DeltaInputs, DeltaPlan
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
-from anabatic.models.delta_states import bytes_per_request, choose_kernels
+from anabatic.models.linear_attention.delta_states import bytes_per_request, choose_kernels
 from anabatic.models.pretrained import prepare_model
 from anabatic.testing.random_models import build_byte_tokenizer
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS

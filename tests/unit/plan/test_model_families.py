@@ -19,7 +19,8 @@ from anabatic.core.errors import AnabaticError, DataError
 from anabatic.data.batching.packing import Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.ops import get_device_ops
-from anabatic.models import delta_net, forward, fused_ops, pretrained
+from anabatic.models import forward, fused_ops, pretrained
+from anabatic.models.linear_attention import delta_net
 from anabatic.plan import attention_kinds, config_shape, memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import estimate_collective_ns, get_chip_rates
 from anabatic.plan.decoder_shape import DecoderShape

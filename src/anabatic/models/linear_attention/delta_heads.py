@@ -131,18 +131,18 @@ def gather_channels(x: Tensor, widths: Sequence[int], group: RankGroup) -> Tenso
         `[T, sum(widths) / ranks]`, this rank's share of each part.
     """
     run = sum(widths) // group.size
-    pieces = [_find_pieces(source, widths, group.size) for source in range(group.size)]
-    tokens, own = len(x), pieces[group.rank]
-    # The pieces of a run follow each other; one split, whose gradient is one copy.
+    runs = [_find_segments(source, widths, group.size) for source in range(group.size)]
+    tokens, own = len(x), runs[group.rank]
+    # The segments of a run follow each other; one split, whose gradient is one copy.
     order = sorted(range(len(own)), key=lambda number: own[number].start)
     parts = x.t().split([own[number].width for number in order])
     by_target = torch.cat([part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])])
-    sent = [tokens * sum(piece.width for piece in own if piece.target == rank) for rank in range(group.size)]
-    received = [tokens * sum(piece.width for piece in found if piece.target == group.rank) for found in pieces]
+    sent = [tokens * sum(segment.width for segment in own if segment.target == rank) for rank in range(group.size)]
+    received = [tokens * sum(segment.width for segment in found if segment.target == group.rank) for found in runs]
     return exchange_flat(by_target.reshape(-1), sent, received, group).view(run, tokens).t()
 
 
-class _Piece(NamedTuple):
+class _Segment(NamedTuple):
     """Channels that one rank has and another one needs."""
 
     target: int
@@ -150,8 +150,8 @@ class _Piece(NamedTuple):
     width: int
 
 
-def _find_pieces(source: int, widths: Sequence[int], ranks: int) -> list[_Piece]:
-    """Return the pieces of a rank's run of channels, from the first target to the last."""
+def _find_segments(source: int, widths: Sequence[int], ranks: int) -> list[_Segment]:
+    """Return the segments of a rank's run of channels, from the first target to the last."""
     run = sum(widths) // ranks
     first, found = source * run, []
     for target in range(ranks):
@@ -160,7 +160,7 @@ def _find_pieces(source: int, widths: Sequence[int], ranks: int) -> list[_Piece]
             start = max(first, begin + target * width // ranks)
             end = min(first + run, begin + (target + 1) * width // ranks)
             if start < end:
-                found.append(_Piece(target, start, end - start))
+                found.append(_Segment(target, start, end - start))
             begin += width
     return found
 

@@ -22,7 +22,8 @@ from anabatic.device.delta_rule import (
     convolve,
     convolve_step,
 )
-from anabatic.models.delta_heads import (
+from anabatic.models.kv_cache import KVCache
+from anabatic.models.linear_attention.delta_heads import (
     HeadWeights,
     TokenInputs,
     gather_channels,
@@ -30,8 +31,7 @@ from anabatic.models.delta_heads import (
     get_tensor_group,
     read_weights,
 )
-from anabatic.models.delta_states import LayerStates
-from anabatic.models.kv_cache import KVCache
+from anabatic.models.linear_attention.delta_states import LayerStates
 
 _COMMON_PARTS = {"conv1d", "norm", "out_proj"}
 _JOINT_PARTS, _SEPARATE_PARTS = {"in_proj_qkvz", "in_proj_ba"}, {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
