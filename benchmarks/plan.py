@@ -65,6 +65,10 @@ def _copies(number: int) -> list[str]:
     return [*_zero(3), "--parallel.replicate", str(number)]
 
 
+def _stages(number: int) -> list[str]:
+    return ["--parallel.pipeline", str(number)]
+
+
 def _expert(ranks: int) -> list[str]:
     return ["--parallel.expert", str(ranks)]
 
@@ -99,6 +103,10 @@ ROWS = (
     Row("full, zero3, replicate 2", _of(WIDE, 4), 512, _copies(2), npus=4),
     Row("full, context 2 x tensor 2", _of(WIDE, 4), 1024, [*_context(2), "--parallel.tensor", "2"], npus=4),
     Row("full, zero3 x tensor 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.tensor", "2"], npus=4),
+    Row("full, pipeline 2", _of(WIDE, 8), 1024, _stages(2), npus=2, steps=4),
+    Row("lora, pipeline 2", _of(WIDE, 8), 1024, [*_stages(2), *LORA], npus=2, steps=4),
+    Row("full, zero3 x pipeline 2", _of(WIDE, 8), 512, [*_zero(3), *_stages(2)], npus=4, steps=2),
+    Row("full, pipeline 2 x tensor 2", _of(WIDE, 8), 512, [*_stages(2), "--parallel.tensor", "2"], npus=4, steps=4),
     Row("experts, ddp", _of(EXPERTS, 4), 1024, npus=2),
     Row("experts, ddp, expert 2", _of(EXPERTS, 4), 1024, _expert(2), npus=2),
     Row("experts, zero2, expert 2", _of(EXPERTS, 4), 1024, [*_zero(2), *_expert(2)], npus=2),
