@@ -242,8 +242,8 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.docs:
-        rows = plan_tables.merge("layouts", list(LAYOUTS), [_cells(one) for one in found], guide="parallel")
-        plan_tables.write("layouts", HEAD, rows, guide="parallel")
+        lines = plan_tables.merge("layouts", list(LAYOUTS), [_cells(one) for one in found], guide="parallel")
+        plan_tables.write("layouts", HEAD, lines, guide="parallel")
 
 
 if __name__ == "__main__":
