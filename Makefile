@@ -70,7 +70,7 @@ docs: setup ## build the documentation in both languages into docs/site/ (Python
 	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/site 8000, then http://127.0.0.1:8000/"
 
 # Parts of others, and those that need another program or data (benchmarks/README.md).
-NOT_ALONE := paired roofline_limit roofline_profile libraries fault_kinds fault_machines fault_ray fault_slurm serve_latency evals evals_agree pretrain_bits pretrain_nanochat rl vessels vessels_speed plan_tables near_duplicates web_pages npu_jobs option_types serve_llama
+NOT_ALONE := paired roofline_limit roofline_profile libraries fault_kinds fault_machines fault_ray fault_slurm serve_latency evals evals_agree pretrain_bits pretrain_nanochat rl vessels vessels_speed plan_tables near_duplicates web_pages npu_jobs sim_ranks option_types serve_llama
 BENCHMARKS := $(filter-out $(NOT_ALONE:%=benchmarks/%.py), $(sort $(wildcard benchmarks/[a-z]*.py)))
 
 bench: setup ## run every benchmark that needs nothing else (minutes each; on a quiet machine)

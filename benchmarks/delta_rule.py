@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from anabatic.device.attention import PackedSegments
-from anabatic.models import delta_net
+from anabatic.models.linear_attention import delta_net
 from option_types import positive_int
 
 

@@ -47,6 +47,7 @@ _PRELOADED = (
     "torch.distributed.checkpoint",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
 )
 
 
@@ -233,7 +234,7 @@ JOBS: dict[str, Job] = {
 }
 
 
-def _preload() -> None:
+def preload() -> None:
     """Import what the jobs need without opening a device, which may not live across a fork."""
     import torch
 
@@ -295,7 +296,7 @@ def main() -> None:
     """Run the jobs that are named."""
     warnings.filterwarnings("ignore")
     folder, names = Path(sys.argv[1]), sys.argv[2:]
-    _preload()
+    preload()
     run_forked(prepare, folder, folder / "prepare", 1)
     for name in names:
         run_forked(JOBS[name].run, folder, folder / name, JOBS[name].ranks)

@@ -3,9 +3,10 @@ on a CPU, setting by setting.
 
     python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE] [--docs] [--read FILE]
 
-Every row trains a small Qwen2 for three steps with `anabatic sft` on one to four simulated NPUs (bf16), or in one
-process on the CPU (fp32), and asks `anabatic plan` for the same command. On a CPU torch's profiler tells of every
-allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
+Every row trains a small Qwen2, or Qwen3-MoE if its name begins with "experts", for a few steps with `anabatic sft` on
+one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and asks `anabatic plan` for the same command.
+On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly. On a CPU torch's profiler tells of
+every allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
 libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits,
 optimizer, gathered weights. The tokens of a micro-batch are full but for what no row fits into.
 """
@@ -14,19 +15,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+import random
+import statistics
+import string
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import plan_tables
+import sim_ranks
 
 MIB = 2**20
+STEPS = 4
+"""The third neither logs nor follows one that does: `layouts.py` counts it."""
 NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
 WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
 LORA = ["--tuner", "lora"]
+ADAPTED_EXPERTS = [*LORA, "--lora.target-modules", "all-linear", "all-experts"]
+EXPERTS = {**NARROW, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
 
 
 class Row(NamedTuple):
@@ -50,6 +59,18 @@ def _context(ranks: int, method: str = "ulysses") -> list[str]:
 
 def _zero(stage: int) -> list[str]:
     return ["--parallel.strategy", f"zero{stage}"]
+
+
+def _copies(number: int) -> list[str]:
+    return [*_zero(3), "--parallel.replicate", str(number)]
+
+
+def _stages(number: int) -> list[str]:
+    return ["--parallel.pipeline", str(number)]
+
+
+def _expert(ranks: int) -> list[str]:
+    return ["--parallel.expert", str(ranks)]
 
 
 ROWS = (
@@ -79,25 +100,50 @@ ROWS = (
     Row("full, zero3, ring 2", _of(WIDE, 4), 1024, [*_zero(3), *_context(2, "ring")], npus=2),
     Row("lora, zero3, context 2", _of(WIDE, 4), 1024, [*_zero(3), *_context(2), *LORA], npus=2),
     Row("full, ddp, context 2", _of(WIDE, 4), 1024, _context(2), npus=2),
-    Row("full, zero3, replicate 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.replicate", "2"], npus=4),
+    Row("full, zero3, replicate 2", _of(WIDE, 4), 512, _copies(2), npus=4),
     Row("full, context 2 x tensor 2", _of(WIDE, 4), 1024, [*_context(2), "--parallel.tensor", "2"], npus=4),
+    Row("full, zero3 x tensor 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.tensor", "2"], npus=4),
+    Row("full, pipeline 2", _of(WIDE, 8), 1024, _stages(2), npus=2, steps=4),
+    Row("lora, pipeline 2", _of(WIDE, 8), 1024, [*_stages(2), *LORA], npus=2, steps=4),
+    Row("full, zero3 x pipeline 2", _of(WIDE, 8), 512, [*_zero(3), *_stages(2)], npus=4, steps=2),
+    Row("full, pipeline 2 x tensor 2", _of(WIDE, 8), 512, [*_stages(2), "--parallel.tensor", "2"], npus=4, steps=4),
+    Row("experts, ddp", _of(EXPERTS, 4), 1024, npus=2),
+    Row("experts, ddp, expert 2", _of(EXPERTS, 4), 1024, _expert(2), npus=2),
+    Row("experts, zero2, expert 2", _of(EXPERTS, 4), 1024, [*_zero(2), *_expert(2)], npus=2),
+    Row("experts, zero3, expert 2", _of(EXPERTS, 4), 1024, [*_zero(3), *_expert(2)], npus=2),
+    Row("experts, lora, expert 2", _of(EXPERTS, 4), 1024, [*ADAPTED_EXPERTS, *_expert(2)], npus=2),
+    Row("experts, zero3, expert 4", _of(EXPERTS, 4), 1024, [*_zero(3), *_expert(4)], npus=4),
+    Row("experts, zero3, context 2 x expert 2", _of(EXPERTS, 4), 1024, [*_zero(3), *_context(2), *_expert(2)], npus=4),
+    Row("full, zero3, 8 ranks", _of(WIDE, 8), 1024, _zero(3), npus=8),
+    Row("full, zero3, replicate 2 x context 2", _of(WIDE, 4), 1024, [*_copies(2), *_context(2)], npus=8),
+    Row("full, zero3, ring 4", _of(WIDE, 4), 2048, [*_zero(3), *_context(4, "ring")], npus=8),
+    Row("experts, zero3, replicate 2 x expert 2", _of(EXPERTS, 4), 1024, [*_copies(2), *_expert(2)], npus=8),
 )
 
 
 def prepare(folder: Path, shape: dict[str, Any]) -> None:
     """Write a model, a tokenizer and rows."""
+    import torch
+    import transformers
+
     from anabatic.data.tokenizer import hf_folder as tokenizers
     from anabatic.models.pretrained import save_model
     from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
+    torch.manual_seed(0)
     tokens = train_tiny_tokenizer(folder, write_tiny_text(folder))
-    save_model(
-        build_tiny_qwen2(max_position_embeddings=4096, **shape), folder / "model", tokenizers.load_tokenizer(tokens)
-    )
-    answer = "the wind moves upward along the slope " * 40
+    sizes = {"max_position_embeddings": 4096, **shape}
+    if "num_experts" in shape:
+        made = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, **sizes}
+        model: Any = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**made))
+    else:
+        model = build_tiny_qwen2(**sizes)
+    save_model(model, folder / "model", tokenizers.load_tokenizer(tokens))
+    draw = random.Random(0)  # letters of all kinds, so that routers send about as many tokens to each expert
+    answers = ["".join(draw.choices(string.ascii_letters + " ", k=1500)) for _ in range(400)]
     rows = [
         {"messages": [{"role": "user", "content": f"go {n}"}, {"role": "assistant", "content": answer}]}
-        for n in range(400)
+        for n, answer in enumerate(answers)
     ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -114,13 +160,12 @@ def command(row: Row, folder: Path, device: str) -> list[str]:
         "data.valid-fraction": 0,
         "data.cache": folder / "cache",
         "out": folder / "run",
-        "device.nproc": row.npus,
         "device.dtype": {"npu": "bf16", "cpu": "fp32"}[device],
         "batch.seq-len": 256,
         "batch.micro-batch-tokens": row.tokens,
         "batch.global-batch-tokens": row.tokens * data_ranks * row.steps,
-        "schedule.max-steps": 3,
-        "log.every": 1,
+        "schedule.max-steps": STEPS,
+        "log.every": STEPS,
         "log.samples": 0,
         "save.resume": "never",
         "save.background": "off",
@@ -130,14 +175,14 @@ def command(row: Row, folder: Path, device: str) -> list[str]:
     return ["sft", *words, "--train-on-inputs", *row.options]
 
 
-def run(words: list[str], environment: dict[str, str]) -> str:
-    """The output of an `anabatic` command; `plan` answers 1 for what does not fit."""
-    done = subprocess.run(
-        [sys.executable, "-m", "anabatic", *words], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    if done.returncode and not (words[0] == "plan" and done.stdout):
+def plan(words: list[str], options: list[str]) -> dict[str, Any]:
+    """The plan of a command; it answers 1 for what does not fit."""
+    given = [sys.executable, "-m", "anabatic", "plan", "--json", *options, "--", *words]
+    done = subprocess.run(given, capture_output=True, text=True)
+    if not done.stdout:
         raise SystemExit(done.stderr[-3000:])
-    return done.stdout
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def compare(row: Row, device: str) -> dict[str, Any]:
@@ -146,8 +191,7 @@ def compare(row: Row, device: str) -> dict[str, Any]:
         folder = Path(temporary)
         prepare(folder, row.shape)
         words = command(row, folder, device)
-        chip = ["--chip", "here"] if device == "cpu" else []
-        planned = json.loads(run(["plan", "--json", *chip, "--npus", str(row.npus), "--", *words], {}))
+        planned = plan(words, ["--chip", "here"] if device == "cpu" else ["--npus", str(row.npus)])
         if device == "cpu":
             words = [sys.executable, __file__, "--measure", str(folder / "peak"), *words]
             done = subprocess.run(words, capture_output=True, text=True)
@@ -155,9 +199,8 @@ def compare(row: Row, device: str) -> dict[str, Any]:
                 raise SystemExit(done.stderr[-3000:])
             measured = int((folder / "peak").read_text())
         else:
-            run(["sim", "--npus", str(row.npus), "--", sys.executable, "-m", "anabatic", *words], {})
-            metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-            measured = max(line["memory_bytes"] for line in metrics if line["kind"] == "train")
+            (ranks := folder / "ranks").mkdir()
+            measured = round(statistics.mean(rank.peak_bytes for rank in sim_ranks.train(words, row.npus, ranks)))
     return {
         "name": row.name,
         "measured": measured,
@@ -186,13 +229,14 @@ def measure(file: Path, words: list[str]) -> None:
 
 
 def write_docs(device: str, found: list[dict[str, Any]]) -> None:
-    """Put the table into the guides, in MiB."""
-    rows = []
+    """Put rows into the table of the guides, in MiB; the others stay."""
+    titles = {row.name: row.name if row.npus == 1 else f"{row.name}, {row.npus} NPUs" for row in ROWS}
+    rows: list[Sequence[str]] = []
     for one in found:
         measured, planned = one["measured"] / MIB, one["planned"] / MIB
-        npus = next(row.npus for row in ROWS if row.name == one["name"])
-        name = one["name"] if npus == 1 else f"{one['name']}, {npus} NPUs"
-        rows.append([name, f"{measured:.0f}", f"{planned:.0f}", f"{planned / measured - 1:+.1%}", one["moment"]])
+        cells = [f"{measured:.0f}", f"{planned:.0f}", f"{planned / measured - 1:+.1%}", one["moment"]]
+        rows.append([titles[one["name"]], *cells])
+    rows = plan_tables.merge(device, list(titles.values()), rows)
     plan_tables.write(device, ["setting", "measured", "planned", "", "highest at"], rows)
 
 

@@ -15,9 +15,11 @@ from option_types import parts_of
 GUIDE = "docs/{}/guides/{}.md"
 ROOT = Path(__file__).parents[1]
 CHINESE = (
+    ("| layout | NPUs | tokens |", "| 布局 | NPU 数 | token |"),
     ("the last block's backward pass", "最后一个块的反向"),
     ("the first block's backward pass", "第一个块的反向"),
     ("the embedding's gradient", "嵌入的梯度"),
+    ("the experts' gradients", "专家的梯度"),
     ("the loss", "损失"),
     ("the update", "更新"),
     ("few tokens", "少量 token"),
@@ -52,6 +54,9 @@ CHINESE = (
     ("sent MiB", "发送 MiB"),
     ("at least", "理论最少"),
     ("packed", "打包"),
+    ("others", "其他"),
+    ("experts, ", "专家，"),
+    ("8 ranks", "8 个 rank"),
     ("NPUs", "个 NPU"),
     ("job", "任务"),
     ("what", "内容"),
@@ -87,13 +92,26 @@ def chinese(text: str) -> str:
     return text
 
 
+def _find(name: str) -> re.Pattern[str]:
+    """Return the pattern of a table's place; its second group is the table."""
+    return re.compile(rf"(<!-- {name}: [^>]*-->\n\n)(.*?)(\n\n<!-- end -->)", re.DOTALL)
+
+
+def merge(name: str, names: Sequence[str], rows: Sequence[Sequence[str]], guide: str = "plan") -> list[Sequence[str]]:
+    """Return rows in the order of `names`, their first cells; those that are missing are taken from the guide."""
+    found = _find(name).search((ROOT / GUIDE.format("en", guide)).read_text())
+    lines = found[2].splitlines()[2:] if found else []
+    old = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    known = {row[0]: row for row in (*old, *rows)}
+    return [known[each] for each in names if each in known]
+
+
 def write(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], guide: str = "plan") -> None:
     """Put a table into a guide, in both languages."""
     made = table(head, rows)
     for language, text in (("en", made), ("zh", chinese(made))):
         file = ROOT / GUIDE.format(language, guide)
-        between = re.compile(rf"(<!-- {name}: [^>]*-->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
-        found, count = between.subn(lambda match, text=text: f"{match[1]}{text}{match[2]}", file.read_text())
+        found, count = _find(name).subn(lambda match, text=text: f"{match[1]}{text}{match[3]}", file.read_text())
         if count != 1:
             raise SystemExit(f"{file} has {count} places for {name}")
         file.write_text(found)

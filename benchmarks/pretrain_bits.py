@@ -166,7 +166,7 @@ def ours(turns: Turns, task: Task, dtype: str) -> None:
     from anabatic.models import fused_ops, model_init
     from anabatic.models.forward import ModelRoot, compute_summed_loss
     from anabatic.parallel.process_groups import World
-    from anabatic.plan import depth_choice
+    from anabatic.plan import model_shape
     from anabatic.plan.depth_dial import derive_model_sizes
     from anabatic.train import sizing
     from anabatic.train.optim.optimizer import Optimizer, compute_lr_scale
@@ -176,7 +176,7 @@ def ours(turns: Turns, task: Task, dtype: str) -> None:
     shards = task.shards("train")
     schedule = Schedule(minutes=task.seconds / 60 / len(os.sched_getaffinity(0)))
     job = PretrainJob(tokenizer=str(task.folder / "tokenizer"), data=Data(train=["-"]), schedule=schedule)
-    job = depth_choice.with_depth(job, depth_choice.choose_depth(job, sizing.get_local_chip(device), 1))
+    job = model_shape.with_depth(job, model_shape.choose_depth(job, sizing.get_local_chip(device), 1))
     plan = derive_model_sizes(job.model, VOCABULARY)
     model = model_init.build_model(
         plan, job.model, VOCABULARY, job.batch.resolved_seq_len, torch.device("cpu"), job.seed

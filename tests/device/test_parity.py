@@ -9,7 +9,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.device import select_device
 from anabatic.device.experts import compute_expert_ends
-from anabatic.device.ops import REFERENCE_OPS, get_device_ops
+from anabatic.device.ops import REFERENCE_OPS, get_device_ops, get_plain_sinks_reason
 
 
 def accelerator(kind: str) -> torch.device:
@@ -132,6 +132,31 @@ def test_attention_with_capped_scores_and_sinks(
     reference = torch.autograd.grad((theirs * weight).sum(), here[:used])
     for a, b in zip(mine, reference, strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=5e-2, atol=0.15)
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("borders", [[0, 256], [0, 100, 256]], ids=["one document", "two documents"])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_are_in_one_operator(borders: list[int], window: int | None, dtype: torch.dtype) -> None:
+    """Output and the gradients of sinks, queries, keys and values, against plain operators in float64."""
+    device = accelerator("npu")
+    assert get_plain_sinks_reason("npu") == ""
+    values = [torch.randn(256, heads, 64).to(dtype) for heads in (8, 2, 2)] + [torch.linspace(-2, 3, 8).to(dtype)]
+    there, here = ([x.to(*to).requires_grad_() for x in values] for to in ((device,), (torch.float64,)))
+    outs = [
+        ops.attention(q, k, v, PackedSegments(borders, sinks.device), AttentionOptions(0.125, window, sinks=sinks))
+        for ops, (q, k, v, sinks) in ((get_device_ops("npu"), there), (REFERENCE_OPS, here))
+    ]
+    assert type(outs[0].grad_fn).__name__.startswith("NpuFusionAttention")
+    close = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 6e-2}
+    torch.testing.assert_close(outs[0].cpu().double(), outs[1], **close)
+    weight = torch.randn_like(outs[1])
+    mine = torch.autograd.grad((outs[0] * weight.to(device, dtype)).sum(), there)
+    reference = torch.autograd.grad((outs[1] * weight).sum(), here)
+    for a, b in zip(mine, reference, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, **close)
+    assert mine[3].dtype == dtype and float(reference[3].abs().min()) > 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,8 @@ from anabatic.data.tokenizer import hf_folder
 from anabatic.models.pretrained import save_model
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from e2e import command
-from e2e.home import SHORT, Home
+from e2e.home import SHORT, Home, Options
+from e2e.test_context import require_equal
 
 pytestmark = pytest.mark.slow
 
@@ -45,12 +46,36 @@ def test_an_adapter_is_killed_continued_and_merged(home: Home, model: Path, tmp_
     assert answers[0].out == answers[1].out != ""
 
 
-def test_what_its_layers_cannot_do_yet_is_refused(home: Home, model: Path, tmp_path: Path) -> None:
-    context, tensor = home.together(
-        home.sft(tmp_path / "context", model, 2, more={"parallel.context": 2}),
-        home.sft(tmp_path / "tensor", model, 2, more={"parallel.tensor": 2}),
-        code=2,
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+def test_two_processes_share_the_tokens_of_a_batch(home: Home, model: Path, tmp_path: Path, method: str) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    more: Options = {"parallel.context": 2, "parallel.context-method": method, "parallel.strategy": "zero3"}
+    home.together(home.sft(one, model), home.sft(two, model, 2, more=more))
+    require_equal(one, two, "model.safetensors")
+
+
+def test_two_processes_divide_the_heads(home: Home, model: Path, tmp_path: Path) -> None:
+    """Killed, continued, and saved in the layout of one process."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = home.sft(two, model, 2, more={"parallel.tensor": 2})
+    command.interrupt(home.start(*words), two, 7, signal.SIGKILL, -9)
+    home.together(home.sft(one, model), words)
+    require_equal(one, two, "model.safetensors")
+
+
+def test_two_processes_that_divide_the_heads_pretrain_and_generate(home: Home, model: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    sampled: Options = {"eval.sample-prompts": "The"}
+    told = home.together(
+        home.mid(one, model, more=sampled), home.mid(two, model, 2, more={**sampled, "parallel.tensor": 2})
     )
-    assert "Qwen3NextGatedDeltaNet carries a state from token to token" in context.err
-    assert "hint: set parallel.context to 1" in context.err
-    assert "Qwen3NextAttention has outputs (64, 16, 16)" in tensor.err
+    require_equal(one, two, "model.safetensors")
+    samples = [[line for line in run.err.splitlines() if "sample: The" in line] for run in told]
+    assert samples[0] == samples[1] != []
+
+
+def test_heads_that_processes_do_not_divide_are_named(home: Home, model: Path, tmp_path: Path) -> None:
+    more: Options = {"parallel.context": 3, "parallel.context-method": "ring"}
+    shared = home.anabatic(*home.sft(tmp_path / "shared", model, 3, more=more), code=2)
+    assert "parallel.context is 3, which does not divide the model's 4 value heads" in shared.err
+    assert "hint: use 1 or 2 or 4" in shared.err

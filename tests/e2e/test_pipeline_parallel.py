@@ -40,7 +40,7 @@ def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "message", "hint"),
     [
-        ({"parallel.expert": 2}, "parallel.pipeline is 2 and parallel.expert is 2", "use one of them"),
+        ({"optim.router-aux-loss": 0.1}, "parallel.pipeline is 2, and optim.router_aux_loss is 0.1", "leave it out"),
         ({**ZERO3, "parallel.offload": "cpu"}, "parallel.pipeline is 2, and parallel.offload is cpu", "offload none"),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],

@@ -30,7 +30,7 @@ def test_fused_operators_of_torch_npu(sim: Sim) -> None:
     printed = dict(line.split(" ", 1) for line in sim.program("fused.py").splitlines())
     names = ["rms_norm", "rotary", "interleaved", "swiglu", "scale_one", "mode_0", "mode_2", "mode_3", "mode_4"]
     names += ["BSH", "SBH", "TND", "fused_adamw", "sink", "v2_sink_band", "v2_pse_type_0", "v2_pse_type_1"]
-    names += ["v2_rotated_part"]
+    names += ["v2_rotated_part", "statistics_NTD", "statistics_TND"]
     assert {name: printed[name].strip() for name in names} == dict.fromkeys(names, "True")
     assert printed["add_rms_norm"] == "RuntimeError derivative for npu::npu_add_rms_norm is not implemented"
     assert printed["on_cpu"].startswith(
@@ -42,6 +42,7 @@ def test_fused_operators_of_torch_npu(sim: Sim) -> None:
     assert "sink must be float32 of shape [2], got float [1]" in printed["short_sink"]
     assert "query_rope and key_rope go together" in printed["one_rope"]
     assert "needs the compressed mask of shape [2048, 2048]" in printed["triangle"]
+    assert "softmax_layout=TND only supported when input_layout_str=TND" in printed["statistics_BNSD"]
     assert printed["dropout"] == "True True True"
     assert printed["bf16"].startswith("TypeError Fused optimizer's parameters must be either float32 or float16")
 

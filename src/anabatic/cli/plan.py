@@ -17,6 +17,7 @@ def plan(
     nodes: Annotated[str, OptionNames(("--nodes", "--nnodes"))] = "1",
     tokens: str | None = None,
     sweep: bool = False,
+    layouts: bool = False,
     scale: str | None = None,
     assume: str | None = None,
     plot: str | None = None,
@@ -38,6 +39,8 @@ def plan(
         Of one pass over the data, where the recipe gives no steps: 20000000
     sweep
         All strategies, recomputations and micro-batches that fit, the fastest first.
+    layouts
+        Every mesh of the devices (pipeline, replicate, context, expert, tensor) that fits, with its fastest settings.
     scale
         On 1, 2, 4 and more devices, up to so many: estimated speed-up and efficiency.
     assume
@@ -50,6 +53,7 @@ def plan(
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")
     row, job = resolve_training_job(list(command))
+    from anabatic.config.rl import RlJob
     from anabatic.plan import scale_losses
     from anabatic.recipes import plan_command
     from anabatic.recipes.prechecks import jobs
@@ -59,10 +63,15 @@ def plan(
     if assume is not None and scale is None:
         raise ConfigError("--assume goes with --scale", "add --scale 4096, or leave out --assume")
     warnings = jobs.require_to_plan(row.name, job)
+    if layouts and (sweep or isinstance(job, RlJob)):
+        raise ConfigError(
+            "--layouts goes without --sweep" if sweep else "--layouts does not list those of rl",
+            "leave out --sweep" if sweep else "leave it out: rl has whole weights on every device, or tensor ranks",
+        )
     if scale is not None:
-        if sweep or nodes != "1" or chip == plan_command.LOCAL_CHIP:
+        if sweep or layouts or nodes != "1" or chip == plan_command.LOCAL_CHIP:
             raise ConfigError(
-                "--scale goes with --chip NAME and --npus alone", "leave out --sweep, --nodes, --chip here"
+                "--scale goes with --chip NAME and --npus alone", "leave out --sweep, --layouts, --nodes, --chip here"
             )
         devices_per_machine = (
             parse_positive_int("npus", npus) if npus is not None else plan_command.devices_per_server(chip)
@@ -80,7 +89,7 @@ def plan(
     else:
         devices = parse_positive_int("npus", npus) if npus is not None else job.device.nproc
         cluster = plan_command.resolve_cluster_size(job, chip, devices, parse_positive_int("nodes", nodes))
-        code = plan_command.run(job, cluster, epoch_tokens, json, sweep, plot_file)
+        code = plan_command.run(job, cluster, epoch_tokens, json, sweep, plot_file, layouts)
     for warning in warnings:
         log.warn(warning)
     return code

@@ -48,9 +48,12 @@ class Exchange(Protocol):
 
     Attributes:
         gathers_heads: it is a `HeadGathering`.
+        rank, ranks: number of this rank, and how many there are.
     """
 
     gathers_heads: bool
+    rank: int
+    ranks: int
 
     def count_own(self, cu_seqlens: Sequence[int]) -> list[tuple[int, int]]:
         """Return length and number of tokens of each run of a segment on this rank, in the order of its tokens."""
@@ -65,6 +68,12 @@ class Exchange(Protocol):
         options: AttentionOptions,
     ) -> Tensor:
         """Return attention of this rank's tokens; `attention`: of tokens that are all here."""
+
+    def gather_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's share of the heads of all tokens, in the order of the batch."""
+
+    def scatter_heads(self, x: Tensor) -> Tensor:
+        """Take back what `gather_heads` has given."""
 
 
 class HeadGathering(Exchange, Protocol):

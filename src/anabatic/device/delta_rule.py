@@ -213,7 +213,7 @@ class _ChunkTerms(NamedTuple):
 
 def _prepare_chunks(inputs: DeltaInputs, plan: DeltaPlan) -> _ChunkTerms:
     ratio = inputs.v.shape[1] // inputs.k.shape[1]
-    q, k = (_normalise(x.float()) for x in (inputs.q, inputs.k))
+    q, k = (normalise_keys(x.float()) for x in (inputs.q, inputs.k))
     q = q * q.shape[-1] ** -0.5
 
     def chunk(x: Tensor) -> Tensor:
@@ -236,7 +236,8 @@ def _prepare_chunks(inputs: DeltaInputs, plan: DeltaPlan) -> _ChunkTerms:
     )
 
 
-def _normalise(x: Tensor) -> Tensor:
+def normalise_keys(x: Tensor) -> Tensor:
+    """Return queries or keys of length one, over the last axis."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _NORM_EPS)
 
 
@@ -269,7 +270,7 @@ def step_gated_delta_rule(inputs: DeltaInputs, states: Tensor) -> tuple[Tensor, 
         `[T, V, E]`, and the states after the tokens.
     """
     ratio = inputs.v.shape[1] // inputs.k.shape[1]
-    q, k = (_normalise(x.float()).repeat_interleave(ratio, dim=1) for x in (inputs.q, inputs.k))
+    q, k = (normalise_keys(x.float()).repeat_interleave(ratio, dim=1) for x in (inputs.q, inputs.k))
     states = states * inputs.log_decay.float().exp()[..., None, None]
     written = (inputs.v.float() - (k.unsqueeze(-2) @ states).squeeze(-2)) * inputs.beta.float().unsqueeze(-1)
     states = states + k.unsqueeze(-1) * written.unsqueeze(-2)

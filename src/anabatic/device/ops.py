@@ -396,3 +396,10 @@ def get_block_ops(device_type: str) -> BlockOps:
 def get_device_ops(device_type: str) -> DeviceOps:
     """Return the operators of the device table for tensors on `device_type`."""
     return OPS_BY_KERNEL[DEVICES[device_type].kernels]
+
+
+def get_plain_sinks_reason(device_type: str) -> str:
+    """Return why attention with sinks is composed of plain operators on a device; empty: it is one fused operator."""
+    if DEVICES[device_type].kernels == "npu":
+        return ops_npu.explain_plain_sinks()
+    return f"no fused operator on {device_type}"

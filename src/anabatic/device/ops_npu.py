@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from anabatic.core.errors import ConfigError
 from anabatic.device.attention import AttentionOptions, PackedSegments, PackedTrees, attention_reference
 from anabatic.device.device import Device
 
@@ -23,6 +25,31 @@ def _import_torch_npu() -> Any:
 def _causal_mask(device: torch.device) -> Tensor:
     """Return the compressed mask of sparse modes 2 to 4: bool `[2048, 2048]`, True above the diagonal."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
+
+
+@functools.cache
+def _list_attention_arguments() -> frozenset[str]:
+    """Return the names of npu_fusion_attention's arguments, which differ by version."""
+    return frozenset(argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments)
+
+
+_SINK_CANN = (8, 5)
+"""The first CANN whose attention has sinks (op-plugin, npu_fusion_attention: TorchNPU 7.3.0, CANN 8.5.0)."""
+
+
+@functools.cache
+def explain_plain_sinks() -> str:
+    """Return why attention with sinks is composed of plain operators; empty: npu_fusion_attention computes it.
+
+    A CANN whose version cannot be read is taken for one that has them: the operator names what it lacks.
+    """
+    torch_npu = _import_torch_npu()
+    if "sink" not in _list_attention_arguments():
+        return f"npu_fusion_attention of torch_npu {torch_npu.__version__} takes no sink"
+    numbers = re.findall(r"\d+", torch_npu.npu.utils.get_cann_version())
+    if len(numbers) >= 2 and (int(numbers[0]), int(numbers[1])) < _SINK_CANN:
+        return f"CANN {'.'.join(numbers[:2])} is older than {'.'.join(map(str, _SINK_CANN))}"
+    return ""
 
 
 def has_infinities() -> bool:
@@ -83,19 +110,21 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, o
     """npu_fusion_attention over packed tokens: layout TND, borders as a host list, inside each segment.
 
     Causal is sparse mode 3; bidirectional is mode 0 without a mask. A window is sparse mode 4: `pre_tockens` keys
-    before a query's own, `next_tockens` after it. The kernel supports no softcap, no gradient of sinks, no values wider
-    than keys, and in this layout no custom mask: those layers, and trees, use the reference.
+    before a query's own, `next_tockens` after it. `sink` is fp32. The kernel supports no softcap, no values wider than
+    keys, and in this layout no custom mask: those layers, and trees, use the reference, and so do sinks where
+    `explain_plain_sinks` says why.
     """
-    if not options.is_plain or v.shape[-1] > q.shape[-1] or isinstance(segments, PackedTrees):
+    is_plain_sink = options.sinks is not None and explain_plain_sinks()
+    if options.softcap is not None or is_plain_sink or v.shape[-1] > q.shape[-1] or isinstance(segments, PackedTrees):
         return attention_reference(q, k, v, segments, options)
     borders = segments.cu_seqlens[1:]
-    mask_arguments: dict[str, Any] = (
-        {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)} if segments.is_causal else {}
-    )
+    arguments: dict[str, Any] = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)} if segments.is_causal else {}
     if options.window is not None:
         keys_before = options.window - 1
-        mask_arguments = {"sparse_mode": 4, "atten_mask": _causal_mask(q.device), "pre_tockens": keys_before}
-        mask_arguments["next_tockens"] = 0 if segments.is_causal else keys_before
+        arguments = {"sparse_mode": 4, "atten_mask": _causal_mask(q.device), "pre_tockens": keys_before}
+        arguments["next_tockens"] = 0 if segments.is_causal else keys_before
+    if options.sinks is not None:  # older versions have no such argument
+        arguments["sink"] = options.sinks.float()
     out: Tensor = _import_torch_npu().npu_fusion_attention(
         q,
         k,
@@ -105,18 +134,30 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, segments: PackedSegments, o
         scale=options.scale,
         actual_seq_qlen=borders,
         actual_seq_kvlen=borders,
-        **mask_arguments,
+        **arguments,
     )[0]
     return out
 
 
 def _block_arguments(q: Tensor, k: Tensor, segments: PackedSegments | None) -> dict[str, Any]:
-    """Return the arguments of a block of `block_attention.BlockOps`: causal segments, or all queries and all keys."""
+    """Return the arguments of a block of `block_attention.BlockOps`: causal segments, or all queries and all keys.
+
+    Statistics of rows lie as the queries do: otherwise `[T, N, 8]` holds `[N, S, 8]` of one segment after the other.
+
+    Raises:
+        ConfigError: torch_npu is older.
+    """
+    if "softmax_layout" not in _list_attention_arguments():
+        raise ConfigError(
+            f"npu_fusion_attention of torch_npu {_import_torch_npu().__version__} takes no softmax_layout, which"
+            " the ring of parallel.context needs",
+            "use torch_npu 7.2.0 with CANN 8.3 or newer, or --parallel.context-method ulysses",
+        )
     if segments is None:
-        return {"actual_seq_qlen": [q.shape[0]], "actual_seq_kvlen": [k.shape[0]]}
+        return {"actual_seq_qlen": [q.shape[0]], "actual_seq_kvlen": [k.shape[0]], "softmax_layout": "TND"}
     borders = segments.cu_seqlens[1:]
     mask = {"sparse_mode": 3, "atten_mask": _causal_mask(q.device)}
-    return {"actual_seq_qlen": borders, "actual_seq_kvlen": borders, **mask}
+    return {"actual_seq_qlen": borders, "actual_seq_kvlen": borders, "softmax_layout": "TND", **mask}
 
 
 def block_forward(
@@ -167,6 +208,50 @@ def permute_tokens(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 def unpermute_tokens(rows: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
     """npu_moe_token_unpermute: the weighted sum of each token's rows."""
     out: Tensor = _import_torch_npu().npu_moe_token_unpermute(rows, positions, probs=weights)
+    return out
+
+
+def chunk_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, initial: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """npu_chunk_gated_delta_rule: `[T, V, E]` in bf16, and the states after each text, `[n, V, E, D]`.
+
+    Args:
+        q, k, v, beta: bf16; log_decay: fp32; initial: `[n, V, E, D]`, fp32 on Ascend 950 alone; lengths: int32 `[n]`.
+    """
+    takes_fp32 = _import_torch_npu().npu.get_device_name().startswith("Ascend950")
+    out, after = _import_torch_npu().npu_chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        beta=beta,
+        initial_state=initial if takes_fp32 else initial.bfloat16(),
+        actual_seq_lengths=lengths,
+        scale=q.shape[-1] ** -0.5,
+        g=log_decay,
+    )
+    return out, after.to(initial.dtype)
+
+
+def step_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, slots: Tensor, each: Tensor
+) -> Tensor:
+    """npu_recurrent_gated_delta_rule: one token of each of `T` requests, `[T, V, E]`; the states are updated.
+
+    Args:
+        states: bf16 `[S, V, E, D]`; slots: int32 `[T]`, distinct; each: int32 `[T]`, ones, the tokens of a request.
+    """
+    out: Tensor = _import_torch_npu().npu_recurrent_gated_delta_rule(
+        q,
+        k,
+        v,
+        states,
+        beta=beta,
+        scale=q.shape[-1] ** -0.5,
+        actual_seq_lengths=each,
+        ssm_state_indices=slots,
+        g=log_decay,
+    )
     return out
 
 

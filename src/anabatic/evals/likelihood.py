@@ -14,8 +14,9 @@ from anabatic.core.progress import ProgressBar
 from anabatic.device.attention import PackedSegments, PackedTrees
 from anabatic.device.device import Device, send_to_device
 from anabatic.evals.prefix_trees import PrefixTree, ScoredText, batch_trees, build_trees
-from anabatic.models import delta_net, rope_scaling
+from anabatic.models import rope_scaling
 from anabatic.models.forward import PackedBatch, score_targets
+from anabatic.models.linear_attention import delta_net
 from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
 
 

@@ -13,8 +13,8 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.device.device import Device
 from anabatic.infer.block_pool import BLOCK_SIZE
 from anabatic.infer.engine import Engine
-from anabatic.models.delta_states import bytes_per_request
 from anabatic.models.kv_cache import bytes_per_token
+from anabatic.models.linear_attention.delta_states import bytes_per_request, choose_kernels
 
 DEFAULT_MAX_LEN = 8192
 """Tokens of a request where nobody says, whatever the model allows."""
@@ -56,7 +56,7 @@ def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc
     longest = batching.max_len or min(model.config.max_position_embeddings, DEFAULT_MAX_LEN)
     each = bytes_per_token(model.config, model.dtype)
     needed_tokens = batching.batch * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
-    states = batching.batch * bytes_per_request(model.config, model.dtype)
+    states = batching.batch * bytes_per_request(model.config, model.device, model.dtype)
     free = max(0, device.get_free_memory() - states)
     if batching.cache_gib is None:
         tokens = min(needed_tokens, int(CACHE_MEMORY_FRACTION * free / (nproc if device.type == "cpu" else 1)) // each)
@@ -77,4 +77,6 @@ def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc
         )
     beside = f"; states of {batching.batch} requests, {format_size(states)}" if states else ""
     log.info(f"cache for {format_count(tokens)} tokens, {format_size(tokens * each)} ({reason}){beside}")
+    if states and device.type != "cpu":
+        log.info(str(choose_kernels(model.config, model.device, model.dtype)))
     return tokens

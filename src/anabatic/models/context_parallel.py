@@ -6,6 +6,7 @@ needs the tokens of the others (`parallel/context_exchange.py`), so it gets the 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.models.kv_cache import get_head_sizes
+from anabatic.models.linear_attention.delta_net import find_delta_layers
 from anabatic.parallel.mesh import ContextGroup
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import reduce_from_parallel_region
@@ -39,20 +41,26 @@ def count_once(x: Tensor, context: ContextGroup) -> Tensor:
 
 
 def require_divisible_heads(model: PreTrainedModel, world: World) -> None:
-    """Check that each context rank gets the same number of query heads.
+    """Check that each context rank gets the same number of query heads, and of value heads of linear attention.
 
     Raises:
         ConfigError: it does not; the message has the numbers, the hint the possible degrees.
     """
     context, tensor = world.context_group.size, world.tensor_group.size
     config: Any = model.config
-    heads = int(config.num_attention_heads) // tensor
-    if heads % context and world.context_group.pieces == 1:
-        degrees = " or ".join(str(degree) for degree in range(1, heads + 1) if heads % degree == 0)
+    is_ring = world.context_group.pieces > 1
+    counts = {} if is_ring else {"attention heads": int(config.num_attention_heads) // tensor}
+    linear = {int(layer.num_v_heads) // tensor for layer in find_delta_layers(model)}
+    counts |= {"value heads of linear attention": math.gcd(*linear)} if linear else {}
+    has_other_way = not is_ring and not any(count % context for count in linear)
+    refused = [f"{count} {name}" for name, count in counts.items() if count % context]
+    if refused:
+        common = math.gcd(*counts.values())
+        degrees = " or ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
         each = f" on each of {tensor} tensor ranks" if tensor > 1 else ""
         raise ConfigError(
-            f"parallel.context is {context}, which does not divide the model's {heads} attention heads{each}",
-            f"use {degrees}, or --parallel.context-method ring",
+            f"parallel.context is {context}, which does not divide the model's {' and '.join(refused)}{each}",
+            f"use {degrees}" + (", or --parallel.context-method ring" if has_other_way else ""),
         )
 
 

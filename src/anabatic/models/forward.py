@@ -20,10 +20,11 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
-from anabatic.models import delta_net, delta_states, rope_scaling
+from anabatic.models import rope_scaling
 from anabatic.models.direct_forward import DirectForward
 from anabatic.models.experts import routing
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
+from anabatic.models.linear_attention import delta_net, delta_states
 from anabatic.models.lora import multi_adapter
 from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.parallel.context_exchange import HeadExchange

@@ -32,9 +32,16 @@ def match_decoder_layer(layer: nn.Module) -> Callable[..., Any] | None:
         return None
     if not all(map(_is_plain, layer.parameters())):  # divided among ranks: such a layer cannot be copied either
         return None
-    if not isinstance(getattr(layer.self_attn, "scaling", None), float) or not _is_verified(layer):
+    attention: Any = layer.self_attn
+    if not isinstance(getattr(attention, "scaling", None), float) or _rotates_a_part(attention):
         return None
-    return _forward
+    return _forward if _is_verified(layer) else None
+
+
+def _rotates_a_part(attention: Any) -> bool:
+    """True where rotary embeddings leave some elements of a head as they are (GLM-4.5)."""
+    angles = getattr(getattr(attention, "config", None), "rope_parameters", None) or {}
+    return bool(angles.get("partial_rotary_factor", 1.0) != 1.0)
 
 
 def _parts_of(linear: Any) -> LinearParts:
@@ -99,6 +106,8 @@ def _can_run(layer: Any, x: Tensor, norms: Sequence[Any], linears: Sequence[Any]
     if kwargs.get("attention_mask") is not None or kwargs.get("past_key_values"):
         return False
     attention = layer.self_attn
+    if kwargs["position_embeddings"][0].shape[-1] != attention.head_dim:
+        return False
     modules = [attention, layer.mlp, *norms, *linears]
     if not all(module is None or _is_bare(module) for module in modules):
         return False

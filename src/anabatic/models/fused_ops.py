@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops
+from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops, get_plain_sinks_reason
 from anabatic.device.table import DEVICES
 from anabatic.models import weight_casts
 from anabatic.models.experts import expert_layers
@@ -73,11 +73,24 @@ def apply_fused_setting(model: nn.Module, choice: Literal["auto", "off"], device
     summary = install_fused_ops(model, get_device_ops(device_type))
     if DEVICES[device_type].fuse_layers:
         summary.fused["decoder layers"] = install_layers(model)
+    _count_sinks(model, summary, device_type)
     model.__dict__["adapter_bank"] = group_adapters(model) if DEVICES[device_type].group_adapters else None
     if bank := model.__dict__["adapter_bank"]:
         adapters = sum(len(group.layers) for group in bank.groups)
         summary.fused[f"adapters in {len(bank.groups)} groups"] = adapters
     return f"{summary}, attention packed"
+
+
+def _count_sinks(model: nn.Module, summary: FusionSummary, device_type: str) -> None:
+    """Count layers whose attention has sinks (gpt-oss): not every version of the fused operator computes them."""
+    layers = sum(isinstance(getattr(module, "sinks", None), Tensor) for module in model.modules())
+    if not layers:
+        return
+    reason = get_plain_sinks_reason(device_type)
+    if reason:
+        summary.plain[f"attentions with sinks ({reason})"] = layers
+    else:
+        summary.fused["attentions with sinks"] = layers
 
 
 def remove_fused_ops(model: nn.Module) -> None:

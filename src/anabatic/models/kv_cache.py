@@ -9,13 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabatic.core.errors import DataError
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.cached_attention import CachedAttention, CachedSpan
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_device_ops
 from anabatic.device.table import DEVICES
-from anabatic.models.delta_states import LayerStates, StatePlan, list_attention_layers, list_delta_layers
+from anabatic.models.linear_attention.delta_states import (
+    LayerStates,
+    StatePlan,
+    list_attention_layers,
+    list_delta_layers,
+)
 
 
 def get_head_sizes(config: Any) -> tuple[int, int, int]:
@@ -92,11 +96,9 @@ class KVCache:
         self.keys = torch.zeros(*shape, key_size, device=device, dtype=dtype)
         self.values = torch.zeros(*shape, value_size, device=device, dtype=dtype)
         self._layers = dict(zip(layers, zip(self.keys, self.values, strict=True), strict=True))
-        self._states = {layer: LayerStates(config, num_requests, device, dtype) for layer in list_delta_layers(config)}
-        if self._states and num_ranks > 1:
-            raise DataError(
-                f"layers with a state cannot be divided over {num_ranks} ranks yet", "set parallel.tensor to 1"
-            )
+        self._states = {
+            layer: LayerStates(config, num_requests, device, dtype, num_ranks) for layer in list_delta_layers(config)
+        }
         self.num_blocks, self.block_size = num_blocks, block_size
         self.forward_plan: ForwardPlan
         self.layer_callback: Callable[[], None] = lambda: None

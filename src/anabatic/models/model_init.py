@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
 from anabatic.models import tensor_parallel
 from anabatic.models.experts import expert_parallel
-from anabatic.models.experts.expert_layers import iter_expert_layers
+from anabatic.models.experts.expert_layers import iter_expert_layers, iter_experts_of_all
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.pipeline import stages as pipeline_stages
@@ -103,9 +103,11 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 def count_idle_parameters(model: PreTrainedModel) -> dict[str, int]:
     """Return the parameters of stacked experts, and of their adapters, that one token does not use, by name."""
     idle: dict[str, int] = {}
-    for name, layer in iter_expert_layers(model):
+    parameters = dict(named_parameters_of_all(model))
+    for name, layer in iter_experts_of_all(model):
         share = 1 - int(model.config.num_experts_per_tok) / int(layer.num_experts)
-        idle |= {f"{name}.{own}": round(parameter.numel() * share) for own, parameter in layer.named_parameters()}
+        own = {path: parameter for path, parameter in parameters.items() if path.startswith(f"{name}.")}
+        idle |= {path: round(parameter.numel() * share) for path, parameter in own.items()}
     return idle
 
 
@@ -154,8 +156,8 @@ def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device
     partial = tensor_parallel.apply_tensor_parallel(model, world)
     experts = expert_parallel.apply_expert_parallel(model, world)
     root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial, experts)
-    layers = [layer for _, layer in iter_expert_layers(model)] if experts else []
-    shard_model(root, _shard_units(model), plan, device, world, layers)
+    layers = [layer for _, layer in iter_expert_layers(model)]
+    shard_model(root, _shard_units(model), plan, device, world, layers if experts else [])
     materialize_parameters(root, plan.get_state_device(device), device.torch_device)
     return root
 

@@ -34,8 +34,9 @@ from anabatic.data.tokenizer.hf_folder import get_turn_end_id
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.ops import get_device_ops, list_expensive_operators
 from anabatic.hub import model_download
-from anabatic.models import delta_net, fused_ops, weights_reader
+from anabatic.models import fused_ops, weights_reader
 from anabatic.models.kv_cache import KVCache
+from anabatic.models.linear_attention import delta_net
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.parallel.process_groups import World, materialize_parameters
 from anabatic.plan.model_shape import require_supported_folder

@@ -1,6 +1,7 @@
 """Apply tensor parallelism to a model: attention is sharded by heads, gated blocks by inner neurons.
 
 They are matched by their structure: separate projections of queries, keys, values and the output; gate, up and down.
+Layers of the gated delta rule are sharded by key heads, each with its value heads (`delta_heads.py`).
 Every other part (embeddings, norms, head, experts, blocks with other layers) is replicated on every rank.
 """
 
@@ -18,6 +19,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 from anabatic.models.fused_ops import GATED_LAYER_NAMES
 from anabatic.models.kv_cache import get_head_sizes
+from anabatic.models.linear_attention import delta_heads, delta_net
 from anabatic.models.lora.linear import LoraLinear
 from anabatic.parallel.process_groups import RankGroup, World, is_sharded_along
 from anabatic.parallel.tensor_linear import (
@@ -61,7 +63,10 @@ def find_attention_blocks(model: PreTrainedModel) -> list[TensorBlock]:
         ConfigError: a layer's attention has another structure.
     """
     heads, key_size, value_size = get_head_sizes(model.config)
-    expected = (model.config.num_attention_heads * key_size, heads * key_size, heads * value_size)
+    linear = len(delta_net.find_delta_layers(model))
+    # Attention beside the delta rule has a gate of each head behind the head's query.
+    query_size = 2 * key_size if linear else key_size
+    expected = (model.config.num_attention_heads * query_size, heads * key_size, heads * value_size)
     blocks = []
     for module in model.modules():
         names = next((names for names in _ATTENTION_NAMES if _is_block(module, names)), None)
@@ -74,7 +79,7 @@ def find_attention_blocks(model: PreTrainedModel) -> list[TensorBlock]:
             problem = f"weights that are not a head's: {', '.join(unexpected)}" if unexpected else f"outputs {sizes}"
             raise _unsupported_error(model, f"{type(module).__name__} has {problem}")
         blocks.append(block)
-    layers = model.config.num_hidden_layers
+    layers = model.config.num_hidden_layers - linear
     if len(blocks) != layers:
         raise _unsupported_error(
             model, f"{len(blocks)} of {layers} layers have separate projections of queries, keys, values and output"
@@ -87,6 +92,20 @@ def _unsupported_error(model: PreTrainedModel, problem: str) -> ConfigError:
         f"parallel.tensor cannot divide {type(model).__name__}: {problem}",
         "leave parallel.tensor at 1; --parallel.strategy zero3 divides every model",
     )
+
+
+def find_delta_blocks(model: PreTrainedModel) -> list[TensorBlock]:
+    """Return the layers of the gated delta rule.
+
+    Raises:
+        ConfigError: one of their projections is of another kind.
+    """
+    layers = delta_net.find_delta_layers(model)
+    blocks = [TensorBlock(module, delta_net.list_projections(module)) for module in layers]
+    for block in blocks:
+        if not _is_block(block.module, block.names):
+            raise _unsupported_error(model, f"{type(block.module).__name__} has projections of another kind")
+    return blocks
 
 
 def find_gated_blocks(model: nn.Module) -> list[TensorBlock]:
@@ -114,6 +133,8 @@ def require_divisible(model: PreTrainedModel, degree: int) -> None:
         "attention heads": [model.config.num_attention_heads],
         "key/value heads": [get_head_sizes(model.config)[0]],
     }
+    delta = {int(block.module.num_k_heads) for block in find_delta_blocks(model)}  # type: ignore[arg-type]
+    counts["key heads of linear attention"] = sorted(delta)
     counts["inner neurons of MLPs"] = inner
     sizes = [size for values in counts.values() for size in values]
     if any(size % degree for size in sizes):
@@ -142,7 +163,10 @@ def apply_tensor_parallel(model: PreTrainedModel, world: World) -> frozenset[str
         return frozenset()
     require_divisible(model, world.tensor_group.size)
     partial: set[int] = set()
-    for block in [*find_attention_blocks(model), *find_gated_blocks(model)]:
+    delta_blocks = find_delta_blocks(model)
+    for block in delta_blocks:
+        delta_heads.divide_heads(block.module, world.tensor_group)
+    for block in [*find_attention_blocks(model), *delta_blocks, *find_gated_blocks(model)]:
         if next(block.module.parameters(), None) is None:  # of another stage of a pipeline
             continue
         for name, layer in _iter_layers(block):
@@ -187,8 +211,9 @@ def describe_tensor_parallel(model: PreTrainedModel, degree: int) -> str:
     replicated, total = (
         sum(parameter.numel() for parameter in parameters) for parameters in (replicated_params, model.parameters())
     )
+    attention = len(find_attention_blocks(model)) + len(find_delta_blocks(model))
     return (
-        f"tensor parallelism: {degree} processes share {len(find_attention_blocks(model))} attention blocks"
+        f"tensor parallelism: {degree} processes share {attention} attention blocks"
         f" and {len(find_gated_blocks(model))} MLPs; {format_count(replicated)} of {format_count(total)} parameters "
         f"are whole on each"
     )

@@ -264,8 +264,9 @@ def _install_in_block(block: nn.Module, device: Device) -> int:
             layer.forward = types.MethodType(_compute_layer, layer)  # type: ignore[method-assign]
 
     def swap_in(*_: Any) -> None:
-        if torch.is_grad_enabled() and torch.is_autocast_enabled(device.type):
-            # Hooks stay outside of transformers' checkpoints: what is recomputed is cast layer by layer.
+        # Hooks stay outside of transformers' checkpoints: what is recomputed is cast layer by layer. A selective one
+        # must launch the same operators both times (torch 2.13, torch/utils/checkpoint.py).
+        if torch.is_grad_enabled() and torch.is_autocast_enabled(device.type) and not _is_selective(block):
             joint = not getattr(block, "gradient_checkpointing", False)
             casts.swap_in(torch.get_autocast_dtype(device.type), joint)
 
@@ -277,6 +278,14 @@ def _install_in_block(block: nn.Module, device: Device) -> int:
     block.register_forward_pre_hook(swap_in)
     block.register_forward_hook(swap_out, always_call=True)
     return len(places)
+
+
+def _is_selective(block: nn.Module) -> bool:
+    """Return whether a block's checkpoint keeps the results of some operators (`enable_activation_checkpointing`)."""
+    if not getattr(block, "gradient_checkpointing", False):
+        return False
+    checkpoint = getattr(block, "_gradient_checkpointing_func", None)
+    return "context_fn" in getattr(checkpoint, "keywords", {})
 
 
 def _find_groups(block: nn.Module) -> list[list[nn.Linear]]:

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from anabatic.device.attention import Attention, AttentionOptions, PackedSegments
+from anabatic.device.attention import Attention, AttentionOptions, GatherRows, PackedSegments
+from anabatic.device.device import send_to_device
 from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.token_split import TokenSplit
 
@@ -46,11 +47,18 @@ def _exchange(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Ra
     return out
 
 
-def gather_tokens(parts: Sequence[Tensor], split: TokenSplit) -> list[Tensor]:
+def exchange_flat(x: Tensor, sent: Sequence[int], received: Sequence[int], group: RankGroup) -> Tensor:
+    """Send the first `sent[0]` elements of a flat tensor to rank 0, the next to rank 1, ...; return what they send."""
+    out: Tensor = _AllToAll.apply(x, sent, received, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def gather_tokens(parts: Sequence[Tensor], split: TokenSplit, places: Tensor | None = None) -> list[Tensor]:
     """Return this rank's share of the heads of all tokens; one all-to-all for all `parts`.
 
     Args:
         parts: `[t, heads, size]`, the heads of each a multiple of `C`.
+        places: rows to return of those that come, int64 `[T]`; None: all, from the first rank to the last.
 
     Returns:
         `[T, heads / C, size]` of each part.
@@ -61,8 +69,11 @@ def gather_tokens(parts: Sequence[Tensor], split: TokenSplit) -> list[Tensor]:
     by_rank = torch.cat([part.reshape(own, ranks, -1) for part in parts], dim=2).transpose(0, 1)
     width = sum(widths)
     sent, received = [own * width] * ranks, [count * width for count in split.counts]
-    flat: Tensor = _AllToAll.apply(by_rank.reshape(-1), sent, received, split.group)  # type: ignore[no-untyped-call]
-    columns = flat.view(-1, width).split(widths, dim=1)
+    flat = exchange_flat(by_rank.reshape(-1), sent, received, split.group)
+    rows = flat.view(-1, width)
+    if places is not None:
+        rows = GatherRows.apply(rows, places)  # type: ignore[no-untyped-call]
+    columns = rows.split(widths, dim=1)
     return [x.unflatten(1, shape) for x, shape in zip(columns, shapes, strict=True)]
 
 
@@ -71,25 +82,48 @@ def scatter_tokens(x: Tensor, split: TokenSplit) -> Tensor:
     ranks, own = split.group.size, split.counts[split.group.rank]
     heads, size = x.shape[1:]
     sent, received = [count * heads * size for count in split.counts], [own * heads * size] * ranks
-    flat: Tensor = _AllToAll.apply(x.reshape(-1), sent, received, split.group)  # type: ignore[no-untyped-call]
+    flat = exchange_flat(x.reshape(-1), sent, received, split.group)
     return flat.view(ranks, own, heads, size).transpose(0, 1).contiguous().view(own, ranks * heads, size)
 
 
-class HeadExchange:
-    """Ulysses' exchange of one batch, as attention calls it (`device.attention.Exchange`).
+class TokenExchange:
+    """What both ways of attention share: layers that read all tokens in their order, with a share of the heads.
 
     Attributes:
-        split: whose tokens are whose, a run of each rank.
+        split: whose tokens are whose.
+        rank, ranks: number of this rank, and how many there are.
     """
 
-    gathers_heads = True
-
     def __init__(self, split: TokenSplit) -> None:
-        self.split = split
+        self.split, self.rank, self.ranks = split, split.group.rank, split.group.size
+        self._order: tuple[Tensor, Tensor] | None = None
 
     def count_own(self, cu_seqlens: Sequence[int]) -> list[tuple[int, int]]:
         """Return length and number of tokens of each run of a segment on this rank, in the order of its tokens."""
         return self.split.count_own(cu_seqlens)
+
+    def gather_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """As `gather_tokens`, with the tokens in the order of the batch."""
+        return gather_tokens(parts, self.split, self._find_order(parts[0].device)[1] if self.split.pieces > 1 else None)
+
+    def scatter_heads(self, x: Tensor) -> Tensor:
+        """Take back what `gather_heads` has given: `[T, n, size]` of this rank's `n` heads -> `[t, C n, size]`."""
+        if self.split.pieces > 1:
+            x = GatherRows.apply(x, self._find_order(x.device)[0])  # type: ignore[no-untyped-call]
+        return scatter_tokens(x, self.split)
+
+    def _find_order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the rows of the batch from the first rank to the last, and the inverse of that order."""
+        if self._order is None:
+            order = self.split.list_rows()
+            self._order = send_to_device(order, device), send_to_device(order.argsort(), device)
+        return self._order
+
+
+class HeadExchange(TokenExchange):
+    """Ulysses' exchange of one batch, as attention calls it (`device.attention.Exchange`); a rank has one run of it."""
+
+    gathers_heads = True
 
     def _repeats(self, key_heads: int) -> int:
         """Return `K' / K`."""

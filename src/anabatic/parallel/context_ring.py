@@ -22,6 +22,7 @@ from torch import Tensor
 from anabatic.core.errors import DataError
 from anabatic.device.attention import Attention, AttentionOptions, PackedSegments
 from anabatic.device.block_attention import BlockOps, merge_block
+from anabatic.parallel.context_exchange import TokenExchange
 from anabatic.parallel.token_split import TokenSplit
 
 Rows = tuple[int, int]
@@ -187,7 +188,7 @@ def _give_back(
         offset += rows.stop - rows.start
 
 
-class RingExchange:
+class RingExchange(TokenExchange):
     """The ring of one batch, as attention calls it (`device.attention.Exchange`).
 
     Args:
@@ -201,13 +202,9 @@ class RingExchange:
     def __init__(
         self, cu_seqlens: Sequence[int], split: TokenSplit, device: torch.device, find_ops: Callable[[str], BlockOps]
     ) -> None:
-        self.split = split
+        super().__init__(split)
         self._longest = max(end - start for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False))
         self._plan, self._find_ops = RingPlan(cu_seqlens, split, device), find_ops
-
-    def count_own(self, cu_seqlens: Sequence[int]) -> list[tuple[int, int]]:
-        """Return length and number of tokens of each run of a segment on this rank, in the order of its tokens."""
-        return self.split.count_own(cu_seqlens)
 
     def attend(
         self,

@@ -271,11 +271,13 @@ def reduce_tensor_gradients(
 
 
 @torch.no_grad()
-def reduce_stage_gradients(params: Mapping[str, Tensor], world: World) -> None:
-    """Take the mean of the gradients of a pipeline's stage over the ranks with the same one, in place."""
+def reduce_stage_gradients(params: Mapping[str, Tensor], experts: Collection[str], world: World) -> None:
+    """Take the mean of the gradients of a pipeline's stage over the ranks with the same one, in place; not of divided
+    experts (`reduce_expert_gradients`)."""
     group = world.gradient_group
     if world.pipeline_group.size > 1 and group.size > 1:
-        _sum_grads([_local_grad(param) for param in params.values()], group, world, 1 / group.size)
+        grads = [_local_grad(param) for name, param in params.items() if name not in experts]
+        _sum_grads(grads, group, world, 1 / group.size)
 
 
 @torch.no_grad()

@@ -61,6 +61,10 @@ class TokenSplit:
         parts = [x[start:end] for start, end in self.list_runs(self.group.rank)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def list_rows(self) -> Tensor:
+        """Return the rows of the batch in the order of the ranks, int64 `[T]`."""
+        return torch.cat([torch.arange(*run) for rank in range(self.group.size) for run in self.list_runs(rank)])
+
     def find_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return which of the given rows of the batch this rank has, and their numbers among its own.
 

@@ -9,8 +9,9 @@ Sizes, products and saved tensors follow transformers 5.23 (its modeling files),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 CHUNK = 64
@@ -218,6 +219,11 @@ class DeltaAttention:
         """Elements of the values of a token."""
         return self.value_heads * self.value_dim
 
+    def copy_keys(self, context: int, tensor: int = 1) -> DeltaAttention:
+        """Return the layer with the key heads that all ranks compute together, some of them more than once
+        (`models/linear_attention/delta_heads.py`)."""
+        return replace(self, key_heads=math.lcm(self.key_heads // tensor, context) * tensor)
+
     @property
     def conv_channels(self) -> int:
         """Channels of the convolution: queries, keys, values."""
@@ -272,7 +278,8 @@ class DeltaAttention:
     def count_saved_bytes(self, width: int, seq_len: int) -> float:
         """Return the bytes that the rule in plain torch saves: of `width` bytes an element around it, in fp32 within.
 
-        Counted in `device/delta_rule.py` and `models/delta_net.py`: inputs and outputs of the convolution; six copies
+        Counted in `device/delta_rule.py` and `models/linear_attention/delta_net.py`: inputs and outputs of the
+        convolution; six copies
         of the keys or queries of key heads; queries, keys and the solved system of value heads; six tensors of values
         in fp32 and two in the precision around the rule; four score matrices of a chunk of value heads and two of key
         heads; a state per chunk; decays and factors.

@@ -45,7 +45,7 @@ class DecoderShape:
     window: int = 0
     """A query attends to this many keys; 0: all."""
     has_sinks: bool = False
-    """A learned score per head takes part in the softmax (gpt-oss); computed with all scores in memory."""
+    """A learned score per head takes part in the softmax (gpt-oss)."""
     expert_bias: bool = False
     """Router and experts have biases."""
     shared_gate: bool = False

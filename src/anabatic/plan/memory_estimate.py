@@ -1,8 +1,9 @@
 """Memory of a device during one optimizer step, by part and by moment.
 
 Tensors saved for the backward pass are listed one by one, as our operators save them (`estimate_activations`); nothing
-is fitted. The peak is the maximum over four moments: the loss, the backward pass of each block, the gradient of the
-embedding, the update. `benchmarks/plan.py` compares it with the allocator's peak on simulated NPUs.
+is fitted. The peak is the maximum over five moments: the loss, the backward pass of each block, the gradient of the
+embedding, the sums of divided experts' gradients, the update. `benchmarks/plan.py` compares it with the allocator's
+peak on simulated NPUs.
 
 Letters as in `model_shape.py`; `T` tokens of a micro-batch on one rank.
 """
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from anabatic.plan.attention_kinds import LatentAttention
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.pipeline_stages import list_stages
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
@@ -96,7 +97,9 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     queries, keys = s.heads * s.head_dim * tensor_fraction, s.kv_heads * s.head_dim * tensor_fraction
     stream = s.norms * (stream_width * s.hidden + 4.0)
     normed = 2 * width * s.hidden  # read by queries, keys, values; by gate and up
-    rotated = queries + keys  # the rotary embedding saves its inputs
+    # The rotary operator saves its inputs. gpt-oss rotates by plain products with the cosines of half a head, which
+    # save the cosines.
+    rotated = 0.0 if s.has_sinks else queries + keys
     if s.head_norms:
         rotated *= 2
     statistics = 2 * 8 * 4 * s.heads * tensor_fraction + (
@@ -107,10 +110,8 @@ def estimate_activations(setup: TrainingSetup, has_gradient: bool = True) -> Blo
     )  # rotated queries and keys, values, output
     if s.gates_output:
         attention += 3 * width * queries  # the gate beside the queries, its sigmoid, the gated output
-    if s.has_sinks:
-        attention += _score_activations(setup)
-    if s.attention is not None:
-        attention = s.attention.count_saved_bytes(width, setup.seq_len) * tensor_fraction
+    if (other := setup.attention) is not None:
+        attention = other.count_saved_bytes(width, setup.seq_len) * tensor_fraction
     if setup.context > 1 and setup.context_method == "ulysses":
         attention += width * _count_exchanged_elements(setup)
     kept_inner = 2 if has_joint_products(setup) else 3  # gate, up and their product, which may be computed again
@@ -123,24 +124,16 @@ def _count_exchanged_elements(setup: TrainingSetup) -> float:
     """Return the elements per token that Ulysses' exchange keeps besides what attention saves on one device: the output
     before and after it, and key heads that go to several ranks.
 
-    Latent attention reads copies of its values, no view of the product that also holds keys without rotation.
+    Latent attention reads copies of its values, no view of the product that also holds keys without rotation. What the
+    delta rule keeps, its copies of key heads too, is counted where it reads it.
     """
     s = setup.shape
+    if isinstance(s.attention, DeltaAttention):
+        return 0.0
     if isinstance(s.attention, LatentAttention):
         return float(s.heads * (s.attention.value_dim - s.attention.nope_dim))
     repeated_heads = setup.repeated_key_heads - s.kv_heads / setup.tensor
     return s.head_dim * (s.heads / setup.tensor + 2 * repeated_heads)
-
-
-def _score_activations(setup: TrainingSetup) -> float:
-    """Return the bytes of scores of attention with sinks, whose gradient no fused operator has
-    (`device/attention.py`): probabilities in fp32 and in the products' precision, keys and values for every head.
-
-    In windows of w tokens a block of w queries sees 2 w keys.
-    """
-    s, width = setup.shape, get_compute_width(setup)
-    keys = setup.seq_len if not s.window or s.window >= setup.seq_len else 2 * s.window
-    return (s.heads * (keys * (4.0 + width) + 4.0) + 2.0 * width * s.heads * s.head_dim) / setup.tensor
 
 
 def _expert_activations(setup: TrainingSetup) -> float:
@@ -191,7 +184,8 @@ def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
     """Return the peak on one device, of a pipeline on that of the stage that needs most."""
     moments = []
     for part in list_stages(setup):
-        found = [*_estimate_backward(part), _estimate_embedding(part), _estimate_update(part)]
+        found = [*_estimate_backward(part), _estimate_embedding(part), _estimate_expert_sums(part)]
+        found.append(_estimate_update(part))
         if part.stage in (None, part.pipeline - 1):
             found.append(_estimate_loss(part))
         peak = max(found, key=lambda moment: moment.total)
@@ -273,17 +267,21 @@ def has_gradient_buckets(setup: TrainingSetup) -> bool:
 def _cast_copy_bytes(setup: TrainingSetup, blocks: float) -> float:
     """Return the bytes of half-precision copies of trained fp32 weights of `blocks` blocks, saved for the backward
     pass."""
-    if not setup.half or setup.is_sharded or setup.weights != "fp32":
+    if not setup.half or setup.weights != "fp32":
         return 0.0
-    is_joint = has_joint_products(setup)
+    if setup.is_sharded:  # FSDP casts what it gathers
+        return 2.0 * setup.count_divided_params(int(blocks)) * setup.has_plain_experts
     if setup.tuner == "lora":
         return 2.0 * _sum_blocks(setup, int(blocks), lambda kind: kind.adapter_block_params)
     trained = min(int(blocks), setup.trained_blocks)
     return 2.0 * _sum_blocks(
-        setup,
-        trained,
-        lambda kind: 0 if is_joint and not kind.shape.experts else kind.block_params - kind.shape.norm_params,
+        setup, trained, lambda kind: kind.block_params - kind.shape.norm_params - _count_joint_params(kind)
     )
+
+
+def _count_joint_params(setup: TrainingSetup) -> int:
+    """Return the parameters of a block that it casts together: those of its linear layers, not of its experts."""
+    return sum(layer.params for layer in setup.shape.linears) * has_joint_products(setup)
 
 
 def _sum_blocks(setup: TrainingSetup, blocks: int, count_params: Callable[[TrainingSetup], int]) -> int:
@@ -299,7 +297,11 @@ def _gradient_total_bytes(setup: TrainingSetup, blocks: float, head: bool, embed
         return 0.0
     fraction = 1 / setup.shard_ranks if setup.is_sharded else 1.0
     if holds_all:
-        return get_gradient_bytes(setup) * setup.trained_params * fraction
+        # divided experts are in no bucket of DDP: their gradients come block by block
+        pending = 0
+        if setup.micro_steps == 1 and not setup.is_sharded:
+            pending = setup.count_divided_params() - setup.count_divided_params(int(blocks))
+        return get_gradient_bytes(setup) * (setup.trained_params - pending) * fraction
     num_params = 0.0
     if setup.tuner == "full":
         num_params = (
@@ -395,9 +397,7 @@ def _recast_bytes(setup: TrainingSetup) -> float:
     """Return the bytes of one block's weights that its backward pass casts again."""
     if setup.shape.kinds:
         return max(_recast_bytes(kind) for kind, _ in setup.count_kinds())
-    if not has_joint_products(setup) or setup.shape.experts:
-        return 0.0
-    return 2.0 * (setup.block_params - setup.shape.norm_params)
+    return 2.0 * _count_joint_params(setup)
 
 
 def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:
@@ -413,6 +413,18 @@ def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:
         "backward pass": get_gradient_bytes(setup) * s.embedding_params * (setup.tuner == "full" and is_added),
     }
     return PeakMemory("the embedding's gradient", parts)
+
+
+def _estimate_expert_sums(setup: TrainingSetup) -> PeakMemory:
+    """Estimate the sums of gradients of divided experts over the ranks with the same ones, a flat copy for each bucket
+    (`parallel/process_groups.py`, reduce_expert_gradients)."""
+    parts = _local_persistent_bytes(setup) | {
+        "gradients": _gradient_total_bytes(setup, setup.blocks_with_activations, head=True, embedding=True)
+    }
+    if setup.has_plain_experts:
+        elements = min(setup.count_divided_params(), UPDATE_BUCKET_ELEMENTS)
+        parts |= {"sums of the experts' gradients": get_gradient_bytes(setup) * elements}
+    return PeakMemory("the experts' gradients", parts)
 
 
 def _muon_workspace(setup: TrainingSetup) -> float:
@@ -435,14 +447,16 @@ def _muon_workspace(setup: TrainingSetup) -> float:
 
 
 def _estimate_update(setup: TrainingSetup) -> PeakMemory:
-    """Estimate the update: AdamW's flat kernel copies the gradient of a bucket, twice if the gradients stay."""
+    """Estimate the update: AdamW's flat kernel copies the gradient of a bucket, then its weights if they decay; the
+    second copy adds to the peak where the gradients stay, else it has the memory that they leave."""
     gradients = get_gradient_bytes(setup) * setup.trained_params * (1 / setup.shard_ranks if setup.is_sharded else 1.0)
     workspace = 0.0
     if not setup.fused_adamw and not setup.offload:
         elements = min(setup.trained_params / (setup.shard_ranks if setup.is_sharded else 1), UPDATE_BUCKET_ELEMENTS)
         # in DDP's buckets, or in the flat outputs of FSDP's reduce-scatter
         gradients_stay = setup.is_sharded or has_gradient_buckets(setup)
-        workspace = elements * (4.0 * (2 if gradients_stay else 1) if setup.weights == "fp32" else _BF16_BUCKET_BYTES)
+        copies = 2 if gradients_stay and setup.weight_decay else 1
+        workspace = elements * (4.0 * copies if setup.weights == "fp32" else _BF16_BUCKET_BYTES)
     if setup.muon and not setup.offload:
         workspace = max(workspace, _muon_workspace(setup))
     parts = _local_persistent_bytes(setup) | {"gradients": 0.0 if setup.offload else gradients, "update": workspace}

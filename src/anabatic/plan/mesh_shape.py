@@ -6,7 +6,9 @@ exchange least): `tensor` or `expert` groups are neighbours, then `context` grou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from anabatic.config.sections.common import Parallel
 from anabatic.core.errors import ConfigError
@@ -99,3 +101,31 @@ def resolve_mesh_shape(
             hint or "use --parallel.strategy ddp, or a smaller parallel.replicate",
         )
     return shape
+
+
+def iter_layouts(settings: Parallel, world_size: int, limits: Mapping[str, int]) -> Iterator[Parallel]:
+    """Yield every mesh of `world_size` processes: dimensions that are set stay, others are powers of two or three times
+    one, up to a limit; `zero3` where there are copies of shards.
+
+    Args:
+        limits: dimension -> the largest size; dimensions without one stay as they are.
+    """
+    sizes = {
+        name: [size for size in range(1, min(limit, world_size) + 1) if world_size % size == 0 and _is_usual(size)]
+        for name, limit in limits.items()
+        if getattr(settings, name) == 1
+    }
+    for chosen in itertools.product(*sizes.values()):
+        layout = dict(zip(sizes, chosen, strict=True))
+        strategy = "zero3" if layout.get("replicate", 1) > 1 else settings.strategy
+        try:
+            found = replace(settings, **layout, strategy=strategy)  # type: ignore[arg-type]
+            resolve_mesh_shape(found, world_size)
+        except ConfigError:  # dimensions that exclude each other, or do not divide the processes
+            continue
+        yield found
+
+
+def _is_usual(size: int) -> bool:
+    power = size // 3 if size % 3 == 0 else size
+    return power & (power - 1) == 0

@@ -1,23 +1,26 @@
 """Shape of a job's model, from a folder's config.json, a public model's sizes or the dial of `pretrain`; which models
-are supported.
+are supported. Where the time is given, how deep a new model becomes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import yaml_reader
+from anabatic.config.pretrain import PretrainJob
 from anabatic.config.vessels.train import WordsJob
 from anabatic.core import formatting, json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
 from anabatic.core.paths import RunFolder
+from anabatic.device.table import Chip
 from anabatic.plan import depth_dial
 from anabatic.plan.config_shape import describe_unknown_family, read_shape
 from anabatic.plan.config_values import MAX_SIZE, refuse_size
@@ -27,6 +30,11 @@ DEFAULT_VOCAB_SIZE = 32_768
 """Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
 DEFAULT_WORD_COUNT = 4096
 """Assumed number of distinct vessel words; coarse cells of a coast give some thousands."""
+TOKENS_PER_PARAM = 12.0
+"""Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
+ASSUMED_UTILIZATION = 0.3
+"""Share of a chip's peak, where only the order of magnitude is needed before the first step."""
+MAX_DEPTH = 128
 _MAX_JSON_BYTES = 256 << 20
 """Maximum size of a JSON file; tokenizers of large vocabularies have about 30 MiB."""
 _NAME_SUFFIXES = re.compile(r"-(instruct|chat|base|hf)\b.*$")
@@ -280,3 +288,40 @@ def _read_config_if_there(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):  # reported with its path by the code that needs the file
         return None
     return tree if isinstance(tree, dict) else None
+
+
+def is_depth_left_open(job: Any) -> bool:
+    """Return whether the depth of a new model follows from `schedule.minutes`."""
+    return (
+        isinstance(job, PretrainJob)
+        and job.model.path is None
+        and job.model.depth is None
+        and job.schedule.minutes is not None
+    )
+
+
+def choose_depth(job: PretrainJob, chip: Chip, devices: int) -> int:
+    """Return the largest depth whose model gets its tokens in `schedule.minutes`, 1 at least.
+
+    A token costs 6 operations per multiplying parameter (arXiv 2001.08361, section 2.1). The speed is the chip's peak
+    by its data sheet, so that a machine comes to the same depth each time.
+
+    Args:
+        devices: chips that share the work.
+    """
+    minutes = job.schedule.minutes
+    assert minutes is not None
+    operations = 60.0 * minutes * chip.half_tflops * 1e12 * ASSUMED_UTILIZATION * devices
+    ratio = job.schedule.tokens_per_param or TOKENS_PER_PARAM
+    depth = 1
+    while depth < MAX_DEPTH:
+        params = get_job_shape(with_depth(job, depth + 1))[0].multiplying_params
+        if operations < 6 * params * ratio * params:
+            break
+        depth += 1
+    return depth
+
+
+def with_depth(job: PretrainJob, depth: int) -> PretrainJob:
+    """Return the job with this depth."""
+    return replace(job, model=replace(job.model, depth=depth))

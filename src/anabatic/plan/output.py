@@ -16,6 +16,10 @@ from anabatic.plan.training_setup import TrainingSetup
 _BAR_WIDTH = 30
 
 
+LISTED_LAYOUTS = 15
+"""Layouts that a list shows."""
+
+
 @dataclass(frozen=True)
 class JobPlan:
     """The plan of a job.
@@ -73,6 +77,11 @@ def format_options(setup: TrainingSetup, has_model_section: bool) -> str:
     """Return the settings as options of a command; `has_model_section`: the command builds its model (`pretrain`)."""
     recompute = "model.recompute" if has_model_section else "recompute"
     options = f"--parallel.strategy {setup.strategy} --{recompute} {setup.recompute}"
+    for name in ("pipeline", "replicate", "context", "expert", "tensor"):
+        if (size := getattr(setup, name)) > 1:
+            options += f" --parallel.{name} {size}"
+    if setup.context > 1 and setup.context_method != "ulysses":
+        options += f" --parallel.context-method {setup.context_method}"
     options += f" --batch.micro-batch-tokens {setup.micro_tokens}"
     return options + (" --parallel.offload cpu" if setup.offload else "")
 
@@ -216,6 +225,25 @@ def format_sweep_lines(plan: JobPlan) -> Iterator[str]:
     yield "* the frontier: nothing that needs as little memory is faster"
 
 
+def format_layout_lines(plan: JobPlan, has_model_section: bool) -> Iterator[str]:
+    """Yield the layouts of the mesh that fit, each with its fastest settings, the fastest first."""
+    fitting = sorted(plan.fitting, key=lambda estimate: -estimate.tokens_per_s)
+    if not fitting:
+        yield "No layout that was tried fits: more devices, a chip with more memory, LoRA, or a shorter batch.seq_len."
+        return
+    yield f"{'tokens/s':>10} {'GiB':>7}  "
+    for estimate in fitting[:LISTED_LAYOUTS]:
+        bar = "#" * max(1, round(20 * estimate.tokens_per_s / fitting[0].tokens_per_s))
+        yield (
+            f"{estimate.tokens_per_s:10,.0f} {format_gib(estimate.needed_bytes):>7}  {bar:20}  "
+            f"{format_strategy(estimate.setup)}"
+        )
+    if len(fitting) > LISTED_LAYOUTS:
+        yield f"and {len(fitting) - LISTED_LAYOUTS} slower layouts that fit"
+    yield ""
+    yield f"The fastest: {format_options(fitting[0].setup, has_model_section)}"
+
+
 def _count_cache_bytes(setup: TrainingSetup) -> int:
     cache = setup.shape.measure_cache(setup.seq_len)
     return round(2 * cache.elements + 4 * cache.state_elements)
@@ -269,6 +297,7 @@ def estimate_to_dict(estimate: StrategyEstimate, chip: Chip) -> dict[str, Any]:
         "recompute": setup.recompute,
         "micro_batch_tokens": setup.micro_tokens,
         "micro_steps": setup.micro_steps,
+        "layout": {name: getattr(setup, name) for name in ("pipeline", "replicate", "context", "expert", "tensor")},
         "fits": estimate.can_fit,
         "memory_bytes": round(estimate.memory.total),
         "needs_bytes": round(estimate.needed_bytes),

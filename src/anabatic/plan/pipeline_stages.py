@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,11 @@ def split_layers(layer_weights: Sequence[int], head_weight: int, stages: int) ->
         layer_weights: parameters of each layer, which each token is multiplied by; head_weight: of the head, which the
             last stage computes.
     """
+    return list(_split_layers(tuple(layer_weights), head_weight, stages))
+
+
+@functools.lru_cache(maxsize=64)
+def _split_layers(layer_weights: tuple[int, ...], head_weight: int, stages: int) -> tuple[range, ...]:
     count = len(layer_weights)
     total = [0]
     for weight in layer_weights:
@@ -36,24 +42,18 @@ def split_layers(layer_weights: Sequence[int], head_weight: int, stages: int) ->
         start = costs[stage][end][1]
         parts.append(range(start, end))
         end = start
-    return parts[::-1]
+    return tuple(parts[::-1])
 
 
 def require_stages(setup: TrainingSetup) -> None:
     """Check that a pipeline can divide the layers of a setup (`models/pipeline/stages.py` checks the same of a model).
 
     Raises:
-        ConfigError: there are fewer layers, or experts among them.
+        ConfigError: there are fewer layers.
     """
     shape, stages = setup.shape, setup.pipeline
     if stages == 1:
         return
-    if any(kind.experts or kind.attention is not None or kind.window for kind, _ in shape.count_kinds()):
-        raise ConfigError(
-            f"parallel.pipeline is {stages}, and stages take layers of plain attention and one MLP;"
-            f" this model has {shape.describe_kinds()}",
-            "leave parallel.pipeline at 1; --parallel.strategy zero3 divides every model",
-        )
     if shape.layers < stages:
         raise ConfigError(
             f"parallel.pipeline is {stages}, the model has {shape.layers} layers", f"use {shape.layers} or less"
@@ -65,11 +65,14 @@ def list_stages(setup: TrainingSetup) -> list[TrainingSetup]:
     if setup.pipeline == 1 or setup.stage is not None:
         return [setup]
     shape = setup.shape
-    parts = split_layers([shape.block_params] * shape.layers, shape.embedding_params, setup.pipeline)
+    kinds = [shape.kinds[kind] for kind in shape.order] if shape.kinds else [shape] * shape.layers
+    parts = split_layers(
+        [kind.block_params - kind.idle_params for kind in kinds], shape.embedding_params, setup.pipeline
+    )
     return [
         replace(
             setup,
-            shape=replace(shape, layers=len(part)),
+            shape=replace(shape, layers=len(part), order=shape.order[part.start : part.stop]),
             stage=index,
             has_lm_head=setup.has_lm_head and index == setup.pipeline - 1,
         )

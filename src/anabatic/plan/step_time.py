@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from anabatic.plan.attention_kinds import LatentAttention
+from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.cost_model import ChipRates, ComputeUnit, estimate_collective_ns, estimate_operator_ns
 from anabatic.plan.memory_estimate import (
     MIN_LOGIT_ROWS,
@@ -111,12 +111,13 @@ def _forward_operators(setup: TrainingSetup) -> Iterator[Operator]:
 def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
     """Yield the operators between the projections of an attention: rotation, norms of heads, products of tokens."""
     s, t, width = setup.shape, float(setup.local_tokens), get_compute_width(setup)
-    if s.attention is not None:
-        for product in s.attention.iter_products(setup.seq_len):
+    if (other := setup.attention) is not None:
+        for product in other.iter_products(setup.seq_len):
             is_half = product.unit == "half" and width == 2
             unit: ComputeUnit = "cube half" if is_half else "cube single"
-            yield unit, t * product.flops, (width if is_half else 4) * t * product.elements
-        yield "vector", 0.0, width * t * s.attention.count_vector_elements()
+            bytes_moved = (width if is_half else 4) * t * product.elements
+            yield unit, t * product.flops / setup.tensor, bytes_moved / setup.tensor
+        yield "vector", 0.0, width * t * other.count_vector_elements() / setup.tensor
         return
     queries, keys = s.heads * s.head_dim / setup.tensor, s.kv_heads * s.head_dim / setup.tensor
     for _ in range(2 if s.head_norms else 1):
@@ -126,9 +127,6 @@ def _mixing_operators(setup: TrainingSetup) -> Iterator[Operator]:
     yield "cube half" if width == 2 else "cube single", scores, width * t * (2 * queries + 2 * keys)
     if s.gates_output:
         yield "vector", 0.0, width * t * 3 * queries
-    if s.has_sinks:  # scores in memory: written, masked, a softmax in fp32, read for the values
-        extent = min(setup.seq_len, 2 * s.window or setup.seq_len)
-        yield "vector", 0.0, t * s.heads * extent * (4 * width + 16.0)
 
 
 def _adapter_gradient_operators(setup: TrainingSetup) -> Iterator[Operator]:
@@ -289,6 +287,8 @@ def _estimate_collectives(
             estimate_collective_ns(rates, "all_reduce", w * setup.local_tokens * s.hidden, setup.tensor) / 1e9
         )
         total = exposed = 4 * s.layers * seconds_per_call * setup.micro_steps
+        exchanges = sum(count * _estimate_channel_exchange(kind, rates) for kind, count in setup.count_kinds())
+        total = exposed = total + setup.micro_steps * exchanges
     group_rates = replace(
         rates, server=max(1, rates.server // setup.tensor)
     )  # tensor ranks are neighbours (plan/mesh_shape.py), then context ranks
@@ -324,12 +324,13 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
 
     Ulysses: queries, keys and values in one all-to-all, the output in another (`parallel/context_exchange.py`). Ring:
     keys and values from each other rank, in the backward pass again, and their gradients in fp32
-    (`parallel/context_ring.py`).
+    (`parallel/context_ring.py`). The delta rule, with both: its inputs in one all-to-all, its output in another.
     """
     s, width = setup.shape, get_compute_width(setup)
     queries = s.heads // setup.tensor
     token_bytes = width * s.head_dim
-    if setup.context_method == "ring":
+    delta = setup.attention if isinstance(setup.attention, DeltaAttention) else None
+    if setup.context_method == "ring" and delta is None:
         keys = 2 * max(1, s.kv_heads // setup.tensor) * s.head_dim * min(setup.seq_len, setup.micro_tokens)
         rounds = setup.context - 1
         send, give_back = (
@@ -339,16 +340,32 @@ def _estimate_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
         backward = setup.blocks_with_activations / s.layers
         return (1 + setup.has_reference) * send + backward * (send * (1 + (setup.recompute != "none")) + give_back)
     value_bytes = width * s.attention.value_dim if isinstance(s.attention, LatentAttention) else token_bytes
-    sizes = [
-        queries * token_bytes + setup.repeated_key_heads * (token_bytes + value_bytes),
-        queries * value_bytes,
-    ]
+    if delta is not None:
+        sizes = [float(width * (delta.conv_channels + 2 * delta.value_heads)), float(width * delta.values)]
+        sizes = [size / setup.tensor for size in sizes]
+    else:
+        keys_bytes = setup.repeated_key_heads * (token_bytes + value_bytes)
+        sizes = [queries * token_bytes + keys_bytes, queries * value_bytes]
     calls = [
         estimate_collective_ns(rates, "all_to_all", size * setup.local_tokens, setup.context) / 1e9 for size in sizes
     ]
-    backward_fraction = setup.blocks_with_activations / s.layers
-    passes = 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference
-    return passes * sum(calls)
+    return _count_exchanges(setup) * sum(calls)
+
+
+def _count_exchanges(setup: TrainingSetup) -> float:
+    """Return how often a step exchanges what a forward pass does: forward, perhaps recomputed, backward."""
+    backward_fraction = setup.blocks_with_activations / setup.shape.layers
+    return 1 + backward_fraction * (1 if setup.recompute == "none" else 2) + setup.has_reference
+
+
+def _estimate_channel_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
+    """Return the seconds in which tensor ranks exchange the channels of one joint projection of queries, keys and
+    values (`models/linear_attention/delta_heads.py`)."""
+    attention = setup.shape.attention
+    if not isinstance(attention, DeltaAttention) or attention.layout != "split":
+        return 0.0
+    size = get_compute_width(setup) * setup.local_tokens * attention.conv_channels / setup.tensor
+    return _count_exchanges(setup) * estimate_collective_ns(rates, "all_to_all", size, setup.tensor) / 1e9
 
 
 def _estimate_expert_exchange(setup: TrainingSetup, rates: ChipRates) -> float:

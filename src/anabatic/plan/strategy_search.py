@@ -168,9 +168,32 @@ def list_fitting(
     ]
 
 
+def find_fastest(setup: TrainingSetup, global_tokens: int, chip: Chip) -> StrategyEstimate | None:
+    """Return the fastest strategy, recomputation and micro-batch that fit; None: nothing does.
+
+    Of micro-batches the two largest that fit are compared, for a pipeline all: smaller ones fill it better.
+    """
+    found: list[StrategyEstimate] = []
+    for base in list_strategies(setup, chip):
+        if base.replicate > 1 and not base.is_sharded:
+            continue
+        fitting = 0
+        for candidate in iter_micro_batches(base, global_tokens, chip):
+            if candidate.micro_tokens * candidate.ranks > max(global_tokens, candidate.ranks * base.min_micro_batch):
+                continue
+            buffers = estimate_buffer_bytes(candidate, chip)
+            if estimate_peak_memory(candidate).total * (1 + FRAGMENTATION) + buffers > get_available_bytes(chip):
+                continue
+            found.append(estimate_strategy(candidate, chip))
+            fitting += 1
+            if fitting == 2 and base.pipeline == 1:
+                break
+    return max(found, key=lambda estimate: estimate.tokens_per_s, default=None)
+
+
 def pick_fastest(choices: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
     """Return the fastest estimate of each strategy, the fastest first."""
-    best: dict[tuple[str, bool, str], StrategyEstimate] = {}
+    best: dict[tuple[str | bool | int, ...], StrategyEstimate] = {}
     for choice in choices:
         key = get_strategy_key(choice.setup)
         if key not in best or choice.tokens_per_s > best[key].tokens_per_s:
@@ -187,9 +210,11 @@ def find_pareto_frontier(choices: Iterable[StrategyEstimate]) -> list[StrategyEs
     return frontier
 
 
-def get_strategy_key(setup: TrainingSetup) -> tuple[str, bool, str]:
-    """Return (strategy, offload, recompute); a single device counts as `ddp`."""
-    return ("ddp" if setup.strategy == "single" else setup.strategy), setup.offload, setup.recompute
+def get_strategy_key(setup: TrainingSetup) -> tuple[str | bool | int, ...]:
+    """Return (strategy, offload, recompute, dimensions of the mesh); a single device counts as `ddp`."""
+    strategy = "ddp" if setup.strategy == "single" else setup.strategy
+    layout = (setup.pipeline, setup.replicate, setup.context, setup.expert, setup.tensor)
+    return (strategy, setup.offload, setup.recompute, *layout)
 
 
 def estimate_all(

@@ -5,8 +5,6 @@ another.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +13,12 @@ from anabatic.config.dpo import DpoJob
 from anabatic.config.reward import RewardJob
 from anabatic.config.rl import RlJob
 from anabatic.config.sections.common import BatchSettings, ContextMethod, Recompute, require_setting
-from anabatic.config.sections.train_jobs import Freeze
 from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.formatting import did_you_mean
-from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention, LinearShape
-from anabatic.plan.config_values import MAX_BLOCKS
+from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LatentAttention, LinearShape
 from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_name_end
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
 
 StrategyName = Literal["single", "ddp", "zero2", "zero3"]
@@ -76,6 +72,7 @@ class TrainingSetup:
     recompute: Recompute = "none"
     muon: bool = False
     weights: Literal["fp32", "bf16_kahan", "bf16_stochastic"] = "fp32"
+    weight_decay: float = 0.0
     micro_tokens: int = 2048
     micro_steps: int = 1
     seq_len: int = 2048
@@ -113,6 +110,12 @@ class TrainingSetup:
     def repeated_key_heads(self) -> int:
         """Key heads of the tensor group that attention of context ranks reads (`parallel/context_exchange.py`)."""
         return math.lcm(max(1, self.shape.kv_heads // self.tensor), self.context)
+
+    @property
+    def attention(self) -> AttentionKind | None:
+        """Attention other than plain queries, keys and values, as the ranks compute it together."""
+        kind = self.shape.attention
+        return kind.copy_keys(self.context, self.tensor) if isinstance(kind, DeltaAttention) else kind
 
     @property
     def min_micro_batch(self) -> int:
@@ -161,17 +164,36 @@ class TrainingSetup:
         return 1.0 if self.is_sharded else 1 / self.expert
 
     @property
+    def has_plain_experts(self) -> bool:
+        """Whether a rank holds its part of divided experts as plain tensors: FSDP leaves them alone where no rank of a
+        copy has the same ones (`parallel/sharding.py`)."""
+        return self.expert > 1 and (not self.is_sharded or self.shard_ranks == self.expert)
+
+    def count_divided_params(self, blocks: int | None = None) -> int:
+        """Return the trained parameters of divided experts on a rank, of the last `blocks` blocks; 0: none are."""
+        if self.expert == 1:
+            return 0
+        blocks = self.shape.layers if blocks is None else blocks
+        if self.tuner == "lora":
+            total = sum(count * kind.expert_adapter_params for kind, count in self.count_kinds(blocks))
+        else:
+            trained = self.count_kinds(min(blocks, self.trained_blocks))
+            total = sum(count * round(self.held_experts * kind.shape.stacked_params) for kind, count in trained)
+        return round(total / (self.shard_ranks if self.is_sharded else 1))
+
+    @property
     def whole_experts(self) -> TrainingSetup:
         """The same with all experts on every rank: what a checkpoint and a saved model hold."""
         return replace(self, expert=1)
 
     @property
     def gathered_block_params(self) -> int:
-        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks."""
+        """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks, nor
+        those that FSDP leaves alone."""
         if self.shape.kinds:
             return max(kind.gathered_block_params for kind, _ in self.count_kinds())
         adapters = self.adapter_block_params if self.tuner == "lora" else 0
-        elsewhere = 1 - 1 / self.expert
+        elsewhere = 1.0 if self.has_plain_experts else 1 - 1 / self.expert
         stacked = self.shape.stacked_params + (self.expert_adapter_params if self.tuner == "lora" else 0)
         return self.block_params + adapters - round(elsewhere * stacked)
 
@@ -295,6 +317,7 @@ def build_setup(
         recompute=getattr(job, "recompute", None) or job.model.recompute,
         muon=job.optim.name == "muon",
         weights=job.optim.weights,
+        weight_decay=job.optim.weight_decay,
         micro_tokens=micro_tokens,
         micro_steps=micro_steps,
         seq_len=job.batch.resolved_seq_len,
@@ -315,7 +338,10 @@ def require_feasible(setup: TrainingSetup) -> None:
             trained.
     """
     s, tensor_ranks = setup.shape, setup.tensor
-    if tensor_ranks > 1 and (other := next((kind.attention for kind, _ in s.count_kinds() if kind.attention), None)):
+    others = [kind.attention for kind, _ in s.count_kinds() if kind.attention]
+    delta = [kind for kind in others if isinstance(kind, DeltaAttention) and kind.layout != "kimi"]
+    if tensor_ranks > 1 and len(delta) < len(others):
+        other = next(kind for kind in others if kind not in delta)
         raise ConfigError(
             f"parallel.tensor is {tensor_ranks}, and {other.label} is not divided among tensor ranks",
             "use --parallel.tensor 1; zero3 divides its weights",
@@ -323,6 +349,7 @@ def require_feasible(setup: TrainingSetup) -> None:
     sizes = {
         "attention heads": s.heads,
         "key/value heads": s.kv_heads,
+        "key heads of linear attention": math.gcd(*(kind.key_heads for kind in delta)),
         "inner neurons": s.mlp_linears[0].outputs if s.mlp_linears else 0,
     }
     if any(size % tensor_ranks for size in sizes.values()):
@@ -387,10 +414,7 @@ def _require_divisible_tokens(setup: TrainingSetup) -> None:
     for kind, count in setup.shape.count_kinds():
         attention = kind.attention
         if isinstance(attention, DeltaAttention):
-            raise ConfigError(
-                f"parallel.context is {setup.context}, and {attention.label} ({count} blocks) reads tokens in order",
-                "use --parallel.context 1",
-            )
+            _require_divisible_states(setup, attention, count)
         reason = (
             f"attention in windows of {kind.window:,} tokens"
             if 0 < kind.window < setup.seq_len
@@ -404,6 +428,28 @@ def _require_divisible_tokens(setup: TrainingSetup) -> None:
             raise ConfigError(
                 f"parallel.context-method is ring, which has no {reason}", "use --parallel.context-method ulysses"
             )
+
+
+def _require_divisible_states(setup: TrainingSetup, attention: DeltaAttention, blocks: int) -> None:
+    """Check that context ranks can divide the heads of linear attention (`models/linear_attention/delta_heads.py`).
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if attention.layout == "kimi":
+        raise ConfigError(
+            f"parallel.context is {setup.context}, and {attention.label} ({blocks} blocks) reads tokens in order",
+            "use --parallel.context 1",
+        )
+    heads = attention.value_heads // setup.tensor
+    if heads % setup.context:
+        common = heads if setup.context_method == "ring" else math.gcd(heads, setup.shape.heads // setup.tensor)
+        each = f" on each of {setup.tensor} tensor ranks" if setup.tensor > 1 else ""
+        raise ConfigError(
+            f"parallel.context is {setup.context}, which does not divide {heads} value heads of the"
+            f" {attention.label}{each}",
+            f"use {' or '.join(str(degree) for degree in range(1, common + 1) if common % degree == 0)}",
+        )
 
 
 def _task_fields(job: Any) -> dict[str, Any]:
@@ -459,122 +505,3 @@ def count_micro_steps(job: RlJob, ranks: int) -> int:
         "change device_batch_size, examples_per_step or num_samples",
     )
     return answers // answers_per_micro_step
-
-
-_ATTENTION_LAYERS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
-_GATED_MLP_LAYERS = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-_FUSED_GATE_LAYERS = ("mlp.gate_up_proj", "mlp.down_proj")
-_LINEAR_LAYERS = {
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "olmo2")
-        + ("granite",),
-        (*_ATTENTION_LAYERS, *_GATED_MLP_LAYERS),
-    ),
-    **dict.fromkeys(("glm", "glm4"), (*_ATTENTION_LAYERS, *_FUSED_GATE_LAYERS)),
-    "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", *_FUSED_GATE_LAYERS),
-}
-"""Family (`model_type`) -> linear layers of each of its blocks, as transformers names them."""
-
-
-def count_blocks(config: Mapping[str, Any]) -> int | None:
-    """Return the number of blocks from a config.json; None for unknown families and sizes that a plan refuses."""
-    blocks = config.get("num_hidden_layers")
-    is_known = str(config.get("model_type")) in _LINEAR_LAYERS and "auto_map" not in config
-    return blocks if is_known and type(blocks) is int and 0 < blocks <= MAX_BLOCKS else None
-
-
-def list_linear_layers(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of the linear layers from a config.json, without the head; empty for unknown families."""
-    blocks = count_blocks(config)
-    names = _LINEAR_LAYERS.get(str(config.get("model_type")), ())
-    return [f"model.layers.{block}.{name}" for block in range(blocks or 0) for name in names]
-
-
-def matches_name_end(name: str, suffix: str) -> bool:
-    """Return whether a module name is `suffix` or ends with it after a dot."""
-    return name == suffix or name.endswith("." + suffix)
-
-
-ALL_EXPERTS = "all-experts"
-"""Target of `lora.target_modules`: the stacked weights of every expert layer."""
-
-
-def is_expert_target(target: str) -> bool:
-    """True for a target that names stacked weights of experts: `all-experts`, or a name such as `experts.down_proj`."""
-    return target == ALL_EXPERTS or re.search(r"(^|\.)experts\.(gate_up_proj|down_proj)$", target) is not None
-
-
-def select_expert_weights(weights: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the stacked weights of experts that match `lora.target_modules`.
-
-    Raises:
-        ConfigError: a target names experts and matches none.
-    """
-    found: list[str] = []
-    for target in filter(is_expert_target, targets):
-        matching = [name for name in weights if target == ALL_EXPERTS or matches_name_end(name, target)]
-        if not matching:
-            raise ConfigError(
-                f'lora.target_modules: "{target}" matches no stacked weight of experts',
-                f"weights of this model: {', '.join(weights[:4])} and so on"
-                if weights
-                else "this model has none whose structure is known: leave it out",
-            )
-        found += matching
-    return [name for name in weights if name in found]
-
-
-def select_target_modules(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the linear layers that match `lora.target_modules`; targets that are experts are left out.
-
-    Raises:
-        ConfigError: a target matches no linear layer.
-    """
-    targets = [target for target in targets if not is_expert_target(target)]
-    if list(targets) == ["all-linear"]:
-        return list(linear)
-    for target in targets:
-        if not any(matches_name_end(name, target) for name in linear):
-            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
-            raise ConfigError(
-                f'lora.target_modules: no linear layer is called "{target}".{did_you_mean(target, known)}',
-                f"layers of this model: {', '.join(known)}, or all-linear",
-            )
-    return [name for name in linear if any(matches_name_end(name, target) for target in targets)]
-
-
-def require_blocks(freeze: Freeze, blocks: int) -> None:
-    """Check that a model has the blocks that are to be trained.
-
-    Raises:
-        ConfigError: it has fewer.
-    """
-    if freeze.last_layers > blocks:
-        raise ConfigError(
-            f"freeze.last_layers is {freeze.last_layers}, the model has {blocks} blocks",
-            f"use at most {blocks}, or --tuner full",
-        )
-
-
-def compile_freeze_patterns(freeze: Freeze) -> Iterable[re.Pattern[str]]:
-    """Yield the compiled patterns of `freeze.train`.
-
-    Raises:
-        ConfigError: an entry is not a regular expression.
-    """
-    for expression in freeze.train:
-        try:
-            yield re.compile(expression)
-        except re.error as error:
-            raise ConfigError(f'freeze.train: "{expression}" is no regular expression: {error}', "fix it") from error
-
-
-def require_adapter_tuner(adapter: Path | str, tuner: str) -> None:
-    """Check that the tuner of an adapter is `auto` or `lora`.
-
-    Raises:
-        ConfigError: it is another tuner.
-    """
-    if tuner not in ("auto", "lora"):
-        message = f"{adapter} is an adapter, and tuner is {tuner}"
-        raise ConfigError(message, "continue with --tuner lora, or merge it first with `anabatic merge`")

@@ -19,7 +19,6 @@ from anabatic.device import table
 from anabatic.device.table import Chip
 from anabatic.plan import (
     cost_model,
-    depth_choice,
     detect_chip,
     device_scaling,
     model_shape,
@@ -30,7 +29,7 @@ from anabatic.plan import (
 )
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.host_resources import estimate_host_resources
-from anabatic.plan.mesh_shape import get_mesh_multiple, resolve_mesh_shape
+from anabatic.plan.mesh_shape import get_mesh_multiple, iter_layouts, resolve_mesh_shape
 from anabatic.plan.scale_losses import ScaleAssumptions
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
@@ -43,6 +42,8 @@ DEFAULT_SEGMENTS_PER_RANK = 8
 
 MAX_DEVICES = 1_000_000
 """Devices; what is known of networks ends long before."""
+MAX_STAGES, MAX_EXPERT_RANKS = 64, 64
+"""Stages and expert ranks of the layouts that are tried."""
 LOCAL_CHIP = "here"
 """In place of a chip's name: this machine's."""
 
@@ -67,10 +68,12 @@ def run(
     as_json: bool = False,
     sweep: bool = False,
     plot: str | None = None,
+    layouts: bool = False,
 ) -> int:
     """Print the plan of a resolved job; return 0, or 1 when it does not fit.
 
     Args:
+        layouts: of every mesh of the devices.
         tokens: of one pass over the data, where the recipe gives no steps.
         plot: SVG file for the picture of all that fits.
 
@@ -78,19 +81,22 @@ def run(
         ConfigError: the sizes cannot be planned.
         Failure: the picture cannot be written.
     """
-    plan = estimate_job(job, place, tokens)
+    plan = estimate_job(job, place, tokens, layouts)
+    has_model_section = not isinstance(job.model, str)
     if plot is not None:
         write_atomic(Path(plot), device_scaling.draw_frontier(plan), _PLOT_PATH_HINT)
     if as_json:
         sys.stdout.write(json.dumps(output.plan_to_dict(plan)) + "\n")
     else:
         found = (
-            output.format_sweep_lines(plan)
+            output.format_layout_lines(plan, has_model_section)
+            if layouts
+            else output.format_sweep_lines(plan)
             if sweep
-            else output.format_plan_lines(plan, has_model_section=not isinstance(job.model, str))
+            else output.format_plan_lines(plan, has_model_section)
         )
         sys.stdout.write("\n".join(found) + "\n")
-    return 0 if plan.choice.can_fit else 1
+    return 0 if plan.choice.can_fit or (layouts and plan.fitting) else 1
 
 
 def print_scaling(
@@ -161,15 +167,18 @@ def devices_per_server(chip: str) -> int:
     return cost_model.get_chip_rates(find_chip(chip)).server
 
 
-def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> output.JobPlan:
+def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layouts: bool = False) -> output.JobPlan:
     """Return the plan of a resolved job.
+
+    Args:
+        layouts: what fits is the fastest of every mesh of the devices, not every setting of the given mesh.
 
     Raises:
         ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
     """
     chip, world = place.chip, place.npus_per_node * place.nodes
-    if depth_choice.is_left_open(job):
-        job = depth_choice.with_depth(job, depth_choice.choose_depth(job, chip, world))
+    if model_shape.is_depth_left_open(job):
+        job = model_shape.with_depth(job, model_shape.choose_depth(job, chip, world))
     require_pipeline_job(job)
     shape, source = model_shape.get_job_shape(job)
     if not chip.can_train:
@@ -202,7 +211,10 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
         assumed.append(f"a step of {choice.step_time.tokens} tokens; {choice_text}, and a training refuses it")
     steps = _estimate_steps(job, shape, tokens, choice.step_time)
     fixed = micro if isinstance(job, RlJob) else None
-    fitting = [one for one in strategy_search.list_fitting(base, step, chip, fixed) if _supports_sharding(job, one)]
+    if layouts:
+        fitting = _search_layouts(job, shape, place, base, step)
+    else:
+        fitting = [one for one in strategy_search.list_fitting(base, step, chip, fixed) if _supports_sharding(job, one)]
     host_resources = estimate_host_resources(
         choice.setup, job, chip, place.npus_per_node, steps * choice.step_time.total_seconds, tokens
     )
@@ -218,6 +230,38 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None) -> out
         host_resources,
         place.chip_source,
     )
+
+
+def _search_layouts(
+    job: Any, shape: DecoderShape, place: ClusterSize, base: TrainingSetup, step: int
+) -> list[strategy_search.StrategyEstimate]:
+    """Return the fastest settings that fit of every mesh of the devices.
+
+    Dimensions whose traffic lies in every block stay within a machine.
+    """
+    world = place.npus_per_node * place.nodes
+    limits = {
+        "pipeline": min(shape.layers, MAX_STAGES),
+        "replicate": place.nodes,
+        "context": place.npus_per_node,
+        "expert": min(world, max((kind.experts for kind, _ in shape.count_kinds()), default=1) or 1, MAX_EXPERT_RANKS),
+        "tensor": place.npus_per_node,
+    }
+    row = table.get_device_row(place.chip)
+    found = []
+    for parallel in iter_layouts(job.parallel, world, limits):
+        try:
+            candidate = replace(job, parallel=parallel)
+            require_pipeline_job(candidate)
+            ranks = resolve_mesh_shape(parallel, world).data_size
+            setup = training_setup.build_setup(candidate, shape, ranks, row, base.half, base.seq_len, 1)
+            training_setup.require_feasible(setup)
+            pipeline_stages.require_stages(setup)
+        except ConfigError:  # this model or command cannot be divided so
+            continue
+        if ranks * setup.min_micro_batch <= step and (best := strategy_search.find_fastest(setup, step, place.chip)):
+            found.append(best)
+    return found
 
 
 def _resolve_batch_tokens(job: Any, base: TrainingSetup, assumed: list[str]) -> tuple[int | None, int]:
@@ -256,7 +300,7 @@ def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step_time
     if tokens is not None:
         return max(1, round(tokens * (job.schedule.epochs or 1) / step))
     if job.schedule.epochs is None:
-        ratio = job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM
+        ratio = job.schedule.tokens_per_param or model_shape.TOKENS_PER_PARAM
         return max(1, round(ratio * shape.multiplying_params / step))
     return 0
 

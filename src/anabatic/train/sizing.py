@@ -19,8 +19,8 @@ from anabatic.models.model_init import count_parameters
 from anabatic.parallel.process_groups import RankGroup
 from anabatic.plan import config_shape, detect_chip, strategy_search, training_setup
 from anabatic.plan.decoder_shape import DecoderShape
-from anabatic.plan.depth_choice import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
 from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
 from anabatic.plan.training_setup import TrainingSetup
 
 MAX_USEFUL_EPOCHS = 40

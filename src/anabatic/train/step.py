@@ -201,7 +201,7 @@ class TrainStep:
         loss = stage.run_batches(packed, self.loss_scale.value / self.expected_tokens)
         stage.add_tied_gradients()
         if not self.optimizer.is_sharded:
-            reduce_stage_gradients(self.optimizer.params, self.world)
+            reduce_stage_gradients(self.optimizer.params, self.optimizer.experts, self.world)
         return loss
 
     def _run_micro_batch(self, batch: Batch, last: bool) -> Tensor:
@@ -230,8 +230,8 @@ class TrainStep:
             torch._foreach_zero_(self.sums)
         if self.world.tensor_group.rank:  # it has seen the same data as its neighbour
             row[:3], row[5:] = 0.0, 0.0
-        if not self.world.is_last_stage:
-            row[:3], row[5:] = 0.0, 0.0
+        if not self.world.is_last_stage:  # other layers record their sums
+            row[:3] = 0.0
         if self.world.context_group.rank:  # the same batch, but other tokens of it
             row[1:3] = 0.0
         row[3] = self._grad_squares()

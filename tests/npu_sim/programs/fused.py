@@ -153,6 +153,47 @@ close(
 )
 
 
+def rows_of(q, k, ends, scale):
+    """The statistics of causal rows, `[T, N]`: maximum and sum of the exponents."""
+    scores = torch.einsum("qnd,knd->nqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
+    index = torch.arange(len(q))
+    document = torch.bucketize(index, torch.tensor(ends), right=True)
+    shown = (document[:, None] == document) & (index[:, None] >= index)
+    scores = scores.masked_fill(~shown, -math.inf)
+    most = scores.amax(-1)
+    return most.t(), (scores - most[..., None]).exp().sum(-1).t()
+
+
+for how in (
+    "",
+    "TND",
+):  # [N, S] of one sequence after the other, or as the queries lie; and the gradient reads the same
+    q, k, v = (torch.randn(10, n, 8) for n in (4, 2, 2))
+    ends = [3, 10]
+    there = [x.npu().requires_grad_() for x in (q, k, v)]
+    options = {"atten_mask": triangle, "sparse_mode": 3, "actual_seq_qlen": ends, "actual_seq_kvlen": ends}
+    made = fa(*there, 4, "TND", scale=0.3, softmax_layout=how, **options)
+    good = []
+    for ours, theirs in zip(made[1:3], rows_of(q.double(), k.double(), ends, 0.3), strict=True):
+        lies = torch.cat([part.t().flatten() for part in theirs.split([3, 7])]) if how == "" else theirs.flatten()
+        good.append(torch.allclose(ours[..., 0].flatten().cpu().double(), lies, rtol=1e-5, atol=1e-6))
+    # Rows whose keys are partly elsewhere: their sum is three times this block's, so each weight is a third.
+    up = torch.randn(10, 4, 8).npu()
+    whole = torch.autograd.grad(made[0], there, up)
+    third = torch_npu.npu_fusion_attention_grad(
+        *(x.detach() for x in there), up, 4, "TND", softmax_max=made[1], softmax_sum=made[2] * 3, scale_value=0.3,
+        attention_in=made[0].detach(), softmax_layout=how, **options,
+    )  # fmt: skip
+    good.append(torch.allclose(third[2], whole[2] / 3, rtol=1e-4, atol=1e-6))
+    print(f"statistics_{how or 'NTD'}", all(good) or good)
+refused_layout = [x.detach().unsqueeze(0).transpose(1, 2) for x in there]
+try:
+    fa(*refused_layout, 4, "BNSD", softmax_layout="TND")
+    print("statistics_BNSD accepted")
+except RuntimeError as error:
+    print("statistics_BNSD", str(error).splitlines()[0])
+
+
 def with_sink(q, k, v, sink, scale, mask, pse=0.0):
     """The sink is one more column of scores, whose weight is dropped (op-plugin's documentation)."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

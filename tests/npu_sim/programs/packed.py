@@ -11,7 +11,8 @@ from families import FAMILIES
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import REFERENCE_OPS
-from anabatic.models import delta_net, forward, fused_ops, pretrained
+from anabatic.models import forward, fused_ops, pretrained
+from anabatic.models.linear_attention import delta_net
 from anabatic.models.lora import adapter
 from anabatic.models.quantized import iter_quantized_weights
 from anabatic.testing.tiny_models import COMMON_CONFIG

@@ -63,6 +63,7 @@ KINDS = {
     "dora": Lora(r=4, use_dora=True),
     "whole": Lora(r=4, target_modules=["v_proj"], modules_to_save=["embed_tokens"]),
     "pissa": Lora(r=4, init="pissa"),
+    "pissa-wide": Lora(r=80, init="pissa"),  # more than some layers have rows or columns
     "pissa-rslora": Lora(r=4, init="pissa", use_rslora=True),
 }
 

@@ -13,7 +13,8 @@ import transformers
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import get_device_ops
-from anabatic.models import delta_net, forward, fused_ops, pretrained
+from anabatic.models import forward, fused_ops, pretrained
+from anabatic.models.linear_attention import delta_net
 from anabatic.testing.random_models import iter_cached_logits
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 

@@ -146,3 +146,13 @@ def test_a_layer_that_computes_something_else_is_not_matched(monkeypatch: pytest
     original = kind.forward
     monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: 2 * original(self, *args, **kwargs))
     assert fused_layers.install_layers(model) == 0
+
+
+def test_layers_that_rotate_a_part_of_each_head_keep_their_modules() -> None:
+    """GLM-4.5's first block has Llama's structure, and cosines of half a head."""
+    model = packed(build(*FAMILIES["glm4-moe"][:2])).float()
+    expected, wanted = gradients(model, FEW)
+    assert "decoder layers" not in fused_ops.apply_fused_setting(model, "auto", "cpu")
+    loss, grads = gradients(model, FEW)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(grads, wanted, rtol=1e-3, atol=1e-3)

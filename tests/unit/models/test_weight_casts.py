@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anabatic.config.sections.common import DeviceSettings
+from anabatic.config.sections.common import DeviceSettings, Recompute
 from anabatic.device.device import Device, select_device
 from anabatic.device.ops import REFERENCE_OPS
 from anabatic.models import fused_ops
@@ -57,11 +57,12 @@ def test_gradients_are_those_of_autocast(device: Device) -> None:
     assert {type(parameter) for _, parameter in model.named_parameters()} == {torch.nn.Parameter}
 
 
-def test_recomputed_blocks_cast_again(device: Device) -> None:
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_recomputed_blocks_cast_again(device: Device, mode: Recompute) -> None:
     plain, model = build(), build()
     install_block_casts(model, device)
     for each in (plain, model):
-        enable_activation_checkpointing(each, "full")
+        enable_activation_checkpointing(each, mode)
     expected, found = gradients(plain, device, 1), gradients(model, device, 1)
     assert_alike(expected, found)
 

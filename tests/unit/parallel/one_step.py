@@ -74,14 +74,16 @@ def save_random_model(folder: Path, case: Case) -> None:
     model.save_pretrained(folder)
 
 
-def train_step(folder: Path, case: Case, world: World, batches: Sequence[Batch]) -> dict[str, Tensor]:
+def train_step(
+    folder: Path, case: Case, world: World, batches: Sequence[Batch], settings: DeviceSettings = DEVICE
+) -> dict[str, Tensor]:
     """Make one step of a case; return the gradients as the optimizer receives them, their norm, the loss, what the
     objective adds up beside it, and the weights after the step; all whole.
 
     Args:
-        folder: of the model; batches: of all ranks, in turn.
+        folder: of the model; batches: of all ranks, in turn; settings: of the device.
     """
-    device = select_device(DEVICE)
+    device = select_device(settings)
     model = build_meta_causal_lm(folder, torch.float32)
     if case.lora is not None:
         adapter.insert_adapter(model, Lora(r=4, **case.lora))
@@ -97,8 +99,8 @@ def train_step(folder: Path, case: Case, world: World, batches: Sequence[Batch])
         for layer in adapter.find_lora_layers(model).values():  # so that gradients reach A
             to_local(layer.lora_B.detach()).add_(0.1)
     if case.fused:
-        fused_ops.apply_fused_setting(model, "auto", "cpu")
-    optimizer = Optimizer(model, Optim(name=case.optim), 1e-2, 1e-2, device, world)
+        fused_ops.apply_fused_setting(model, "auto", device.type)
+    optimizer = Optimizer(model, Optim(name=case.optim), 1e-2, 1e-2, device, world, experts=root.expert_params)
     objective = _make_objective(case, root, device, world)
     step = TrainStep(
         wrap_ddp(root, division, device, world),
@@ -127,10 +129,10 @@ def train_step(folder: Path, case: Case, world: World, batches: Sequence[Batch])
     made |= {name: gather_full_tensor(param.detach()).clone() for name, param in model.named_parameters()}
     # Before the first update the accuracy compares rounding with zero.
     counted = [True] * 4 + [name != "accuracy" for name in objective.metric_names]
-    sums = step.totals[1:][torch.tensor(counted)]
+    sums = step.totals[1:].cpu()[torch.tensor(counted)]
     made |= {"loss": step.totals[0] / step.totals[1], "norm": step.grad_norm, "sums": sums}
     made["valid"] = _measure(objective, batches, world)
-    return {name: value.contiguous() for name, value in made.items()}
+    return {name: value.cpu().contiguous() for name, value in made.items()}
 
 
 def _make_objective(case: Case, root: Any, device: Any, world: World) -> objectives.Objective:

@@ -143,11 +143,13 @@ def test_copies_of_shards_add_gradients_between_machines() -> None:
 
 
 def test_tensor_ranks_have_no_gradient_buckets() -> None:
-    """DDP's wrapper keeps all gradients in buckets, so AdamW copies them twice; with tensor ranks there is none."""
-    plain = replace(BASE, strategy="ddp", ranks=4, fused_adamw=False)
+    """DDP's wrapper keeps all gradients in buckets, beside which AdamW copies them and the weights that decay; with
+    tensor ranks there is none."""
+    plain = replace(BASE, strategy="ddp", ranks=4, fused_adamw=False, weight_decay=0.1)
     divided = replace(plain, ranks=2, tensor=2)
     bucket = memory_estimate.UPDATE_BUCKET_ELEMENTS
     assert memory_estimate._estimate_update(plain).parts["update"] == 8 * bucket
+    assert memory_estimate._estimate_update(replace(plain, weight_decay=0.0)).parts["update"] == 4 * bucket
     assert memory_estimate._estimate_update(divided).parts["update"] == 4 * bucket
 
 
@@ -169,6 +171,40 @@ def test_expert_ranks_hold_and_gather_their_own_experts() -> None:
     assert sharded.gathered_block_params - both.gathered_block_params == STACKED * 3 // 4
     parts, less = (estimate_peak_memory(setup).parts for setup in (sharded, both))
     assert parts["optimizer"] == less["optimizer"] and parts["gathered weights"] > less["gathered weights"]
+
+
+def test_experts_that_no_other_rank_has_are_not_gathered() -> None:
+    """Eight ranks: eight groups of experts are plain fp32 tensors, cast for their products; four are FSDP's."""
+    shared = TrainingSetup(MIXTURE, strategy="zero3", ranks=8, expert=4, micro_tokens=2048)
+    alone = replace(shared, expert=8)
+    assert (shared.has_plain_experts, alone.has_plain_experts) == (False, True)
+    assert shared.gathered_block_params - alone.gathered_block_params == STACKED // 4
+    parts, other = (memory_estimate._estimate_loss(setup).parts for setup in (alone, shared))
+    assert other["half-precision copies"] == 0
+    assert parts["half-precision copies"] == 2 * 48 * STACKED // 8
+    assert parts["trained weights"] == other["trained weights"]
+    sums = "sums of the experts' gradients"
+    assert sums not in memory_estimate._estimate_expert_sums(shared).parts
+    assert memory_estimate._estimate_expert_sums(alone).parts[sums] == 4 * memory_estimate.UPDATE_BUCKET_ELEMENTS
+
+
+def test_gradients_of_divided_experts_are_in_no_bucket() -> None:
+    """DDP's buckets hold the others from the first gradient on; those of experts come block by block."""
+    setup = TrainingSetup(MIXTURE, strategy="ddp", ranks=8, expert=8, micro_tokens=2048)
+    last, first = (moment.parts["gradients"] for moment in memory_estimate._estimate_backward(setup))
+    assert first == 4 * setup.trained_params
+    assert first - last == 4 * 47 * STACKED // 8
+    several = memory_estimate._estimate_backward(replace(setup, micro_steps=2))  # those of the first micro-batch stay
+    assert [moment.parts["gradients"] for moment in several] == [first, first]
+
+
+def test_blocks_of_experts_keep_casts_of_experts_alone() -> None:
+    """Linear layers are cast together, and again in the backward pass; experts and the router are not among them."""
+    setup = TrainingSetup(MIXTURE, micro_tokens=2048)
+    parts = memory_estimate._estimate_loss(setup).parts
+    assert parts["half-precision copies"] == 2 * 48 * (STACKED + 128 * 2048) + 2 * MIXTURE.embedding_params
+    linears = 2048 * (32 + 2 * 4) * 128 + 32 * 128 * 2048  # 32 heads of 128, 4 for keys and values
+    assert memory_estimate._recast_bytes(setup) == 2 * linears
 
 
 def test_adapters_of_experts_are_divided_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from anabatic.core.errors import AnabaticError, DataError
 from anabatic.data.batching.packing import Batch
 from anabatic.device.attention import PackedSegments
 from anabatic.device.ops import get_device_ops
-from anabatic.models import delta_net, forward, fused_ops, pretrained
+from anabatic.models import forward, fused_ops, pretrained
+from anabatic.models.linear_attention import delta_net
 from anabatic.plan import attention_kinds, config_shape, memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import estimate_collective_ns, get_chip_rates
 from anabatic.plan.decoder_shape import DecoderShape
@@ -391,6 +393,34 @@ def test_attention_that_tensor_ranks_do_not_divide_is_refused() -> None:
         require_feasible(TrainingSetup(shape, tensor=2))
 
 
+@pytest.mark.parametrize("layout", ["qkvz", "split"])
+def test_tensor_ranks_divide_linear_attention(layout: Any) -> None:
+    """Half of the heads: half of the work and of what is kept; with one projection of all, its channels travel."""
+    shape, rates = model_shape.get_named_shape("Qwen3-Next-80B-A3B")[0], get_chip_rates(model_chip())
+    delta = next(kind for kind, _ in shape.count_kinds() if isinstance(kind.attention, attention_kinds.DeltaAttention))
+    assert isinstance(delta.attention, attention_kinds.DeltaAttention)
+    delta = replace(delta, attention=replace(delta.attention, layout=layout))
+    require_feasible(TrainingSetup(shape, tensor=2))
+    with pytest.raises(AnabaticError, match="16 key heads of linear attention"):
+        require_feasible(TrainingSetup(shape, tensor=32))
+    one, two = (TrainingSetup(delta, tensor=ranks, micro_tokens=2048) for ranks in (1, 2))
+    halves = [memory_estimate.estimate_activations(setup).attention for setup in (two, one)]
+    assert halves[0] == pytest.approx(halves[1] / 2)
+    size = 2 * 2048 * delta.hidden
+    expected = 4 * delta.layers * estimate_collective_ns(rates, "all_reduce", size, 2)
+    if layout == "split":
+        assert isinstance(delta.attention, attention_kinds.DeltaAttention)
+        channels = delta.attention.conv_channels
+        expected += 2 * delta.layers * estimate_collective_ns(rates, "all_to_all", 2 * 2048 * channels / 2, 2)
+    assert step_time.estimate_step_time(two, rates).collectives == pytest.approx(expected / 1e9)
+
+
+def test_heads_of_kimi_are_not_divided() -> None:
+    shape, _ = model_shape.get_named_shape("Kimi-Linear-48B-A3B")
+    with pytest.raises(AnabaticError, match="Kimi delta attention is not divided among tensor ranks"):
+        require_feasible(TrainingSetup(shape, tensor=2))
+
+
 def test_a_window_shows_its_keys() -> None:
     """Counted one by one: query i of s sees min(i, w) keys, half of the last one, as the whole square is halved."""
     for length, window in ((512, 128), (128, 128), (100, 7)):
@@ -402,7 +432,6 @@ def test_a_window_shows_its_keys() -> None:
 @pytest.mark.parametrize(
     ("name", "method", "why"),
     [
-        ("Qwen3-Next-80B-A3B", "ulysses", "gated delta rule (36 blocks) reads tokens in order"),
         ("Kimi-Linear-48B-A3B", "ring", "Kimi delta attention"),
         ("DeepSeek-V3", "ring", "no latent attention with values of 128 elements and keys of 192"),
         ("gpt-oss-20b", "ring", "no attention in windows of 128 tokens"),
@@ -416,7 +445,45 @@ def test_attention_that_context_ranks_do_not_divide_is_refused(name: str, method
     require_feasible(TrainingSetup(setup.shape))
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-V3", "gpt-oss-20b", "GLM-4.5-Air"])
+@pytest.mark.parametrize(
+    ("name", "context", "method", "message", "hint"),
+    [
+        (
+            "Qwen3-Next-80B-A3B",
+            64,
+            "ring",
+            "64, which does not divide 32 value heads",
+            "use 1 or 2 or 4 or 8 or 16 or 32",
+        ),
+        ("Qwen3-Next-80B-A3B", 3, "ulysses", "3, which does not divide 32 value heads", "use 1 or 2 or 4 or 8 or 16"),
+        ("Qwen3-Next-80B-A3B", 32, "ulysses", "does not divide 16 attention heads", "use 1 or 2 or 4 or 8 or 16, or"),
+    ],
+)
+def test_heads_of_linear_attention_that_context_ranks_do_not_divide(
+    name: str, context: int, method: str, message: str, hint: str
+) -> None:
+    shape = model_shape.get_named_shape(name)[0]
+    with pytest.raises(AnabaticError) as caught:
+        require_feasible(TrainingSetup(shape, context=context, context_method=method))  # type: ignore[arg-type]
+    assert message in str(caught.value) and (caught.value.hint or "").startswith(hint)
+    require_feasible(TrainingSetup(shape, context=32, context_method="ring"))
+
+
+def test_copies_of_key_heads_take_memory_and_time() -> None:
+    """16 key heads on 32 ranks are computed as 32."""
+    shape, rates = model_shape.get_named_shape("Qwen3-Next-80B-A3B")[0], get_chip_rates(model_chip())
+    common: dict[str, Any] = {"context": 32, "context_method": "ring", "micro_tokens": 32 * 2048}
+    delta = next(kind for kind, _ in shape.count_kinds() if isinstance(kind.attention, attention_kinds.DeltaAttention))
+    once, double = (replace(delta, attention=replace(delta.attention, key_heads=heads)) for heads in (16, 32))
+    first, second = (TrainingSetup(kind, **common) for kind in (once, double))
+    assert memory_estimate.estimate_activations(first) == memory_estimate.estimate_activations(second)
+    plain = TrainingSetup(once, micro_tokens=2048)
+    assert memory_estimate.estimate_activations(first).attention > memory_estimate.estimate_activations(plain).attention
+    found = [step_time.estimate_step_time(setup, rates) for setup in (first, plain)]
+    assert found[0].compute > found[1].compute and found[0].collectives > 0 == found[1].collectives
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "gpt-oss-20b", "GLM-4.5-Air", "Qwen3-Next-80B-A3B"])
 def test_context_ranks_divide_the_tokens_of_every_kind_of_block(name: str) -> None:
     """Ranks that share a batch compute what ranks with a batch each do, and exchange heads of all blocks besides."""
     shape, rates = model_shape.get_named_shape(name)[0], get_chip_rates(model_chip())
@@ -430,9 +497,11 @@ def test_context_ranks_divide_the_tokens_of_every_kind_of_block(name: str) -> No
         latent = kind.attention
         values = latent.value_dim if isinstance(latent, attention_kinds.LatentAttention) else kind.head_dim
         sent = kind.heads * kind.head_dim + max(4, kind.kv_heads) * (kind.head_dim + values)  # a multiple of 4 ranks
-        calls = [
-            estimate_collective_ns(rates, "all_to_all", 2 * 2048 * size, 4) for size in (sent, kind.heads * values)
-        ]
+        sizes = [sent, kind.heads * values]
+        if isinstance(latent, attention_kinds.DeltaAttention):  # queries, keys, values, two gates of a head
+            inputs = 2 * latent.key_heads * latent.key_dim + latent.value_heads * (latent.value_dim + 2)
+            sizes = [inputs, latent.value_heads * latent.value_dim]
+        calls = [estimate_collective_ns(rates, "all_to_all", 2 * 2048 * size, 4) for size in sizes]
         expected += 3 * count * sum(calls) / 1e9  # forward, recomputed, backward
     assert first.collectives - second.collectives == pytest.approx(expected)
 

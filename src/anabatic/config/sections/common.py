@@ -371,11 +371,6 @@ class Parallel:
             "use one of them; parallel.context and the strategies go with both",
         )
         require_setting(
-            self.pipeline == 1 or self.expert == 1,
-            f"parallel.pipeline is {self.pipeline} and parallel.expert is {self.expert}",
-            "use one of them; the strategies, parallel.context and parallel.tensor go with both",
-        )
-        require_setting(
             self.check_replicas >= 0,
             f"parallel.check_replicas is {self.check_replicas}",
             "use a number of steps such as 1000, or 0 for never",

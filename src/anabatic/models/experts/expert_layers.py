@@ -17,6 +17,7 @@ from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps
 from anabatic.models.lora.expert_adapter import ADAPTER_SUFFIX, EXPERT_WEIGHT_NAMES, ExpertAdapter
 from anabatic.parallel.expert_exchange import combine_rows, dispatch_rows, plan_exchange
+from anabatic.parallel.pipeline_parameters import get_absent
 from anabatic.parallel.process_groups import to_local
 
 _EXPERTS, _SIZE, _INNER = 3, 8, 6
@@ -35,6 +36,14 @@ def is_expert_layer(module: nn.Module) -> bool:
 def iter_expert_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the layers of stacked experts by name."""
     return ((name, module) for name, module in model.named_modules() if is_expert_layer(module))
+
+
+def iter_experts_of_all(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the layers of stacked experts of all stages of a pipeline (`parallel/pipeline_parameters.py`)."""
+    absent = get_absent(model)
+    for name, module in model.named_modules():
+        if is_expert_layer(module) or all(f"{name}.{own}" in absent for own in EXPERT_WEIGHT_NAMES):
+            yield name, module
 
 
 def insert_expert_adapter(module: Any, name: str, rank: int, scale: float) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import ConfigError
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
-from anabatic.models.experts.expert_layers import iter_expert_layers
+from anabatic.models.experts.expert_layers import iter_experts_of_all
 from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 from anabatic.parallel.process_groups import all_reduce_sum
 
@@ -85,7 +85,7 @@ class RoutingRecorder:
         self, model: PreTrainedModel, coefficient: float, device: torch.device, context: RankGroup = SINGLE_RANK
     ) -> None:
         self.coefficient, self._context = coefficient, context
-        layers = [layer for _, layer in iter_expert_layers(model)]
+        layers = [layer for _, layer in iter_experts_of_all(model)]
         self._experts = [int(layer.num_experts) for layer in layers]
         self.sums = torch.zeros(1 + sum(self._experts), device=device)
         self.top_k = int(model.config.num_experts_per_tok) if coefficient else 0
@@ -191,7 +191,7 @@ def make_recorder(
     Raises:
         ConfigError: a loss is asked for that the model does not have.
     """
-    if not any(True for _ in iter_expert_layers(model)):
+    if not any(True for _ in iter_experts_of_all(model)):
         if coefficient:
             raise ConfigError(
                 f"optim.router_aux_loss is {coefficient:g}, and {type(model).__name__} has no layers of experts",

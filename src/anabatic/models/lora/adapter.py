@@ -37,7 +37,7 @@ from anabatic.models.lora.adapter_config import (
 from anabatic.models.lora.linear import LoraLinear
 from anabatic.models.quantized import QuantizationKind, QuantizedLinear, ScratchMemory, replace_weight
 from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
-from anabatic.plan import training_setup as named_layers
+from anabatic.plan import layer_names
 
 
 def compute_scale(lora: Lora) -> float:
@@ -56,7 +56,7 @@ def find_targets(model: nn.Module, target_modules: list[str]) -> list[str]:
     linear_names = [
         name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
     ]
-    return named_layers.select_target_modules(linear_names, target_modules)
+    return layer_names.select_target_modules(linear_names, target_modules)
 
 
 def insert_adapter(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -88,11 +88,11 @@ def find_expert_targets(model: nn.Module, lora: Lora) -> list[str]:
     Raises:
         ConfigError: a target matches none, or the adapter has what PEFT does not know for experts.
     """
-    if not any(map(named_layers.is_expert_target, lora.target_modules)):
+    if not any(map(layer_names.is_expert_target, lora.target_modules)):
         return []
     pissa = lora.init if lora.init == "pissa" else None
     expert_adapter.require_plain_adapter({"dropout": lora.dropout, "use_dora": lora.use_dora, "init": pissa})
-    return named_layers.select_expert_weights(expert_layers.list_expert_weights(model), lora.target_modules)
+    return layer_names.select_expert_weights(expert_layers.list_expert_weights(model), lora.target_modules)
 
 
 def quantize_frozen_layers(model: PreTrainedModel, kind: QuantizationKind) -> int:
@@ -127,11 +127,11 @@ def freeze_parameters(model: PreTrainedModel, settings: Freeze) -> None:
         ConfigError: the model has fewer blocks, or an expression has no match.
     """
     blocks = find_blocks(model)
-    named_layers.require_blocks(settings, len(blocks))
+    layer_names.require_blocks(settings, len(blocks))
     prefixes = tuple(f"{name}." for name in blocks[len(blocks) - settings.last_layers :])
     names = dict(model.named_parameters())
     trainable = {name for name in names if prefixes and name.startswith(prefixes)}
-    for expression in named_layers.compile_freeze_patterns(settings):
+    for expression in layer_names.compile_freeze_patterns(settings):
         matches = {name for name in names if expression.search(name)}
         if not matches:
             examples = ", ".join([*names][:4])
@@ -179,7 +179,7 @@ def _find_modules_to_save(model: nn.Module, suffix: str) -> list[str]:
     names = [
         name
         for name, module in model.named_modules()
-        if named_layers.matches_name_end(name, suffix) and any(True for _ in module.parameters())
+        if layer_names.matches_name_end(name, suffix) and any(True for _ in module.parameters())
     ]
     if not names:
         module_names = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
@@ -208,6 +208,8 @@ def collect_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
             tensors[f"{PEFT_PREFIX}{name}.lora_magnitude_vector"] = gather_full_tensor(layer.lora_magnitude)
     experts = expert_adapter.find_expert_adapters(model)
     for wrapper, weight in expert_adapter.make_peft_names([*experts]).items():
+        if not experts[weight]._parameters:
+            continue
         a, b = experts[weight].export_tensors()
         tensors[f"{PEFT_PREFIX}{wrapper}.lora_A.weight"], tensors[f"{PEFT_PREFIX}{wrapper}.lora_B.weight"] = a, b
     # A tied matrix is written under both names: PEFT needs both.
@@ -273,7 +275,7 @@ def _format_target_names(model: PreTrainedModel, adapted: Iterable[str]) -> list
     matches = {
         name
         for name, _ in model.named_modules()
-        if any(named_layers.matches_name_end(name, suffix) for suffix in suffixes)
+        if any(layer_names.matches_name_end(name, suffix) for suffix in suffixes)
     }
     return suffixes if matches == set(adapted) else sorted(adapted)
 
@@ -304,7 +306,7 @@ def _saved_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     kept = [
         suffix
         for suffix in lora.modules_to_save
-        if not named_layers.matches_name_end(head, suffix) and not named_layers.matches_name_end(embedding, suffix)
+        if not layer_names.matches_name_end(head, suffix) and not layer_names.matches_name_end(embedding, suffix)
     ]
     return [*kept, embedding.rsplit(".", 1)[-1]]
 
@@ -334,11 +336,11 @@ def insert_saved_adapter(model: PreTrainedModel, folder: Path) -> Lora:
 
 def find_saved_experts(model: nn.Module, lora: Lora) -> dict[str, str]:
     """Return PEFT's wrappers of the stacked weights that a saved adapter adapts, wrapper -> weight."""
-    targets = [target for target in lora.target_modules if named_layers.is_expert_target(target)]
+    targets = [target for target in lora.target_modules if layer_names.is_expert_target(target)]
     if not targets:
         return {}
     return expert_adapter.make_peft_names(
-        named_layers.select_expert_weights(expert_layers.list_expert_weights(model), targets)
+        layer_names.select_expert_weights(expert_layers.list_expert_weights(model), targets)
     )
 
 

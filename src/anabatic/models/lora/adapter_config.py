@@ -15,7 +15,7 @@ from safetensors import safe_open
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.core import json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.plan.training_setup import is_expert_target
+from anabatic.plan.layer_names import is_expert_target
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"

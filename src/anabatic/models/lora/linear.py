@@ -114,7 +114,10 @@ class LoraLinear(nn.Linear):
         u, singular_values, v = torch.linalg.svd(weight, full_matrices=False)
         rank = self.lora_A.shape[0]
         root_values = (singular_values[:rank] / self.scale).sqrt()
-        self.lora_A_start, self.lora_B_start = root_values[:, None] * v[:rank], u[:, :rank] * root_values
+        # A matrix with fewer rows or columns than the rank, such as a gate of one output, has fewer singular values.
+        unused = rank - len(root_values)
+        self.lora_A_start = F.pad(root_values[:, None] * v[:rank], (0, 0, 0, unused))
+        self.lora_B_start = F.pad(u[:, :rank] * root_values, (0, unused))
         copy_from_full(self.lora_A, self.lora_A_start)
         copy_from_full(self.lora_B, self.lora_B_start)
         copy_from_full(self.weight, weight - self.compute_initial_product())

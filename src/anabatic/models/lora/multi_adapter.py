@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.models.lora import adapter, adapter_config
-from anabatic.plan.training_setup import is_expert_target
+from anabatic.plan.layer_names import is_expert_target
 
 AdapterSlice = tuple[int, int, int]
 """Slot of an adapter, first token, end."""

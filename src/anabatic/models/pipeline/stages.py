@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError
-from anabatic.models import decoder_structure
+from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
 from anabatic.parallel.process_groups import World
@@ -45,13 +45,8 @@ def require_stages(model: PreTrainedModel, stages: int) -> None:
 def _find_unknown(model: PreTrainedModel, names: list[str]) -> str:
     if len(names) != model.config.num_hidden_layers or not names:
         return f"{type(model).__name__} has no plain list of decoder layers"
-    for name in names:
-        part = decoder_structure.find_unknown_part(model.get_submodule(name))
-        if part:
-            return part
     body: Any = model.base_model
-    norm = body._modules.get("norm")
-    if norm is None or decoder_structure.find_norm(norm) is None or set(body._modules) - _BODY_PARTS:
+    if "norm" not in body._modules or set(body._modules) - _BODY_PARTS:
         return f"{type(body).__name__} has other parts than embedding, layers and norm"
     if not _passes_states(model, names):
         return f"{type(body).__name__} changes what its embedding returns"
@@ -62,7 +57,7 @@ _BODY_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
 def _passes_states(model: PreTrainedModel, names: list[str]) -> bool:
-    """True when a body whose layers and norm do nothing returns the states that it is given (Gemma scales them)."""
+    """True when a body whose layers and norm do nothing returns the states that it is given (Granite scales them)."""
     body: Any = model.base_model
     modules = [*(model.get_submodule(name) for name in names), body.norm]
     before = [module.__dict__.get("forward") for module in modules]
@@ -90,8 +85,17 @@ def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _weigh(model: PreTrainedModel, stages: int) -> list[range]:
-    layers = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in find_blocks(model)]
+    layers = [_count_active(model, model.get_submodule(name)) for name in find_blocks(model)]
     return split_layers(layers, model.get_output_embeddings().weight.numel(), stages)
+
+
+def _count_active(model: PreTrainedModel, block: nn.Module) -> int:
+    """Return the parameters of a block that a token is multiplied by; of experts, those of one token."""
+    idle = 0
+    for _, layer in iter_expert_layers(block):
+        share = 1 - int(model.config.num_experts_per_tok) / int(layer.num_experts)
+        idle += round(share * sum(parameter.numel() for parameter in layer.parameters()))
+    return sum(parameter.numel() for parameter in block.parameters()) - idle
 
 
 def apply_pipeline(model: PreTrainedModel, world: World) -> None:

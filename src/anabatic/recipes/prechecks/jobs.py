@@ -22,7 +22,7 @@ from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
-from anabatic.plan import training_setup
+from anabatic.plan import layer_names, training_setup
 from anabatic.plan.mesh_shape import count_data_ranks
 from anabatic.recipes import sequence_length
 from anabatic.recipes.export import gguf_converter
@@ -420,18 +420,18 @@ def _check_tuner(job: Any, earlier: EarlierOutputs) -> None:
         return
     goes_on = is_adapter(job.model, earlier)
     if goes_on:
-        training_setup.require_adapter_tuner(sequence_length.find_local_model(job.model) or job.model, job.tuner)
+        layer_names.require_adapter_tuner(sequence_length.find_local_model(job.model) or job.model, job.tuner)
         return
     if job.tuner == "freeze":
-        list(training_setup.compile_freeze_patterns(job.freeze))
+        list(layer_names.compile_freeze_patterns(job.freeze))
     config = read_model_config(job.model, earlier)
-    blocks, linear = training_setup.count_blocks(config), training_setup.list_linear_layers(config)
+    blocks, linear = layer_names.count_blocks(config), layer_names.list_linear_layers(config)
     if goes_on is None or blocks is None:
         return
     if job.tuner == "freeze":
-        training_setup.require_blocks(job.freeze, blocks)
+        layer_names.require_blocks(job.freeze, blocks)
     elif job.tuner == "lora":
-        training_setup.select_target_modules(linear, job.lora.target_modules)
+        layer_names.select_target_modules(linear, job.lora.target_modules)
 
 
 def _check_batch(job: Any) -> None:

@@ -23,7 +23,7 @@ from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
-from anabatic.plan import depth_choice, training_setup
+from anabatic.plan import model_shape, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import count_data_ranks
 from anabatic.recipes import hub_data, sequence_length
@@ -82,15 +82,15 @@ def _find_max_positions(job: LoopJob, world: World) -> int | None:
 
 def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:
     """The job with the depth that its minutes are enough for on these devices, or that of the checkpoint."""
-    if not depth_choice.is_left_open(job):
+    if not model_shape.is_depth_left_open(job):
         return job
     if checkpoint is not None:
-        return depth_choice.with_depth(job, checkpoint.state.identity["model.depth"])
-    depth = depth_choice.choose_depth(job, sizing.get_local_chip(device), world.size)
+        return model_shape.with_depth(job, checkpoint.state.identity["model.depth"])
+    depth = model_shape.choose_depth(job, sizing.get_local_chip(device), world.size)
     depth = int(parallel.broadcast_text(str(depth), world))  # processors of several machines may differ
-    ratio = job.schedule.tokens_per_param or depth_choice.TOKENS_PER_PARAM
+    ratio = job.schedule.tokens_per_param or model_shape.TOKENS_PER_PARAM
     log.info(f"model.depth {depth}: about {ratio:g} tokens for each parameter in {job.schedule.minutes:g} minutes")
-    return depth_choice.with_depth(job, depth)
+    return model_shape.with_depth(job, depth)
 
 
 def log_plan(

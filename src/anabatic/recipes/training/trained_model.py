@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from anabatic.config.sections.common import require_setting
 from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
 from anabatic.core import log
+from anabatic.core.errors import ConfigError
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.device import compile_cache
@@ -40,7 +41,7 @@ from anabatic.models.quantized import iter_quantized_weights
 from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
-from anabatic.plan import training_setup
+from anabatic.plan import layer_names
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective
 from anabatic.train.optim.optimizer import HeadRates, Optimizer
@@ -114,6 +115,12 @@ class TrainedModel:
             weight_casts.install_block_casts(self.network, device)
         balance = context.job.optim.router_aux_loss
         routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
+        if routing is not None and routing.coefficient and world.pipeline_group.size > 1:
+            raise ConfigError(
+                f"parallel.pipeline is {world.pipeline_group.size}, and config.json asks for a router loss of"
+                f" {routing.coefficient:g}, which is of all layers together",
+                "use --optim.router-aux-loss 0, or leave parallel.pipeline at 1",
+            )
         if routing is not None and routing.coefficient:
             log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
@@ -191,7 +198,7 @@ def _build_meta_model(
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
     lora = None
     if named_folder != base_folder:
-        training_setup.require_adapter_tuner(named_folder, job.tuner)
+        layer_names.require_adapter_tuner(named_folder, job.tuner)
         lora = adapter.insert_saved_adapter(model, named_folder)
         unused = job.lora != Lora()
         note = "; the settings of lora are not used: it continues as it is" if unused else ""

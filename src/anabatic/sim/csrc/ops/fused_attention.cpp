@@ -4,7 +4,9 @@
 //
 // Semantics from op-plugin's documentation: scale is 1 unless given, a mask of 1 hides, sparse modes 2 to 4 take the compressed
 // 2048 x 2048 mask and mean a triangle or a band, TND packs sequences whose ends are listed without a leading zero, sink is a
-// score of each head that takes a part of every row's softmax and has no value. The arithmetic is float32;
+// score of each head that takes a part of every row's softmax and has no value. The statistics of TND's rows have the shape
+// [T, N, 8] and lie sequence by sequence as [N, S, 8], unless softmax_layout is TND (documentation; MindSpeed's
+// core/context_parallel/utils.py, flatten_softmax). The arithmetic is float32;
 // the gradient recomputes the scores, so that only the row statistics are kept.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -55,6 +57,13 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Options& opt
                 "npu_fusion_attention: sink must be float32 of shape [", options.heads, "], got ", options.sink->dtype(), " ",
                 options.sink->sizes());
   check_mask("npu_fusion_attention", options);
+}
+
+// True where the statistics of TND's rows lie sequence by sequence, false where they lie as the queries do.
+bool by_sequence(const Options& options, std::string_view softmax_layout) {
+  TORCH_CHECK(softmax_layout.empty() || softmax_layout == "TND", "only supported softmax_layout=TND");
+  TORCH_CHECK(softmax_layout.empty() || options.layout == "TND", "softmax_layout=TND only supported when input_layout_str=TND");
+  return options.layout == "TND" && softmax_layout.empty();
 }
 
 Tensor sink_rows(const Options& options) { return options.sink->view({options.heads, 1, 1}); }
@@ -192,8 +201,10 @@ struct Forward {
   Tensor out, max, sum;
 };
 
-Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, const Options& options, Ends q_ends, Ends k_ends) {
+Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, const Options& options, Ends q_ends, Ends k_ends,
+                std::string_view softmax_layout) {
   check(query, key, value, options);
+  const bool sequences_apart = by_sequence(options, softmax_layout);
   const int64_t groups = key_heads(query, key, options);
   TORCH_CHECK(groups > 0 && options.heads % groups == 0, "npu_fusion_attention: ", options.heads, " query heads, ", groups,
               " key heads");
@@ -203,7 +214,8 @@ Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, con
   const Tensor k = heads_first(key, options.layout, groups), v = heads_first(value, options.layout, groups);
   Tensor out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
   Tensor max = at::zeros({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)), sum = at::zeros_like(max);
-  for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
+  const std::vector<Part> parts = parts_of(q, k, options, q_ends, k_ends);
+  for (const Part& part : parts) {
     if (part.q_rows == 0) continue;
     add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (q.size(3) + v.size(3)));
     const Scores s = attention_scores(part_rows(q, part, true, options), part_rows(k, part, false, options), part, options);
@@ -215,7 +227,11 @@ Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, con
   }
   auto eight = [&](const Tensor& x) {  // the kernel writes each statistic eight times
     const Tensor wide = x.expand({-1, -1, -1, 8});
-    return options.layout == "TND" ? wide.squeeze(0).transpose(0, 1).contiguous() : wide.contiguous();
+    if (options.layout != "TND") return wide.contiguous();
+    if (!sequences_apart) return wide.squeeze(0).transpose(0, 1).contiguous();
+    std::vector<Tensor> sequences;
+    for (const Part& part : parts) sequences.push_back(wide[0].narrow(1, part.q_from, part.q_rows).reshape({-1, 8}));
+    return at::cat(sequences).view({q.size(2), options.heads, 8});
   };
   return {heads_back(out, options.layout), eight(max), eight(sum)};
 }
@@ -228,19 +244,24 @@ struct Backward {
 // (op-plugin's documentation: the gradient reads softmax_max, softmax_sum and attention_in of the forward pass).
 struct Given {
   OptionalTensor max, sum, out;
+  std::string_view softmax_layout;
 };
 
 // `[heads, rows, 1]` of a part from a statistic that is written eight times.
-Tensor statistic(const OptionalTensor& given_rows, const Part& part, const Options& options) {
-  const bool packed = options.layout == "TND";
-  const Tensor one = given_rows->select(-1, 0), own = packed ? one.transpose(0, 1) : one[part.batch];
+Tensor statistic(const OptionalTensor& given_rows, const Part& part, const Options& options, bool sequences_apart) {
+  const Tensor one = given_rows->select(-1, 0);
+  if (sequences_apart)
+    return one.reshape({-1}).narrow(0, part.q_from * options.heads, part.q_rows * options.heads)
+        .view({options.heads, part.q_rows, 1}).to(at::kFloat);
+  const Tensor own = options.layout == "TND" ? one.transpose(0, 1) : one[part.batch];
   return own.narrow(1, part.q_from, part.q_rows).unsqueeze(-1).to(at::kFloat);
 }
 
 // Turn the weights of this block alone into its weights among all keys; false where it is all of them.
 bool merge_rows(Scores& s, const Given& rows, const Part& part, const Options& options) {
   if (!given(rows.max) || !given(rows.sum) || !given(rows.out)) return false;
-  const Tensor max = statistic(rows.max, part, options), sum = statistic(rows.sum, part, options);
+  const bool apart = by_sequence(options, rows.softmax_layout);
+  const Tensor max = statistic(rows.max, part, options, apart), sum = statistic(rows.sum, part, options, apart);
   if (max.equal(s.max) && sum.equal(s.sum)) return false;
   const Tensor share = s.sum * (s.max - max).exp() / sum;
   s.weights = s.weights * share;
@@ -274,8 +295,9 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
       inner = (dout.view_as(out) * out).sum(-1, true);
     }
     if (given(options.sink)) {  // its weight, with a gradient of 0 - inner
-      const Tensor max = merged ? statistic(rows.max, part, options) : s.max,
-                   sum = merged ? statistic(rows.sum, part, options) : s.sum;
+      const bool apart = by_sequence(options, rows.softmax_layout);
+      const Tensor max = merged ? statistic(rows.max, part, options, apart) : s.max,
+                   sum = merged ? statistic(rows.sum, part, options, apart) : s.sum;
       dsink.sub_(((sink_rows(options) - max).exp() / sum * inner).sum({1, 2}));
     }
     const Tensor unscaled = s.weights * (dweights - inner), draw = unscaled * options.scale;
@@ -309,12 +331,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
     const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t,
         Ends prefix,
-    Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink,
+    Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view rows, const OptionalTensor& sink,
     const OptionalTensor& dropout_mask, int64_t, int64_t) {
   no_prefix(prefix);
   TORCH_CHECK_NOT_IMPLEMENTED(!given(dropout_mask), "anabatic sim: npu_fusion_attention with dropout_mask is not simulated");
   const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep), sink};
-  const Forward f = forward(q, k, v, options, q_ends, k_ends);
+  const Forward f = forward(q, k, v, options, q_ends, k_ends, rows);
   return {f.out, f.max, f.sum, at::empty({0}, q.options()), options.seed, 0, keep < 1 ? q.numel() : 0};
 }
 
@@ -325,10 +347,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad(
     const OptionalTensor&, const OptionalTensor& out, double scale, double keep, int64_t before, int64_t after, int64_t,
         int64_t seed, int64_t, int64_t,
         Ends prefix,
-    Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view, const OptionalTensor& sink) {
+    Ends q_ends, Ends k_ends, int64_t mode, bool, bool, c10::string_view rows, const OptionalTensor& sink) {
   no_prefix(prefix);
   const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, seed, sink};
-  const Backward b = backward(q, k, v, dy, options, q_ends, k_ends, {max, sum, out});
+  const Backward b = backward(q, k, v, dy, options, q_ends, k_ends, {max, sum, out, rows});
   return {b.dq, b.dk, b.dv, b.dpse, b.dsink};  // no gradient of pse without one
 }
 
@@ -344,12 +366,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_v3(
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
     const OptionalTensor&, const OptionalTensor& mask, double scale, double keep, int64_t before, int64_t after, int64_t,
         Ends prefix,
-    const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool, c10::string_view,
+    const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool, c10::string_view rows,
         const OptionalTensor& sink) {
   no_prefix(prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep), sink};
-  const Forward f = forward(q, k, v, options, ends_of(q_list), ends_of(k_list));
+  const Forward f = forward(q, k, v, options, ends_of(q_list), ends_of(k_list), rows);
   return {f.out, f.max, f.sum, at::empty({0}, q.options()), at::full({1}, options.seed, at::kLong), at::zeros({1}, at::kLong)};
 }
 
@@ -360,12 +382,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_grad_v3(
     const OptionalTensor&, const OptionalTensor& out, double scale, double keep, int64_t before, int64_t after, int64_t,
         const OptionalTensor& seed,
     const OptionalTensor&, Ends prefix, const OptionalTensor& q_ends, const OptionalTensor& k_ends, int64_t mode, bool, bool,
-    c10::string_view, const OptionalTensor& sink) {
+    c10::string_view rows, const OptionalTensor& sink) {
   no_prefix(prefix);
   const auto q_list = listed(q_ends), k_list = listed(k_ends);
   const int64_t number = given(seed) ? seed->item<int64_t>() : 0;
   const Options options{heads, layout, pse, mask, scale, keep, before, after, mode, number, sink};
-  const Backward b = backward(q, k, v, dy, options, ends_of(q_list), ends_of(k_list), {max, sum, out});
+  const Backward b = backward(q, k, v, dy, options, ends_of(q_list), ends_of(k_list), {max, sum, out, rows});
   return {b.dq, b.dk, b.dv, b.dpse, b.dsink};  // no gradient of pse without one
 }
 
@@ -399,14 +421,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t, int64_t, int64_t> attention_
     const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, c10::string_view layout, const OptionalTensor& pse,
     const OptionalTensor&, const OptionalTensor& mask, const OptionalTensor& q_rope, const OptionalTensor& k_rope, double scale,
     double keep, int64_t before, int64_t after, int64_t, Ends prefix, Ends q_ends, Ends k_ends, int64_t mode, bool, bool,
-    int64_t pse_type, Ends q_start, Ends k_start, c10::string_view, const OptionalTensor& sink,
+    int64_t pse_type, Ends q_start, Ends k_start, c10::string_view rows, const OptionalTensor& sink,
     const OptionalTensor& dropout_mask, int64_t, int64_t) {
   no_prefix(prefix);
   TORCH_CHECK_NOT_IMPLEMENTED(!given(dropout_mask), "anabatic sim: npu_fusion_attention_v2 with dropout_mask is not simulated");
   const WithRotated x(q, k, q_rope, k_rope, layout);
   const Options options = options_v2(heads, layout, pse, mask, scale, keep, before, after, mode, new_seed(keep), sink, pse_type,
                                      q_start, k_start);
-  const Forward f = forward(x.q, x.k, v, options, q_ends, k_ends);
+  const Forward f = forward(x.q, x.k, v, options, q_ends, k_ends, rows);
   return {f.out, f.max, f.sum, at::empty({0}, q.options()), options.seed, 0, keep < 1 ? q.numel() : 0};
 }
 
@@ -416,12 +438,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_gra
     const OptionalTensor& sum, const OptionalTensor&, const OptionalTensor& out, const OptionalTensor& q_rope,
     const OptionalTensor& k_rope, double scale, double keep, int64_t before, int64_t after, int64_t, int64_t seed, int64_t,
     int64_t, Ends prefix, Ends q_ends, Ends k_ends, int64_t mode, bool, bool, int64_t pse_type, Ends q_start, Ends k_start,
-    c10::string_view, const OptionalTensor& sink) {
+    c10::string_view rows, const OptionalTensor& sink) {
   no_prefix(prefix);
   const WithRotated x(q, k, q_rope, k_rope, layout);
   const Options options = options_v2(heads, layout, pse, mask, scale, keep, before, after, mode, seed, sink, pse_type, q_start,
                                      k_start);
-  const Backward b = backward(x.q, x.k, v, dy, options, q_ends, k_ends, {max, sum, out});
+  const Backward b = backward(x.q, x.k, v, dy, options, q_ends, k_ends, {max, sum, out, rows});
   if (!x.apart) return {b.dq, b.dk, b.dv, b.dpse, Tensor(), Tensor(), b.dsink};
   const int64_t own = q.size(-1), rotated = q_rope->size(-1);
   auto part = [](const Tensor& whole, int64_t from, int64_t size) { return whole.narrow(-1, from, size).contiguous(); };

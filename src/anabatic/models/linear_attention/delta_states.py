@@ -6,12 +6,14 @@ convolution.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from anabatic.device.delta_kernels import DeltaKernels, RuleShape, choose_delta_kernels
 from anabatic.device.delta_rule import DeltaPlan
 from anabatic.device.device import send_to_device
 
@@ -36,23 +38,33 @@ class _Sizes(NamedTuple):
 
     convolution: tuple[int, int]
     """`[width - 1, channels]`, the last inputs of the convolution."""
-    rule: tuple[int, int, int]
-    """`[V, D, E]`, fp32."""
+    rule: RuleShape
 
 
-def _read_sizes(config: Any) -> _Sizes:
+def _read_sizes(config: Any, ranks: int = 1) -> _Sizes:
+    """Return the shapes on one of the ranks that divide the heads."""
     key, value = config.linear_key_head_dim, config.linear_value_head_dim
-    channels = 2 * config.linear_num_key_heads * key + config.linear_num_value_heads * value
-    return _Sizes((config.linear_conv_kernel_dim - 1, channels), (config.linear_num_value_heads, key, value))
+    key_heads, value_heads = config.linear_num_key_heads // ranks, config.linear_num_value_heads // ranks
+    channels = 2 * key_heads * key + value_heads * value
+    return _Sizes((config.linear_conv_kernel_dim - 1, channels), RuleShape(key_heads, value_heads, key, value))
 
 
-def bytes_per_request(config: Any, dtype: torch.dtype) -> int:
+def choose_kernels(config: Any, device: torch.device, dtype: torch.dtype, ranks: int = 1) -> DeltaKernels:
+    """Return what runs the rule of a model's layers in generation, on one of the ranks that divide the heads."""
+    return choose_delta_kernels(
+        _read_sizes(config, ranks).rule, dtype, device, getattr(config, "mamba_ssm_dtype", None)
+    )
+
+
+def bytes_per_request(config: Any, device: torch.device, dtype: torch.dtype) -> int:
     """Return the bytes of the states of a request, whatever its length."""
     layers = len(list_delta_layers(config))
     if not layers:
         return 0
-    (rows, channels), (heads, key, value) = _read_sizes(config)
-    return layers * (rows * channels * dtype.itemsize + 4 * heads * key * value)
+    (rows, channels), rule = _read_sizes(config)
+    width = choose_kernels(config, device, dtype).state_dtype.itemsize
+    elements = rule.value_heads * rule.key_size * rule.value_size
+    return int(layers * (rows * channels * dtype.itemsize + width * elements))
 
 
 class StatePlan:
@@ -65,7 +77,7 @@ class StatePlan:
 
     Attributes:
         chunks: plan of the rows before those; None: there are none.
-        chunk_tokens: their tokens.
+        chunk_tokens: their tokens; chunk_lengths: int64 `[n]`, on the device.
     """
 
     def __init__(
@@ -76,22 +88,38 @@ class StatePlan:
         borders = [sum(counts[:row]) for row in range(rows + 1)]
         self.chunk_tokens = borders[-1]
         self.chunks = DeltaPlan(borders, device) if rows else None
-        on_device = send_to_device(torch.tensor([*slots, *(int(start > 0) for start in starts[:rows])]), device)
-        self.chunk_slots, self.single_slots, self.continues = on_device.split([rows, len(slots) - rows, rows])
+        told = [*slots, *(int(start > 0) for start in starts[:rows]), *counts[:rows]]
+        self.chunk_slots, self.single_slots, self.continues, self.chunk_lengths = send_to_device(
+            torch.tensor(told), device
+        ).split([rows, len(slots) - rows, rows, rows])
+
+    @functools.cached_property
+    def lengths_in_int32(self) -> Tensor:
+        """`chunk_lengths` as operators take them; all layers share it."""
+        return self.chunk_lengths.int()
+
+    @functools.cached_property
+    def ones(self) -> Tensor:
+        """One for each row of one token, int32."""
+        return torch.ones_like(self.single_slots, dtype=torch.int32)
 
 
 class LayerStates:
     """The states of one layer.
 
     Attributes:
-        convolution: `[S, width - 1, channels]`; rule: fp32 `[S, V, D, E]`.
+        convolution: `[S, width - 1, channels]`; rule: of `kernels`, which run the rule.
         plan: of the running forward pass.
+
+    Args:
+        ranks: that divide the heads.
     """
 
-    def __init__(self, config: Any, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        sizes = _read_sizes(config)
+    def __init__(self, config: Any, slots: int, device: torch.device, dtype: torch.dtype, ranks: int = 1) -> None:
+        sizes = _read_sizes(config, ranks)
         self.convolution = torch.zeros(slots, *sizes.convolution, device=device, dtype=dtype)
-        self.rule = torch.zeros(slots, *sizes.rule, device=device)
+        self.kernels = choose_kernels(config, device, dtype, ranks)
+        self.rule = self.kernels.allocate_states(slots, sizes.rule, device)
         self.plan: StatePlan
 
     def read_chunks(self) -> tuple[Tensor, Tensor]:
@@ -103,17 +131,16 @@ class LayerStates:
 
     def write_chunks(self, convolution: Tensor, rule: Tensor) -> None:
         """Keep the states after the chunks."""
-        self._write(self.plan.chunk_slots, convolution, rule)
+        self._write_convolution(self.plan.chunk_slots, convolution)
+        self.rule.index_copy_(0, self.plan.chunk_slots, rule.to(self.rule.dtype))
 
-    def read_singles(self) -> tuple[Tensor, Tensor]:
-        """Return both states of each row of one token."""
-        slots = self.plan.single_slots
-        return self.convolution.index_select(0, slots), self.rule.index_select(0, slots)
+    def read_singles(self) -> Tensor:
+        """Return the convolution's state of each row of one token."""
+        return self.convolution.index_select(0, self.plan.single_slots)
 
-    def write_singles(self, convolution: Tensor, rule: Tensor) -> None:
-        """Keep the states after these tokens."""
-        self._write(self.plan.single_slots, convolution, rule)
+    def write_singles(self, convolution: Tensor) -> None:
+        """Keep the convolution's state after these tokens; `kernels` keep the rule's."""
+        self._write_convolution(self.plan.single_slots, convolution)
 
-    def _write(self, slots: Tensor, convolution: Tensor, rule: Tensor) -> None:
+    def _write_convolution(self, slots: Tensor, convolution: Tensor) -> None:
         self.convolution.index_copy_(0, slots, convolution.to(self.convolution.dtype))
-        self.rule.index_copy_(0, slots, rule)

@@ -7,7 +7,7 @@ The forward here computes the same from the module's parts, which checkpoints na
 from __future__ import annotations
 
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +21,27 @@ from anabatic.device.delta_rule import (
     chunk_gated_delta_rule,
     convolve,
     convolve_step,
-    step_gated_delta_rule,
 )
-from anabatic.models.delta_states import LayerStates
 from anabatic.models.kv_cache import KVCache
+from anabatic.models.linear_attention.delta_heads import (
+    HeadWeights,
+    TokenInputs,
+    gather_channels,
+    gather_tokens,
+    get_tensor_group,
+    read_weights,
+)
+from anabatic.models.linear_attention.delta_states import LayerStates
 
 _COMMON_PARTS = {"conv1d", "norm", "out_proj"}
 _JOINT_PARTS, _SEPARATE_PARTS = {"in_proj_qkvz", "in_proj_ba"}, {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
 """Projections of Qwen3-Next and of Qwen3.5."""
 _SIZES = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+
+
+def list_projections(module: nn.Module) -> list[str]:
+    """Return the names of a layer's linear layers; that of the output is the last."""
+    return [name for name in module._modules if name in _JOINT_PARTS | _SEPARATE_PARTS] + ["out_proj"]
 
 
 def install_delta_layers(model: nn.Module) -> int:
@@ -46,6 +58,11 @@ def install_delta_layers(model: nn.Module) -> int:
 def has_delta_layers(model: nn.Module) -> bool:
     """True when `install_delta_layers` found some."""
     return bool(model.__dict__.get("_anabatic_delta_layers"))
+
+
+def find_delta_layers(model: nn.Module) -> list[Any]:
+    """Return the layers of the gated delta rule."""
+    return [module for module in model.modules() if is_delta_layer(module)]
 
 
 def is_delta_layer(module: nn.Module) -> bool:
@@ -66,42 +83,45 @@ def _forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Ten
     if segments is None and cache is None:
         out: Tensor = type(self).forward(self, hidden_states, *args, **kwargs)
         return out
-    parts = _project(self, hidden_states.squeeze(0))
+    inputs, gate = _project(self, hidden_states.squeeze(0))
     if cache is not None:
-        core = cache.run_states(int(self.layer_idx), lambda states: _read_new_tokens(self, parts, states))
+        core = cache.run_states(int(self.layer_idx), lambda states: _read_new_tokens(self, inputs, states))
     else:
         assert segments is not None
         _require_supported(self, segments)
         segments.num_attended_layers += 1
-        plan = get_plan(segments, hidden_states.device)
-        mixed, _ = convolve(parts.mixed, *_read_convolution(self), plan)
-        core, _ = chunk_gated_delta_rule(_split_inputs(self, F.silu(mixed), parts.write, parts.step), plan)
-    return _finish(self, core, parts).unsqueeze(0)
+        core = _read_segments(self, inputs, segments)
+    return _finish(self, core.to(inputs.mixed.dtype), gate).unsqueeze(0)
 
 
-def _read_convolution(module: Any) -> tuple[Tensor, Tensor | None]:
-    return module.conv1d.weight.squeeze(1), module.conv1d.bias
+def _read_segments(module: Any, inputs: TokenInputs, segments: PackedSegments) -> Tensor:
+    """Return `[T, V, E]` of the tokens of a packed batch; where ranks share it, of those of this rank."""
+    weights, exchange, plan = read_weights(module), segments.exchange, get_plan(segments, inputs.mixed.device)
+    dtype = inputs.mixed.dtype
+    if exchange is not None:
+        inputs, weights = gather_tokens(inputs, weights, exchange)
+    mixed, _ = convolve(inputs.mixed, weights.convolution, weights.bias, plan)
+    core, _ = chunk_gated_delta_rule(_prepare_inputs(weights, mixed, inputs.write, inputs.step), plan)
+    return core if exchange is None else exchange.scatter_heads(core.to(dtype))
 
 
-def _read_new_tokens(module: Any, parts: _Parts, states: LayerStates) -> Tensor:
+def _read_new_tokens(module: Any, inputs: TokenInputs, states: LayerStates) -> Tensor:
     """Return `[T, V, E]` of the new tokens of many requests, and move their states on."""
-    plan, cores = states.plan, []
-    pieces = [x.split([plan.chunk_tokens, len(x) - plan.chunk_tokens]) for x in (parts.mixed, parts.write, parts.step)]
+    plan, cores, weights = states.plan, [], read_weights(module)
+    pieces = [x.split([plan.chunk_tokens, len(x) - plan.chunk_tokens]) for x in inputs]
     (mixed, single_mixed), (write, single_write), (step, single_step) = pieces
-    weight, bias = _read_convolution(module)
     if plan.chunks is not None:
         past, before = states.read_chunks()
-        mixed, tails = convolve(mixed, weight, bias, plan.chunks, past)
-        core, after = chunk_gated_delta_rule(_split_inputs(module, F.silu(mixed), write, step), plan.chunks, before)
+        mixed, tails = convolve(mixed, weights.convolution, weights.bias, plan.chunks, past)
+        chunk_inputs = _prepare_inputs(weights, mixed, write, step)
+        core, after = states.kernels.run_chunks(chunk_inputs, plan.chunks, plan.lengths_in_int32, before)
         states.write_chunks(tails, after)
         cores.append(core)
     if len(single_mixed):
-        past, before = states.read_singles()
-        mixed, tails = convolve_step(single_mixed, weight, bias, past)
-        inputs = _split_inputs(module, F.silu(mixed), single_write, single_step)
-        core, after = step_gated_delta_rule(inputs, before)
-        states.write_singles(tails, after)
-        cores.append(core)
+        mixed, tails = convolve_step(single_mixed, weights.convolution, weights.bias, states.read_singles())
+        single_inputs = _prepare_inputs(weights, mixed, single_write, single_step)
+        cores.append(states.kernels.run_tokens(single_inputs, states.rule, plan.single_slots, plan.ones))
+        states.write_singles(tails)
     return torch.cat(cores)
 
 
@@ -115,11 +135,6 @@ def get_plan(segments: PackedSegments, device: torch.device) -> DeltaPlan:
 
 def _require_supported(module: nn.Module, segments: PackedSegments) -> None:
     name = type(module).__name__
-    if segments.exchange is not None:
-        raise DataError(
-            f"{name} carries a state from token to token, which context parallelism does not pass on yet",
-            "set parallel.context to 1",
-        )
     if not segments.is_causal:
         raise DataError(f"{name} reads from left to right only", "use a model whose layers are all attention")
     if isinstance(segments, PackedTrees):
@@ -128,52 +143,35 @@ def _require_supported(module: nn.Module, segments: PackedSegments) -> None:
         )
 
 
-class _Parts(NamedTuple):
-    """Projections of the tokens.
-
-    Attributes:
-        mixed: queries, keys and values before the convolution, `[T, 2 K D + V E]`.
-        gate: `[T, V, E]`; write: `[T, V]`, beta before its sigmoid; step: `[T, V]`, before the time step's bias.
-    """
-
-    mixed: Tensor
-    gate: Tensor
-    write: Tensor
-    step: Tensor
-
-
-def _project(module: Any, x: Tensor) -> _Parts:
-    """`x`: `[T, H]`."""
-    keys, key_size, value_size = module.num_k_heads, module.head_k_dim, module.head_v_dim
-    ratio = module.num_v_heads // keys
+def _project(module: Any, x: Tensor) -> tuple[TokenInputs, Tensor]:
+    """Return what the rule reads of the tokens, and the gates of its outputs: `[T, H]` -> `[T, V, E]`."""
+    group, key_size, value_size = get_tensor_group(module), module.head_k_dim, module.head_v_dim
+    ratio = module.num_v_heads // module.num_k_heads
     if "in_proj_qkv" in module._modules:
-        gate = module.in_proj_z(x).unflatten(-1, (-1, value_size))
-        return _Parts(module.in_proj_qkv(x), gate, module.in_proj_b(x), module.in_proj_a(x))
+        gate, mixed = module.in_proj_z(x).unflatten(-1, (-1, value_size)), module.in_proj_qkv(x)
+        if group.size > 1:
+            widths = [module.num_k_heads * key_size] * 2 + [module.num_v_heads * value_size]
+            mixed = gather_channels(mixed, widths, group)
+        return TokenInputs(mixed, module.in_proj_b(x), module.in_proj_a(x)), gate
+    keys = module.num_k_heads // group.size
     # Qwen3-Next's rows are grouped by key head: its query, its key, its values, its gates.
     sizes = [key_size, key_size, ratio * value_size, ratio * value_size]
     q, k, v, gate = module.in_proj_qkvz(x).unflatten(-1, (keys, -1)).split(sizes, dim=-1)
     write, step = module.in_proj_ba(x).unflatten(-1, (keys, -1)).split([ratio, ratio], dim=-1)
     mixed = torch.cat([part.flatten(1) for part in (q, k, v)], dim=-1)
-    return _Parts(mixed, gate.reshape(len(x), -1, value_size), write.flatten(1), step.flatten(1))
+    return TokenInputs(mixed, write.flatten(1), step.flatten(1)), gate.reshape(len(x), -1, value_size)
 
 
-def _split_inputs(module: Any, mixed: Tensor, write: Tensor, step: Tensor) -> DeltaInputs:
-    """`mixed`: `[T, 2 K D + V E]`, after the convolution; `write`, `step`: as of `_Parts`."""
-    keys, key_size = module.num_k_heads, module.head_k_dim
-    q, k, v = mixed.split([keys * key_size, keys * key_size, module.num_v_heads * module.head_v_dim], dim=-1)
-    log_decay = -module.A_log.float().exp() * F.softplus(step.float() + module.dt_bias.float())
-    return DeltaInputs(
-        q.unflatten(-1, (keys, key_size)),
-        k.unflatten(-1, (keys, key_size)),
-        v.unflatten(-1, (-1, module.head_v_dim)),
-        log_decay,
-        write.float().sigmoid(),
-    )
+def _prepare_inputs(weights: HeadWeights, mixed: Tensor, write: Tensor, step: Tensor) -> DeltaInputs:
+    """`mixed`: `[T, 2 K D + V E]`, after the convolution; `write`, `step`: as of `TokenInputs`."""
+    q, k, v = weights.split_heads(F.silu(mixed), 1)
+    log_decay = -weights.decay.float().exp() * F.softplus(step.float() + weights.step_bias.float())
+    return DeltaInputs(q, k, v, log_decay, write.float().sigmoid())
 
 
-def _finish(module: Any, core: Tensor, parts: _Parts) -> Tensor:
-    """`core`: `[T, V, E]` -> `[T, H]`."""
+def _finish(module: Any, core: Tensor, gate: Tensor) -> Tensor:
+    """`core`, `gate`: `[T, V, E]` -> `[T, H]`."""
     size = core.shape[-1]
-    normed = module.norm(core.to(parts.mixed.dtype).reshape(-1, size), parts.gate.reshape(-1, size))
+    normed = module.norm(core.reshape(-1, size), gate.reshape(-1, size))
     out: Tensor = module.out_proj(normed.reshape(len(core), -1))
     return out
