@@ -19,12 +19,12 @@ LORA: Options = {"tuner": "lora", "lora.r": 4, "optim.lr": 0.01}
 
 
 def test_a_pretraining_is_divided_and_put_together_twice(home: Home, base: Path, tmp_path: Path) -> None:
-    """Two stages, stopped; then one process; then two stages of two processes that share tokens and weights."""
+    """Two stages, stopped; then one process; then two stages again."""
     out = tmp_path / "run"
     told = command.interrupt(home.start(*home.pretrain(out, 2, more=STAGES)), out, 7, signal.SIGTERM, 143)
     assert "pipeline parallelism: 2 stages of" in told.err
     command.interrupt(home.start(*home.pretrain(out)), out, 17, signal.SIGKILL, -9)
-    home.anabatic(*home.pretrain(out, 4, more={**STAGES, "parallel.context": 2, **ZERO3}))
+    home.anabatic(*home.pretrain(out, 2, more=STAGES))
     assert command.events(out).count("resume") == 2
     require_equal(base, out, "model.safetensors")
     losses = [row["loss"] for row in rows(out, "train")]
@@ -33,8 +33,18 @@ def test_a_pretraining_is_divided_and_put_together_twice(home: Home, base: Path,
 
 def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    home.together(home.sft(one, base, more=LORA), home.sft(two, base, 4, more={**LORA, **STAGES, "parallel.tensor": 2}))
+    home.together(home.sft(one, base, more=LORA), home.sft(two, base, 2, more={**LORA, **STAGES}))
     require_equal(one, two, "adapter_model.safetensors")
+
+
+def test_processes_share_a_stage(home: Home, base: Path, tmp_path: Path) -> None:
+    """Tokens and weights are divided among the processes of a stage, continued with matrices divided instead."""
+    out = tmp_path / "run"
+    shared: Options = {**STAGES, "parallel.context": 2, **ZERO3}
+    command.interrupt(home.start(*home.pretrain(out, 4, more=shared)), out, 7, signal.SIGTERM, 143)
+    home.anabatic(*home.pretrain(out, 4, more={**STAGES, "parallel.tensor": 2}))
+    assert command.events(out).count("resume") == 1
+    require_equal(base, out, "model.safetensors")
 
 
 @pytest.mark.parametrize(
