@@ -160,6 +160,7 @@ class Row:
 
 
 PLAN = "plan --chip 910B3 --npus 8 --"
+LAYOUTS = "--data rows.jsonl --tuner lora --batch.seq-len 32768 --batch.global-batch-tokens 524288"
 LONG = "--data rows.jsonl --batch.seq-len 2048 --batch.global-batch-tokens 4194304"
 HOSTS = "node ms"
 ROWS = (
@@ -191,8 +192,9 @@ ROWS = (
     Row("guides/launch-hosts.md", 3, written()),
     Row("guides/monitor.md", 0, headings("ann python anabatic sft recipe.yaml")),
     Row("guides/plan.md", 0, said(f"{PLAN} sft --model Qwen/Qwen2.5-7B-Instruct --data rows.jsonl --tuner lora")),
-    Row("guides/plan.md", 1, said(f"plan --scale 4096 --tokens 2000000000 -- sft --model Qwen/Qwen2.5-0.5B {LONG}")),
-    Row("guides/plan.md", 2, written()),
+    Row("guides/plan.md", 1, said(f"plan --layouts --npus 8 --nodes 2 -- sft --model Qwen/Qwen3-32B {LAYOUTS}")),
+    Row("guides/plan.md", 2, said(f"plan --scale 4096 --tokens 2000000000 -- sft --model Qwen/Qwen2.5-0.5B {LONG}")),
+    Row("guides/plan.md", 3, written()),
     Row("guides/ray.md", 0, written("RayNode pid latest session worker tmp")),
     Row("guides/survival.md", 0, written("rank INFO")),
     Row("guides/survival.md", 1, written("node npu")),

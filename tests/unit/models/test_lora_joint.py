@@ -95,6 +95,36 @@ def test_an_update_makes_the_casts_old() -> None:
     )
 
 
+def test_an_update_of_a_joint_buffer_reaches_the_group() -> None:
+    """Optimizers of joint buffers change the values and not the versions of the parameters."""
+    alone, ours = adapted(), adapted()
+    together(ours)
+    for model in (alone, ours):
+        step(model)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                version = parameter._version
+                parameter.data.mul_(3.0)
+                assert parameter._version == version
+    torch.testing.assert_close(step(ours, 4), step(alone, 4), rtol=1e-5, atol=0)
+    check_equal(ours, alone, 1e-4)
+
+
+def test_micro_batches_in_flight_share_the_copied_adapters() -> None:
+    """A pipeline computes the next micro-batch before it goes back through the first one."""
+    alone, ours = adapted(), adapted()
+    together(ours)
+    for model in (alone, ours):
+        losses = []
+        for seed in (3, 4):
+            torch.manual_seed(seed)
+            batch = forward.pack_batch(batch_of([5, 12, 30]), CPU)
+            losses.append(forward.compute_summed_loss(model, batch, 1 << 12))
+        for loss in losses:
+            loss.backward()
+    check_equal(ours, alone, 1e-4)
+
+
 def test_two_micro_batches_and_recomputation_change_nothing() -> None:
     alone, ours, again = (adapted() for _ in range(3))
     together(ours)

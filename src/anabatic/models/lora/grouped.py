@@ -118,9 +118,7 @@ class LoraGroup:
     @torch.no_grad()
     def set_casts(self, casts: Sequence[Tensor]) -> None:
         """Use these low-precision adapters, A of every layer, then B of every layer, until the parameters change."""
-        versions = [param._version for param in self.params]
-        is_unchanged = versions == self._versions
-        self._casts, self._versions = list(casts), versions
+        self._casts, self._versions = list(casts), [param._version for param in self.params]
         self._input, self._remaining = None, {}
         half = len(self.layers)
         if half == 1:
@@ -128,9 +126,9 @@ class LoraGroup:
         ranks = [cast.shape[0] for cast in casts[:half]]
         if self._block is None or self._block.dtype != casts[0].dtype or self._block.device != casts[0].device:
             self._block = casts[0].new_zeros(sum(self.out_sizes), sum(ranks))
-        elif is_unchanged:  # it has these values, and backward passes of a pipeline's other micro-batches read it
-            return
-        rows = zip(self._block.split(self.out_sizes), casts[half:], range(half), strict=True)
+        # `.data` keeps the version: backward passes of a pipeline's other micro-batches still read these same values.
+        # Versions cannot tell whether to copy: an optimizer that updates a joint buffer does not count them up.
+        rows = zip(self._block.data.split(self.out_sizes), casts[half:], range(half), strict=True)
         for row, b, index in rows:
             row.split(ranks, dim=1)[index].copy_(b)
 
