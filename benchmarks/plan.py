@@ -5,10 +5,11 @@ on a CPU, setting by setting.
 
 Every row trains a small Qwen2, or Qwen3-MoE if its name begins with "experts", for a few steps with `anabatic sft` on
 one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and asks `anabatic plan` for the same command.
-On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly. On a CPU torch's profiler tells of
-every allocation; their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and
-libraries hold beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits,
-optimizer, gathered weights. The tokens of a micro-batch are full but for what no row fits into.
+On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly, and of a pipeline over those of the
+stage that needs most. On a CPU torch's profiler tells of every allocation; their running sum has a peak within the
+steps (a checkpoint's copies come after them). What Python and libraries hold beside it is not in there. Sizes are chosen so
+that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a micro-batch are
+full but for what no row fits into.
 """
 
 from __future__ import annotations
@@ -200,13 +201,26 @@ def compare(row: Row, device: str) -> dict[str, Any]:
             measured = int((folder / "peak").read_text())
         else:
             (ranks := folder / "ranks").mkdir()
-            measured = round(statistics.mean(rank.peak_bytes for rank in sim_ranks.train(words, row.npus, ranks)))
+            peaks = [rank.peak_bytes for rank in sim_ranks.train(words, row.npus, ranks)]
+            measured = compute_peak(peaks, pipeline_stages(row))
     return {
         "name": row.name,
         "measured": measured,
         "planned": planned["memory_bytes"],
         "moment": planned["moment"],
     }
+
+
+def pipeline_stages(row: Row) -> int:
+    """The stages of a row's pipeline; 1 without one."""
+    return next((int(value) for option, value in itertools.pairwise(row.options) if option == _stages(1)[0]), 1)
+
+
+def compute_peak(peaks: Sequence[int], stages: int) -> int:
+    """Return the mean over the ranks, of a pipeline over those of the stage that needs most: the first ranks are those
+    of the first stage."""
+    size = len(peaks) // stages
+    return round(max(statistics.mean(peaks[start : start + size]) for start in range(0, len(peaks), size)))
 
 
 def measure(file: Path, words: list[str]) -> None:
