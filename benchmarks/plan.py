@@ -5,11 +5,11 @@ on a CPU, setting by setting.
 
 Every row trains a small Qwen2, or Qwen3-MoE if its name begins with "experts", for a few steps with `anabatic sft` on
 one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and asks `anabatic plan` for the same command.
-On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly, and of a pipeline over those of the
-stage that needs most. On a CPU torch's profiler tells of every allocation; their running sum has a peak within the
-steps (a checkpoint's copies come after them). What Python and libraries hold beside it is not in there. Sizes are chosen so
-that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a micro-batch are
-full but for what no row fits into.
+On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly, and of a pipeline over those of
+the stage that needs most. On a CPU torch's profiler tells of every allocation; their running sum has a peak within
+the steps (a checkpoint's copies come after them). What Python and libraries hold beside it is not in there. Sizes are
+chosen so that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a micro-
+batch are full but for what no row fits into.
 """
 
 from __future__ import annotations
