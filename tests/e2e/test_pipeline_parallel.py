@@ -50,7 +50,6 @@ def test_processes_share_a_stage(home: Home, base: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "message", "hint"),
     [
-        ({"optim.router-aux-loss": 0.1}, "parallel.pipeline is 2, and optim.router_aux_loss is 0.1", "leave it out"),
         ({**ZERO3, "parallel.offload": "cpu"}, "parallel.pipeline is 2, and parallel.offload is cpu", "offload none"),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],

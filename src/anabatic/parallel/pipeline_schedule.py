@@ -10,7 +10,6 @@ batches differ in length.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,60 +21,78 @@ from anabatic.parallel.mesh import RankGroup
 
 
 class StageWork(Protocol):
-    """What one stage computes of a micro-batch."""
+    """What one stage computes of a micro-batch: the link's tensors of one end from those of the other."""
 
-    def forward(self, index: int, received: Tensor | None) -> Tensor:
-        """Return the states that the next stage reads; of the last stage the scaled loss.
+    def forward(self, index: int, received: list[Tensor]) -> list[Tensor]:
+        """Return what the next stage reads, of the last stage nothing.
 
         Args:
-            received: of the stage before, requires gradients; None: this is the first stage.
+            received: of the stage before, of the first stage nothing.
+        """
+
+    def backward(self, index: int, received: list[Tensor]) -> list[Tensor]:
+        """Return what the stage before reads, of the first stage nothing.
+
+        Args:
+            received: of the stage after, of the last stage nothing.
         """
 
 
 class StageLink:
-    """Exchanges states and their gradients with the stages before and after this one.
+    """Exchanges states and their gradients with the stages before and after this one, each with a row of counts.
 
     Args:
         group: the stages of one copy of the model, in order.
         width: elements of a token's state; dtype: of states and their gradients.
+        counts: fp32 numbers that travel beside them; 0: none do.
     """
 
-    def __init__(self, group: RankGroup, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.group, self.width, self.dtype, self.device = group, width, dtype, device
+    def __init__(self, group: RankGroup, width: int, dtype: torch.dtype, device: torch.device, counts: int = 0) -> None:
+        self.group, self.width, self.dtype, self.device, self.counts = group, width, dtype, device, counts
         self.is_first, self.is_last = group.rank == 0, group.rank == group.size - 1
 
     def exchange(
         self,
-        to_next: Tensor | None = None,
-        to_previous: Tensor | None = None,
+        to_next: Sequence[Tensor] = (),
+        to_previous: Sequence[Tensor] = (),
         from_previous: int | None = None,
         from_next: int | None = None,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Send and receive together; what would leave the pipeline at an end is left out.
 
         Args:
-            to_next: states; to_previous: gradients of the states that came from there.
+            to_next: states and counts; to_previous: gradients of the states that came from there, and counts.
             from_previous, from_next: tokens of the states or gradients to receive; None: nothing.
 
         Returns:
-            The states of the stage before, and the gradients of the stage after.
+            What came from the stage before and from the stage after; nothing at an end.
         """
-        states = grads = None
-        operations = []
-        if to_previous is not None and not self.is_first:
-            operations.append(self._operation(dist.isend, self._checked(to_previous), -1))
-        if from_previous is not None and not self.is_first:
-            states = torch.empty(from_previous, self.width, dtype=self.dtype, device=self.device)
-            operations.append(self._operation(dist.irecv, states, -1))
-        if to_next is not None and not self.is_last:
-            operations.append(self._operation(dist.isend, self._checked(to_next), 1))
-        if from_next is not None and not self.is_last:
-            grads = torch.empty(from_next, self.width, dtype=self.dtype, device=self.device)
-            operations.append(self._operation(dist.irecv, grads, 1))
+        operations: list[dist.P2POp] = []
+
+        def send(values: Sequence[Tensor], step: int) -> None:
+            operations.extend(self._operation(dist.isend, value, step) for value in self._checked(values))
+
+        def receive(tokens: int | None, step: int) -> list[Tensor]:
+            values = [] if tokens is None else self._make_buffers(tokens)
+            operations.extend(self._operation(dist.irecv, value, step) for value in values)
+            return values
+
+        states: list[Tensor] = []
+        grads: list[Tensor] = []
+        if not self.is_first:
+            send(to_previous, -1)
+            states = receive(from_previous, -1)
+        if not self.is_last:
+            send(to_next, 1)
+            grads = receive(from_next, 1)
         if operations:
             for request in dist.batch_isend_irecv(operations):
                 request.wait()
         return states, grads
+
+    def _make_buffers(self, tokens: int) -> list[Tensor]:
+        states = torch.empty(tokens, self.width, dtype=self.dtype, device=self.device)
+        return [states, *([torch.empty(self.counts, device=self.device)] if self.counts else [])]
 
     def swap_ends(self, value: Tensor) -> Tensor:
         """Return the tensor that the other end of the pipeline has given; only both ends call it."""
@@ -86,10 +103,10 @@ class StageLink:
             request.wait()
         return out
 
-    def _checked(self, value: Tensor) -> Tensor:
-        if value.dtype != self.dtype:
-            raise TypeError(f"states of {value.dtype} leave a stage, the next one expects {self.dtype}")
-        return value.detach().contiguous()
+    def _checked(self, values: Sequence[Tensor]) -> list[Tensor]:
+        if values and values[0].dtype != self.dtype:
+            raise TypeError(f"states of {values[0].dtype} leave a stage, the next one expects {self.dtype}")
+        return [value.detach().contiguous() for value in values]
 
     def _operation(self, kind: object, value: Tensor, step: int) -> dist.P2POp:
         group = self.group.process_group or dist.group.WORLD
@@ -105,33 +122,15 @@ def run_forward_backward(work: StageWork, tokens: Sequence[int], link: StageLink
     """
     count = len(tokens)
     ahead = min(link.group.size - 1 - link.group.rank, count)
-    in_flight: deque[tuple[int, Tensor | None, Tensor]] = deque()
-
-    def run_forward(index: int, received: Tensor | None) -> Tensor:
-        if received is not None:
-            received.requires_grad_(True)
-        out = work.forward(index, received)
-        in_flight.append((index, received, out))
-        return out
-
-    def run_backward(grads: Tensor | None) -> Tensor | None:
-        _, received, out = in_flight.popleft()
-        if out.requires_grad:  # not if nothing is trained up to here
-            out.backward(grads)  # type: ignore[no-untyped-call]
-        if received is None:
-            return None
-        return torch.zeros_like(received) if received.grad is None else received.grad
-
     for index in range(ahead):
         received, _ = link.exchange(from_previous=tokens[index])
-        link.exchange(to_next=run_forward(index, received))
-    received = link.exchange(from_previous=tokens[ahead])[0] if ahead < count else None
+        link.exchange(to_next=work.forward(index, received))
+    received = link.exchange(from_previous=tokens[ahead])[0] if ahead < count else []
     for index in range(ahead, count):
-        out = run_forward(index, received)
-        _, grads = link.exchange(to_next=out, from_next=tokens[in_flight[0][0]])
-        back = run_backward(grads)
+        first = index - ahead  # of those in flight
+        _, grads = link.exchange(to_next=work.forward(index, received), from_next=tokens[first])
         later = tokens[index + 1] if index + 1 < count else None
-        received, _ = link.exchange(to_previous=back, from_previous=later)
-    while in_flight:
-        _, grads = link.exchange(from_next=tokens[in_flight[0][0]])
-        link.exchange(to_previous=run_backward(grads))
+        received, _ = link.exchange(to_previous=work.backward(first, grads), from_previous=later)
+    for index in range(count - ahead, count):
+        _, grads = link.exchange(from_next=tokens[index])
+        link.exchange(to_previous=work.backward(index, grads))

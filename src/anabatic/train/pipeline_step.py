@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from anabatic.device.device import Device
+from anabatic.models.experts.routing import RouterSums, RoutingRecorder
 from anabatic.models.forward import PackedBatch, cast_adapters, compute_hidden_states, score_targets
 from anabatic.models.pipeline.stages import find_tied_name, is_tied_across_stages
 from anabatic.parallel.pipeline_schedule import StageLink, run_forward_backward
 from anabatic.parallel.process_groups import World, is_sharded_by_fsdp, to_local
 
 
-def open_link(model: Any, device: Device, world: World) -> StageLink:
-    """Return the link of this stage to those beside it.
+def open_link(model: Any, device: Device, world: World, counts: int = 0) -> StageLink:
+    """Return the link of this stage to those beside it; `counts` as in `StageLink`.
 
     The stream of states has the dtype of the embedding, sharded weights that of the products (`sharding.py`).
     """
     is_cast = any(is_sharded_by_fsdp(param) for param in model.parameters())
     dtype = device.dtype if is_cast else model.get_input_embeddings().weight.dtype
-    return StageLink(world.pipeline_group, model.config.hidden_size, dtype, device.torch_device)
+    return StageLink(world.pipeline_group, model.config.hidden_size, dtype, device.torch_device, counts)
 
 
 def _compute_states(model: Any, packed: PackedBatch, received: Tensor | None) -> Tensor:
@@ -33,24 +34,54 @@ def _compute_states(model: Any, packed: PackedBatch, received: Tensor | None) ->
     return compute_hidden_states(model, packed, received).clone()
 
 
+class _InFlight(NamedTuple):
+    """A micro-batch between its forward and its backward pass on this stage.
+
+    Attributes:
+        received: states of the stage before, which require gradients; None: this is the first stage.
+        out: states for the next stage, on the last one the scaled loss.
+        routers: of the layers here and before; None: no router has a loss.
+    """
+
+    received: Tensor | None
+    out: Tensor
+    routers: RouterSums | None
+
+
 class StageStep:
-    """Runs this rank's stage of a step.
+    """Runs this rank's stage of a step (`pipeline_schedule.StageWork`).
+
+    A router loss is of all layers together, `sum_e counts_e probability_e` (`experts/routing.py`). So the choices of
+    every expert add up from stage to stage, and return with the gradients as those of all layers; each stage then goes
+    back through the share of its own probabilities.
 
     Args:
         root: `forward.Root` of the stage; loss: `loss(model, packed, received=states)`, on the last stage.
+        routing: what is recorded of the model's routers; None: it has none.
 
     Attributes:
         loss: sum of the losses of the last step on the last stage, zero on others.
     """
 
-    def __init__(self, root: nn.Module, loss: Callable[..., Tensor], device: Device, world: World) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        loss: Callable[..., Tensor],
+        device: Device,
+        world: World,
+        routing: RoutingRecorder | None = None,
+    ) -> None:
         self.root, self.loss_fn, self.device = root, loss, device
         model: Any = root.model
         self.model = model
-        self.link = open_link(model, device, world)
+        self.routing = routing if routing is not None and routing.coefficient else None
+        counts = self.routing.count_size if self.routing is not None else 0
+        self.link = open_link(model, device, world, counts)
         self.tied = find_tied_name(model) if is_tied_across_stages(model) else ""
         self.loss = torch.zeros((), device=device.torch_device)
         self._batches: Sequence[PackedBatch] = ()
+        self._targets: Sequence[int] = ()
+        self._in_flight: dict[int, _InFlight] = {}
         self._scale = torch.ones((), device=device.torch_device)
 
     @property
@@ -58,27 +89,58 @@ class StageStep:
         """Parameters whose gradients the first stage counts."""
         return frozenset((self.tied,)) if self.tied and self.link.is_last else frozenset()
 
-    def run_batches(self, batches: Sequence[PackedBatch], scale: Tensor) -> Tensor:
+    def run_batches(self, batches: Sequence[PackedBatch], targets: Sequence[int], scale: Tensor) -> Tensor:
         """Run forward and backward passes of a step's micro-batches; return the summed loss, zero but on the last.
 
         Args:
+            targets: of each micro-batch.
             scale: what the loss is multiplied by before its backward pass.
         """
-        self._batches, self._scale = batches, scale
+        self._batches, self._targets, self._scale = batches, targets, scale
         self.loss = torch.zeros((), device=self.device.torch_device)
         run_forward_backward(self, [packed.input_ids.shape[1] for packed in batches], self.link)
         self._batches = ()
         return self.loss
 
-    def forward(self, index: int, received: Tensor | None) -> Tensor:
-        """See `pipeline_schedule.StageWork`."""
+    def forward(self, index: int, received: list[Tensor]) -> list[Tensor]:
+        """See `StageWork`; the loss of the last stage is added up here."""
+        states = received[0].requires_grad_(True) if received else None
         call = self.loss_fn if self.link.is_last else _compute_states
         with self.device.autocast():
-            out: Tensor = self.root(functools.partial(call, received=received), self._batches[index])
+            out: Tensor = self.root(functools.partial(call, received=states), self._batches[index])
+            routers = None if self.routing is None else self._sum_routers(self.routing, received)
         if self.link.is_last:
             self.loss += out.detach()
-            return out * self._scale
-        return out
+            self._in_flight[index] = _InFlight(states, out * self._scale, routers)
+            return []
+        self._in_flight[index] = _InFlight(states, out, routers)
+        return [out] if routers is None else [out, routers.counts]
+
+    def _sum_routers(self, routing: RoutingRecorder, received: list[Tensor]) -> RouterSums:
+        """Return the choices of the layers here and before, and the probabilities of those here."""
+        own = routing.take_sums()
+        earlier = received[1] if received else torch.zeros(self.link.counts, device=self.device.torch_device)
+        if own is None:  # all layers here are dense
+            return RouterSums(earlier, earlier.new_zeros(len(earlier) - 1))
+        return RouterSums(own.counts + earlier, own.probability)
+
+    def backward(self, index: int, received: list[Tensor]) -> list[Tensor]:
+        """See `StageWork`."""
+        states, out, routers = self._in_flight.pop(index)
+        outs, grads = [out], [received[0] if received else None]
+        counts = []
+        if self.routing is not None and routers is not None:
+            counts = received[1:] or [routers.counts]
+            with self.device.autocast():
+                balance = self.routing.compute_loss(counts[0], routers.probability, self._targets[index])
+            outs.append(balance * self._scale)
+            grads.append(None)
+        trained = [number for number, tensor in enumerate(outs) if tensor.requires_grad]
+        if trained:  # not if nothing is trained up to here
+            torch.autograd.backward([outs[number] for number in trained], [grads[number] for number in trained])
+        if states is None:
+            return []
+        return [torch.zeros_like(states) if states.grad is None else states.grad, *counts]
 
     @torch.no_grad()
     def add_tied_gradients(self) -> None:
@@ -94,13 +156,13 @@ class StageStep:
 
 def score_batch(root: nn.Module, packed: PackedBatch, device: Device, link: StageLink) -> tuple[Tensor, Tensor]:
     """Return losses and hits of the targets of a batch as `score_targets` does; none but on the last stage."""
-    received, _ = link.exchange(from_previous=packed.input_ids.shape[1])
+    received = next(iter(link.exchange(from_previous=packed.input_ids.shape[1])[0]), None)
     with device.autocast():
         if link.is_last:
             call = functools.partial(score_targets, chunk_bytes=device.device_row.chunk_bytes, received=received)
             scored: tuple[Tensor, Tensor] = root(call, packed)
             return scored
         states = root(_compute_states, packed, received)
-    link.exchange(to_next=states)
+    link.exchange(to_next=[states])
     nothing = torch.zeros(0, device=device.torch_device)
     return nothing, nothing

@@ -120,7 +120,7 @@ class TrainStep:
         """What a refused update still adds to the totals."""
         self.grad_norm = torch.zeros((), device=device.torch_device)
         self.spike_detector = SpikeDetector(optimizer.config.spike, device.torch_device)
-        self.stage = StageStep(root, loss, device, world) if world.pipeline_group.size > 1 else None
+        self.stage = StageStep(root, loss, device, world, routing) if world.pipeline_group.size > 1 else None
         if self.stage is not None:
             optimizer.uncounted = self.stage.uncounted
         # Stages wait for each other in every micro-batch: their times do not tell which one is slow.
@@ -198,7 +198,8 @@ class TrainStep:
     def _run_stage(self, stage: StageStep, batches: Sequence[Batch]) -> Tensor:
         """Run all micro-batches of a step on this stage; gradients are then those of one device."""
         packed = [self.pack_batch(batch, self.device.torch_device) for batch in batches]
-        loss = stage.run_batches(packed, self.loss_scale.value / self.expected_tokens)
+        targets = [batch.num_targets for batch in batches]
+        loss = stage.run_batches(packed, targets, self.loss_scale.value / self.expected_tokens)
         stage.add_tied_gradients()
         if not self.optimizer.is_sharded:
             reduce_stage_gradients(self.optimizer.params, self.optimizer.experts, self.world)

@@ -11,7 +11,7 @@ from anabatic.config.sections.train_jobs import Lora
 from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops, pretrained
-from anabatic.models.experts.routing import RoutingRecorder, compute_router_loss
+from anabatic.models.experts.routing import RoutingRecorder, compute_router_loss, sum_routers
 from anabatic.models.lora import adapter
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
@@ -109,7 +109,7 @@ for name, tokens in (("whole", None), ("padded", mask)):
     results = []
     for device in ("cpu", "npu:0"):
         leaves = [layer.detach().to(device).requires_grad_() for layer in logits]
-        loss = compute_router_loss(leaves, 2, None if tokens is None else tokens.to(device))
+        loss = compute_router_loss(*sum_routers(leaves, 2, None if tokens is None else tokens.to(device)))
         loss.backward()
         results.append([loss.cpu(), *(leaf.grad.cpu() for leaf in leaves)])
     good = all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*results, strict=True))

@@ -22,6 +22,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
 from anabatic.models import weights_reader
+from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import compute_summed_loss, pack_batch
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token, materialize_model
@@ -66,6 +67,10 @@ CASES: dict[str, tuple[str, bool, bool, str, MeshShape]] = {
     "Qwen3-MoE": ("Qwen3Moe", False, False, "adamw", TWO),
     "Qwen3-MoE, zero3": ("Qwen3Moe", False, False, "adamw", EXPERTS),
     "experts with adapters": ("Qwen3Moe", False, True, "adamw", EXPERTS),
+    "Qwen3-MoE, router loss": ("Qwen3Moe", False, False, "adamw", FOUR),
+    "dense stage, router loss": ("Qwen3Moe", False, False, "adamw", LONG),
+    "experts with adapters, router loss": ("Qwen3Moe", False, True, "adamw", EXPERTS),
+    "router loss, gpt-oss, zero3": ("GptOss", False, False, "adamw", TWO),
     "DeepSeek-V3": ("DeepseekV3", False, False, "adamw", EXPERTS),
     "GLM-4.5": ("Glm4Moe", False, False, "adamw", TWO),
     "gpt-oss": ("GptOss", False, False, "adamw", TWO),
@@ -110,6 +115,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     optimizer = Optimizer(model, settings, 1e-2, 1e-2, device, world, experts=root.expert_params)
     loss = functools.partial(compute_summed_loss, chunk_bytes=1 << 14)
     pack = functools.partial(pack_batch, context=world.context_group)
+    coefficient = 3.0 if "router loss" in case else None
     step = TrainStep(
         wrap_ddp(root, sharding, device, world),
         loss,
@@ -119,6 +125,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
         17,
         pack,
         partial_params=root.partial_params,
+        routing=make_recorder(model, coefficient, device.torch_device, world.context_group),
     )
     kept: dict[str, Tensor] = {}
     collect = optimizer.collect_grads
@@ -176,6 +183,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         sizes = {**COMMON_CONFIG, **FAMILY_CONFIGS[family], "num_hidden_layers": LAYERS, "tie_word_embeddings": tied}
         sizes.pop("layer_types", None)
+        sizes |= {"mlp_only_layers": [0, 1, 2, 3]} if "dense stage" in case else {}
         model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{family}Config")(**sizes))
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,18 +27,25 @@ METRIC_NAMES = ("router_aux_loss", "expert_load_max", "expert_load_entropy", "ex
 """Metrics of a logged row."""
 
 
-def compute_router_loss(
-    logits: list[Tensor], top_k: int, mask: Tensor | None, context: RankGroup = SINGLE_RANK
-) -> Tensor:
-    """Return the load-balancing loss of Switch Transformers (arXiv 2101.03961, equations 4 to 6), over all layers.
+class RouterSums(NamedTuple):
+    """What the load-balancing loss needs of the routers of some layers; those of more layers add up.
 
-    `E sum_e f_e p_e` with f_e the choices of expert e per token and p_e the mean of its probability, both over the
-    tokens of all layers together, as transformers' `load_balancing_loss_func` computes it (5.23).
+    Attributes:
+        counts: fp32 `[E + 1]`, the choices of every expert, then the tokens, both of every rank and without gradients.
+        probability: fp32 `[E]`, summed over this rank's tokens.
+    """
+
+    counts: Tensor
+    probability: Tensor
+
+
+def sum_routers(logits: list[Tensor], top_k: int, mask: Tensor | None, context: RankGroup = SINGLE_RANK) -> RouterSums:
+    """Return the sums of layers of experts.
 
     Args:
         logits: `[T, E]` of each layer.
         mask: fp32 `[T]`, 0 for padding; None: there is none.
-        context: ranks with the other tokens of the batch: the loss is their sum.
+        context: ranks with the other tokens of the batch.
     """
     experts = logits[0].shape[-1]
     chosen, probability = (torch.zeros(experts, dtype=torch.float32, device=logits[0].device) for _ in range(2))
@@ -49,8 +56,21 @@ def compute_router_loss(
         weights = weights.float()
         probability = probability + (weights if mask is None else weights * mask[:, None]).sum(0)
     tokens = chosen.new_tensor([float(logits[0].shape[0])]) if mask is None else mask.sum()[None]
-    *counts, rows = all_reduce_sum(torch.cat((chosen, len(logits) * tokens)), context).split([experts, 1])
-    return experts * (counts[0] / rows * (probability / rows)).sum()
+    return RouterSums(all_reduce_sum(torch.cat((chosen, len(logits) * tokens)), context), probability)
+
+
+def compute_router_loss(counts: Tensor, probability: Tensor) -> Tensor:
+    """Return the load-balancing loss of Switch Transformers (arXiv 2101.03961, equations 4 to 6), over all layers.
+
+    `E sum_e f_e p_e` with f_e the choices of expert e per token and p_e the mean of its probability, both over the
+    tokens of all layers together, as transformers' `load_balancing_loss_func` computes it (5.23).
+
+    Args:
+        counts: of all layers and ranks; probability: of some layers and tokens, whose share of the loss is returned.
+    """
+    experts = len(probability)
+    chosen, rows = counts.split([experts, 1])
+    return experts * (chosen / rows * (probability / rows)).sum()
 
 
 @torch.no_grad()
@@ -129,16 +149,27 @@ class RoutingRecorder:
         finally:
             self._is_recording = False
 
-    def take_loss(self, targets: int) -> Tensor | None:
-        """Return the loss of what was recorded since the last call, times its coefficient and the targets, by which a
-        step's loss is divided; None: there is none. Over several micro-batches it is the mean weighted by targets.
-        """
+    @property
+    def count_size(self) -> int:
+        """Numbers in the `counts` of `RouterSums`."""
+        return self._experts[0] + 1
+
+    def take_sums(self) -> RouterSums | None:
+        """Return the sums of what was recorded since the last call; None: there is no loss, or no router has run."""
         logits, self._logits = self._logits, []
-        if not logits:
-            return None
-        loss = compute_router_loss(logits, self.top_k, self._mask, self._context)
+        return sum_routers(logits, self.top_k, self._mask, self._context) if logits else None
+
+    def compute_loss(self, counts: Tensor, probability: Tensor, targets: int) -> Tensor:
+        """Return `compute_router_loss` times the coefficient and the targets, by which a step's loss is divided, and
+        add it to the metrics. Over several micro-batches it is the mean weighted by targets."""
+        loss = compute_router_loss(counts, probability)
         self.sums[0] += targets * loss.detach()
         return self.coefficient * targets * loss
+
+    def take_loss(self, targets: int) -> Tensor | None:
+        """Return the loss of what was recorded since the last call; None: there is none."""
+        sums = self.take_sums()
+        return None if sums is None else self.compute_loss(*sums, targets)
 
     def describe_sums(self, sums: list[float], targets: int) -> dict[str, float]:
         """Return the metrics of `sums`, added up over steps and ranks.

@@ -43,8 +43,6 @@ def _list_unsupported(job: Any) -> Iterator[tuple[str, str]]:
         yield f"parallel.offload is {job.parallel.offload}", "use --parallel.offload none"
     if job.parallel.deepspeed is not None:
         yield f"parallel.deepspeed is {job.parallel.deepspeed}", "leave it out"
-    if job.optim.router_aux_loss:
-        yield f"optim.router_aux_loss is {job.optim.router_aux_loss:g}", "leave it out"
     if isinstance(job, TuneJob):
         yield from _list_unsupported_tuning(job)
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from anabatic.config.sections.common import require_setting
 from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
 from anabatic.core import log
-from anabatic.core.errors import ConfigError
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.device import compile_cache
@@ -115,12 +114,6 @@ class TrainedModel:
             weight_casts.install_block_casts(self.network, device)
         balance = context.job.optim.router_aux_loss
         routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
-        if routing is not None and routing.coefficient and world.pipeline_group.size > 1:
-            raise ConfigError(
-                f"parallel.pipeline is {world.pipeline_group.size}, and config.json asks for a router loss of"
-                f" {routing.coefficient:g}, which is of all layers together",
-                "use --optim.router-aux-loss 0, or leave parallel.pipeline at 1",
-            )
         if routing is not None and routing.coefficient:
             log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
