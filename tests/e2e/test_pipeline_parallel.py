@@ -37,6 +37,19 @@ def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path)
     require_equal(one, two, "adapter_model.safetensors")
 
 
+def test_stages_have_two_chunks_each(home: Home, tmp_path: Path) -> None:
+    """Interleaved, stopped, continued with one chunk; then an adapter of the result."""
+    one, two, alone, adapted = (tmp_path / name for name in ("one", "two", "alone", "adapted"))
+    deep: Options = {"model.depth": 4}
+    chunks: Options = {**STAGES, "parallel.pipeline-chunks": 2}
+    told = command.interrupt(home.start(*home.pretrain(two, 2, more={**deep, **chunks})), two, 7, signal.SIGTERM, 143)
+    assert "2 stages of 1 and 1 + 1 and 1 layers, interleaved 1F1B" in told.err
+    home.together(home.pretrain(one, more=deep), home.pretrain(two, 2, more={**deep, **STAGES}))
+    require_equal(one, two, "model.safetensors")
+    home.together(home.sft(alone, one, more=LORA), home.sft(adapted, one, 2, more={**LORA, **chunks}))
+    require_equal(alone, adapted, "adapter_model.safetensors")
+
+
 def test_processes_share_a_stage(home: Home, base: Path, tmp_path: Path) -> None:
     """Tokens and weights are divided among the processes of a stage, continued with matrices divided instead."""
     out = tmp_path / "run"
@@ -51,6 +64,7 @@ def test_processes_share_a_stage(home: Home, base: Path, tmp_path: Path) -> None
     ("more", "message", "hint"),
     [
         ({**ZERO3, "parallel.offload": "cpu"}, "parallel.pipeline is 2, and parallel.offload is cpu", "offload none"),
+        ({"parallel.pipeline-chunks": 2}, "parallel.pipeline_chunks is 2, the model has 2 layers", "pipeline-chunks 1"),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],
 )

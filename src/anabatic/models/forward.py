@@ -298,7 +298,7 @@ def cast_adapters(model: PreTrainedModel) -> None:
     """Make the low-precision copies of grouped adapters for the next forward pass."""
     bank = model.__dict__.get("adapter_bank")
     if bank is not None:
-        bank.cast_adapters()
+        bank.cast_adapters(pipeline_stages.list_computed_blocks(model))
 
 
 def compute_summed_loss(

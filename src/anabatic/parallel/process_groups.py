@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from anabatic.config.sections.common import ContextMethod, Parallel
+from anabatic.config.sections.common import Parallel
 from anabatic.core import log
 from anabatic.core.errors import Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
@@ -60,6 +60,7 @@ class World(RankGroup):
         expert_copies: ranks with the same experts.
         tensor_group: ranks that share the matrices of a layer, and work on the same tokens.
         pipeline_group: stages of one copy of the model, in order; they work on the same tokens.
+        pipeline_chunks: parts of the layers that each stage has.
     """
 
     shape: MeshShape = MeshShape()
@@ -71,6 +72,7 @@ class World(RankGroup):
     expert_copies: RankGroup = SINGLE_RANK
     tensor_group: RankGroup = SINGLE_RANK
     pipeline_group: RankGroup = SINGLE_RANK
+    pipeline_chunks: int = 1
 
     @property
     def is_main_process(self) -> bool:
@@ -123,21 +125,22 @@ def init_world(device: Device, settings: Parallel | None = None) -> World:
     HEARTBEAT.record_beat(STEP_JOINING)
     dist.init_process_group(device.device_row.collective, timeout=COLLECTIVE_TIMEOUT)
     HEARTBEAT.record_beat(STEP_NOT_TRAINING)
-    return build_world(device, shape, settings.context_method if settings else "ulysses")
+    return build_world(device, shape, settings)
 
 
-def build_world(device: Device, shape: MeshShape, context_method: ContextMethod = "ulysses") -> World:
+def build_world(device: Device, shape: MeshShape, settings: Parallel | None = None) -> World:
     """Return the groups of a mesh of all processes, which have joined; every rank calls this.
 
     Args:
         shape: its size is the number of processes.
-        context_method: how context ranks compute attention.
+        settings: how context ranks compute attention, and the chunks of a pipeline's stages; None: the defaults.
     """
+    settings = settings or Parallel()
     world_size = dist.get_world_size()
     if shape.shard == world_size:
         return World(dist.get_rank(), world_size, shape=shape)
     mesh = RankMesh(device.type, shape)
-    context, pieces = mesh.get_group(("context",)), 2 if context_method == "ring" else 1
+    context, pieces = mesh.get_group(("context",)), 2 if settings.context_method == "ring" else 1
     return World(
         dist.get_rank(),
         world_size,
@@ -150,6 +153,7 @@ def build_world(device: Device, shape: MeshShape, context_method: ContextMethod 
         expert_copies=mesh.get_group(EXPERT_COPY_DIMENSIONS) if shape.expert > 1 else SINGLE_RANK,
         tensor_group=mesh.get_group(("tensor",)),
         pipeline_group=mesh.get_group(("pipeline",)),
+        pipeline_chunks=settings.pipeline_chunks,
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
-from anabatic.plan.pipeline_stages import list_stages
+from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
 UPDATE_BUCKET_ELEMENTS = 1 << 24
@@ -197,13 +197,20 @@ def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
 
 def _in_flight_bytes(setup: TrainingSetup) -> float:
     """Return the bytes that a stage of a pipeline keeps of the micro-batches behind the one in its backward pass: what
-    its blocks save, copies of its weights, the states that it has sent and their gradients."""
+    its blocks save, copies of its weights, the states that it has sent and their gradients. Blocks are counted once
+    elsewhere; a pass through one of several chunks keeps only its part of them."""
     if setup.stage is None:
         return 0.0
-    waiting = setup.in_flight - 1
+    chunks = setup.pipeline_chunks
+    waiting = count_passes_in_flight(setup.pipeline, chunks, setup.micro_steps, setup.stage) / chunks - 1
     kept = sum(_activation_bytes(setup, setup.blocks_with_activations, is_recomputed=False).values())
-    states = get_stream_width(setup) * setup.shape.hidden * setup.local_tokens * (setup.stage < setup.pipeline - 1)
-    return waiting * (kept + _cast_copy_bytes(setup, setup.shape.layers) + states) + 2 * states
+    states = (
+        get_stream_width(setup)
+        * setup.shape.hidden
+        * setup.local_tokens
+        * (setup.stage < setup.pipeline - 1 or chunks > 1)
+    )
+    return waiting * (kept + _cast_copy_bytes(setup, setup.shape.layers)) + (waiting * chunks + 2) * states
 
 
 def get_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:

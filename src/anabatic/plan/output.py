@@ -67,7 +67,7 @@ def format_strategy(setup: TrainingSetup) -> str:
     if setup.tensor > 1:
         parts.append(f"tensor {setup.tensor}")
     if setup.pipeline > 1:
-        parts.append(f"pipeline {setup.pipeline}")
+        parts.append(f"pipeline {setup.pipeline}" + f" x {setup.pipeline_chunks} chunks" * (setup.pipeline_chunks > 1))
     parts.append(f"recompute {setup.recompute}")
     parts.append(f"micro-batch {setup.micro_tokens:,} x {setup.micro_steps}")
     return ", ".join(parts)
@@ -80,6 +80,8 @@ def format_options(setup: TrainingSetup, has_model_section: bool) -> str:
     for name in ("pipeline", "replicate", "context", "expert", "tensor"):
         if (size := getattr(setup, name)) > 1:
             options += f" --parallel.{name} {size}"
+    if setup.pipeline_chunks > 1:
+        options += f" --parallel.pipeline-chunks {setup.pipeline_chunks}"
     if setup.context > 1 and setup.context_method != "ulysses":
         options += f" --parallel.context-method {setup.context_method}"
     options += f" --batch.micro-batch-tokens {setup.micro_tokens}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -45,19 +46,58 @@ def _split_layers(layer_weights: tuple[int, ...], head_weight: int, stages: int)
     return tuple(parts[::-1])
 
 
+def get_first_group(stages: int, count: int) -> int:
+    """Return how many of a step's micro-batches pass through a pipeline's chunks as the first group; other groups have
+    as many as there are stages."""
+    return min(count, stages + count % stages)
+
+
+def count_passes_ahead(stages: int, chunks: int, count: int, rank: int) -> int:
+    """Return the forward passes that a stage makes before its first backward pass, at most (Megatron-LM, arXiv
+    2104.04473, section 2.2; `parallel/pipeline_timetable.py`).
+
+    Args:
+        chunks: of each stage; count: micro-batches of a step.
+    """
+    if chunks == 1:
+        return stages - 1 - rank
+    return 2 * (stages - 1 - rank) + (chunks - 1) * get_first_group(stages, count)
+
+
+def count_passes_in_flight(stages: int, chunks: int, count: int, rank: int) -> int:
+    """Return the passes through chunks of a stage whose activations are kept at a time, at most."""
+    return min(count_passes_ahead(stages, chunks, count, rank) + 1, chunks * count)
+
+
 def require_stages(setup: TrainingSetup) -> None:
     """Check that a pipeline can divide the layers of a setup (`models/pipeline/stages.py` checks the same of a model).
 
     Raises:
         ConfigError: there are fewer layers.
     """
-    shape, stages = setup.shape, setup.pipeline
-    if stages == 1:
-        return
-    if shape.layers < stages:
+    if setup.pipeline > 1:
+        require_layers(setup.shape.layers, setup.pipeline, setup.pipeline_chunks)
+
+
+def require_layers(layers: int, stages: int, chunks: int) -> None:
+    """Check that a decoder's layers are enough for the chunks of all stages.
+
+    Raises:
+        ConfigError: they are fewer.
+    """
+    if layers < stages:
+        raise ConfigError(f"parallel.pipeline is {stages}, the model has {layers} layers", f"use {layers} or less")
+    if layers < stages * chunks:
         raise ConfigError(
-            f"parallel.pipeline is {stages}, the model has {shape.layers} layers", f"use {shape.layers} or less"
+            f"parallel.pipeline is {stages} and parallel.pipeline_chunks is {chunks}, the model has {layers} layers",
+            f"use --parallel.pipeline-chunks {layers // stages} or less",
         )
+
+
+def estimate_bubble(stages: int, chunks: int, count: int) -> float:
+    """Return the part of a step in which a stage waits for others (Megatron-LM, arXiv 2104.04473, section 2.2)."""
+    waiting = (stages - 1) / chunks
+    return waiting / (count + waiting)
 
 
 def list_stages(setup: TrainingSetup) -> list[TrainingSetup]:
@@ -67,14 +107,17 @@ def list_stages(setup: TrainingSetup) -> list[TrainingSetup]:
     shape = setup.shape
     kinds = [shape.kinds[kind] for kind in shape.order] if shape.kinds else [shape] * shape.layers
     parts = split_layers(
-        [kind.block_params - kind.idle_params for kind in kinds], shape.embedding_params, setup.pipeline
+        [kind.block_params - kind.idle_params for kind in kinds],
+        shape.embedding_params,
+        setup.pipeline * setup.pipeline_chunks,
     )
+    layers = [list(itertools.chain(*parts[index :: setup.pipeline])) for index in range(setup.pipeline)]
     return [
         replace(
             setup,
-            shape=replace(shape, layers=len(part), order=shape.order[part.start : part.stop]),
+            shape=replace(shape, layers=len(own), order=tuple(shape.order[layer] for layer in own if shape.order)),
             stage=index,
             has_lm_head=setup.has_lm_head and index == setup.pipeline - 1,
         )
-        for index, part in enumerate(parts)
+        for index, own in enumerate(layers)
     ]

@@ -170,15 +170,17 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     """Return the time of one optimizer step of all ranks.
 
     Of a pipeline that of the slowest stage, which all others wait for: of m micro-batches each stage computes all, and
-    one passes through the other stages before and after them (1F1B; arXiv 2104.04473, section 2.2.1).
+    one passes through the other stages before and after them, of several chunks through one of each stage (1F1B;
+    arXiv 2104.04473, section 2.2).
     """
     if setup.pipeline == 1 or setup.stage is not None:
         return _estimate_part(setup, rates)
     parts = [_estimate_part(stage, rates) for stage in list_stages(setup)]
     seconds = [max(part.compute - part.update, part.launches) for part in parts]
     slowest = parts[seconds.index(max(seconds))]
-    waiting = (sum(seconds) - max(seconds)) / setup.micro_steps
-    passing = 2 * (setup.micro_steps + setup.pipeline - 1) * _estimate_stage_send(setup, rates)
+    chunks = setup.pipeline_chunks
+    waiting = (sum(seconds) - max(seconds)) / (setup.micro_steps * chunks)
+    passing = 2 * (setup.micro_steps * chunks + setup.pipeline - 1) * _estimate_stage_send(setup, rates)
     return replace(
         slowest,
         waiting=waiting,

@@ -38,8 +38,8 @@ class TrainingSetup:
         ranks: processes with different batches; context: processes that share the tokens of a batch; tensor:
             tensor-parallel processes; replicate: groups that each hold all shards of the weights; expert: processes
             that share the experts of a block, with different batches.
-        pipeline: stages among which the layers are divided; stage: the one that this setup describes, with its own
-            layers (`pipeline_stages.list_stages`); None: all of them.
+        pipeline: stages among which the layers are divided; pipeline_chunks: parts of each stage; stage: the one that
+            this setup describes, with its own layers (`pipeline_stages.list_stages`); None: all of them.
         micro_tokens: tokens of a micro-batch; micro_steps: micro-batches per step and rank.
         seq_len: longest segment; targets: fraction of the tokens that are target tokens.
         half: matrix products run in half precision.
@@ -62,6 +62,7 @@ class TrainingSetup:
     replicate: int = 1
     expert: int = 1
     pipeline: int = 1
+    pipeline_chunks: int = 1
     stage: int | None = None
     offload: bool = False
     tuner: TunerName = "full"
@@ -131,11 +132,6 @@ class TrainingSetup:
     def has_embedding(self) -> bool:
         """Whether tokens enter here: always, but for the later stages of a pipeline."""
         return not self.stage
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches whose activations are kept at a time (`parallel/pipeline_schedule.py`)."""
-        return 1 if self.stage is None else min(self.pipeline - self.stage, self.micro_steps)
 
     @property
     def outside_params(self) -> int:
@@ -308,6 +304,7 @@ def build_setup(
         replicate=job.parallel.replicate if strategy in ("zero2", "zero3") else 1,
         expert=job.parallel.expert,
         pipeline=job.parallel.pipeline,
+        pipeline_chunks=job.parallel.pipeline_chunks,
         offload=job.parallel.offload == "cpu" and strategy in ("zero2", "zero3") and row.type != "cpu",
         tuner=tuner,
         rank=rank,

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from anabatic.device.device import Device
 from anabatic.models.experts.routing import RouterSums, RoutingRecorder
 from anabatic.models.forward import PackedBatch, cast_adapters, compute_hidden_states, score_targets
-from anabatic.models.pipeline.stages import find_tied_name, is_tied_across_stages
+from anabatic.models.pipeline.stages import find_tied_name, is_tied_across_stages, use_chunk
 from anabatic.parallel.pipeline_schedule import StageLink, run_forward_backward
 from anabatic.parallel.process_groups import World, is_sharded_by_fsdp, to_local
 
 
 def open_link(model: Any, device: Device, world: World, counts: int = 0) -> StageLink:
-    """Return the link of this stage to those beside it; `counts` as in `StageLink`.
+    """Return the link of this stage to others; `counts` as in `StageLink`.
 
     The stream of states has the dtype of the embedding, sharded weights that of the products (`sharding.py`).
     """
@@ -35,11 +36,11 @@ def _compute_states(model: Any, packed: PackedBatch, received: Tensor | None) ->
 
 
 class _InFlight(NamedTuple):
-    """A micro-batch between its forward and its backward pass on this stage.
+    """A micro-batch between its forward and its backward pass in a chunk of this stage.
 
     Attributes:
-        received: states of the stage before, which require gradients; None: this is the first stage.
-        out: states for the next stage, on the last one the scaled loss.
+        received: states of the chunk before, which require gradients; None: this is the first.
+        out: states for the next chunk, of the last one the scaled loss.
         routers: of the layers here and before; None: no router has a loss.
     """
 
@@ -52,7 +53,7 @@ class StageStep:
     """Runs this rank's stage of a step (`pipeline_schedule.StageWork`).
 
     A router loss is of all layers together, `sum_e counts_e probability_e` (`experts/routing.py`). So the choices of
-    every expert add up from stage to stage, and return with the gradients as those of all layers; each stage then goes
+    every expert add up from chunk to chunk, and return with the gradients as those of all layers; each chunk then goes
     back through the share of its own probabilities.
 
     Args:
@@ -76,12 +77,12 @@ class StageStep:
         self.model = model
         self.routing = routing if routing is not None and routing.coefficient else None
         counts = self.routing.count_size if self.routing is not None else 0
-        self.link = open_link(model, device, world, counts)
+        self.link, self.chunks = open_link(model, device, world, counts), world.pipeline_chunks
         self.tied = find_tied_name(model) if is_tied_across_stages(model) else ""
         self.loss = torch.zeros((), device=device.torch_device)
         self._batches: Sequence[PackedBatch] = ()
         self._targets: Sequence[int] = ()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._scale = torch.ones((), device=device.torch_device)
 
     @property
@@ -98,22 +99,23 @@ class StageStep:
         """
         self._batches, self._targets, self._scale = batches, targets, scale
         self.loss = torch.zeros((), device=self.device.torch_device)
-        run_forward_backward(self, [packed.input_ids.shape[1] for packed in batches], self.link)
+        run_forward_backward(self, [packed.input_ids.shape[1] for packed in batches], self.link, self.chunks)
         self._batches = ()
         return self.loss
 
-    def forward(self, index: int, received: list[Tensor]) -> list[Tensor]:
-        """See `StageWork`; the loss of the last stage is added up here."""
+    def forward(self, chunk: int, index: int, received: list[Tensor]) -> list[Tensor]:
+        """See `StageWork`; the loss of the last chunk is added up here."""
         states = received[0].requires_grad_(True) if received else None
-        call = self.loss_fn if self.link.is_last else _compute_states
-        with self.device.autocast():
+        is_last = self.link.is_last and chunk == self.chunks - 1
+        call = self.loss_fn if is_last else _compute_states
+        with self.device.autocast(), use_chunk(self.model, chunk):
             out: Tensor = self.root(functools.partial(call, received=states), self._batches[index])
             routers = None if self.routing is None else self._sum_routers(self.routing, received)
-        if self.link.is_last:
+        if is_last:
             self.loss += out.detach()
-            self._in_flight[index] = _InFlight(states, out * self._scale, routers)
+            self._in_flight[chunk, index] = _InFlight(states, out * self._scale, routers)
             return []
-        self._in_flight[index] = _InFlight(states, out, routers)
+        self._in_flight[chunk, index] = _InFlight(states, out, routers)
         return [out] if routers is None else [out, routers.counts]
 
     def _sum_routers(self, routing: RoutingRecorder, received: list[Tensor]) -> RouterSums:
@@ -124,9 +126,9 @@ class StageStep:
             return RouterSums(earlier, earlier.new_zeros(len(earlier) - 1))
         return RouterSums(own.counts + earlier, own.probability)
 
-    def backward(self, index: int, received: list[Tensor]) -> list[Tensor]:
+    def backward(self, chunk: int, index: int, received: list[Tensor]) -> list[Tensor]:
         """See `StageWork`."""
-        states, out, routers = self._in_flight.pop(index)
+        states, out, routers = self._in_flight.pop((chunk, index))
         outs, grads = [out], [received[0] if received else None]
         counts = []
         if self.routing is not None and routers is not None:
@@ -154,15 +156,34 @@ class StageStep:
         own += self.link.swap_ends(own.contiguous())
 
 
-def score_batch(root: nn.Module, packed: PackedBatch, device: Device, link: StageLink) -> tuple[Tensor, Tensor]:
-    """Return losses and hits of the targets of a batch as `score_targets` does; none but on the last stage."""
-    received = next(iter(link.exchange(from_previous=packed.input_ids.shape[1])[0]), None)
-    with device.autocast():
-        if link.is_last:
-            call = functools.partial(score_targets, chunk_bytes=device.device_row.chunk_bytes, received=received)
-            scored: tuple[Tensor, Tensor] = root(call, packed)
-            return scored
-        states = root(_compute_states, packed, received)
-    link.exchange(to_next=[states])
-    nothing = torch.zeros(0, device=device.torch_device)
-    return nothing, nothing
+def score_batch(
+    root: nn.Module, packed: PackedBatch, device: Device, link: StageLink, chunks: int
+) -> tuple[Tensor, Tensor]:
+    """Return losses and hits of the targets of a batch as `score_targets` does; none but on the last stage.
+
+    Args:
+        chunks: of each stage.
+    """
+    rank, size = link.group.rank, link.group.size
+    model: Any = root.model
+    scored = torch.zeros(0, device=device.torch_device), torch.zeros(0, device=device.torch_device)
+    for chunk in range(chunks):
+        states: Tensor | None = None
+        if not link.is_first or chunk:
+            states = _finish(link.start_receive(packed.input_ids.shape[1], (rank - 1) % size))[0]
+        is_last = link.is_last and chunk == chunks - 1
+        with device.autocast(), use_chunk(model, chunk):
+            if is_last:
+                call = functools.partial(score_targets, chunk_bytes=device.device_row.chunk_bytes, received=states)
+                scored = root(call, packed)
+                break
+            out: Tensor = root(_compute_states, packed, states)
+        _finish(link.start_send([out], (rank + 1) % size))
+    return scored
+
+
+def _finish(started: tuple[list[dist.Work], list[Tensor]]) -> list[Tensor]:
+    """Wait for a transfer and return its tensors."""
+    for request in started[0]:
+        request.wait()
+    return started[1]

@@ -42,7 +42,7 @@ def evaluate_loss(
         HEARTBEAT.record_beat()
         packed = pack(batch, device.torch_device)
         if link is not None:
-            losses, hits = pipeline_step.score_batch(root, packed, device, link)
+            losses, hits = pipeline_step.score_batch(root, packed, device, link, world.pipeline_chunks)
         else:
             with device.autocast():
                 losses, hits = root(score_targets, packed, device.device_row.chunk_bytes)

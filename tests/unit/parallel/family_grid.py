@@ -70,7 +70,7 @@ def train_together(folder: Path, device: Device, settings: DeviceSettings = DEVI
     """Make the steps of the grid as one of two processes, which have joined; write what they give, or the refusal."""
     for family, dimension in GRID:
         mesh = Parallel(**DIMENSIONS[dimension])
-        world = parallel.build_world(device, resolve_mesh_shape(mesh, 2), mesh.context_method)
+        world = parallel.build_world(device, resolve_mesh_shape(mesh, 2), mesh)
         place = folder / f"{family} {dimension} {world.rank}"
         try:
             save_file(train_step(folder / family, _case_of(family, dimension), world, BATCHES, settings), place)

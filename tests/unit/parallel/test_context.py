@@ -101,7 +101,7 @@ def together(folder: Path) -> None:
     parallel.init_world(device)
     for name, case in CASES.items():
         settings = Parallel(strategy=case.strategy, **case.mesh)
-        world = parallel.build_world(device, resolve_mesh_shape(settings, 4), settings.context_method)
+        world = parallel.build_world(device, resolve_mesh_shape(settings, 4), settings)
         save_file(train_step(folder / name, case, world, batches_of(case)), folder / f"{name}-{world.rank}.safetensors")
     parallel.leave_world(world)
 

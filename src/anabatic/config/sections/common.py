@@ -356,6 +356,9 @@ class Parallel:
     """Processes that share attention heads and MLPs and work on the same data; the others divide the data."""
     pipeline: int = 1
     """Stages: processes that share the layers and work on the same data, one micro-batch behind the other."""
+    pipeline_chunks: int = 1
+    """Parts of the layers that each stage has, with those of other stages between them (interleaved): stages wait less
+    and exchange more often."""
     check_replicas: int = 0
     """Steps between two comparisons of the weights' bits on all ranks, which find silent data corruption; they are also
     compared before checkpoints and evaluations. 0: never."""
@@ -363,12 +366,17 @@ class Parallel:
     """DeepSpeed's JSON file, or zero0, zero1, zero2, zero3, zero2-offload, zero3-offload: translated into settings."""
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "context", "expert", "tensor", "pipeline"):
+        for name in ("replicate", "context", "expert", "tensor", "pipeline", "pipeline_chunks"):
             require_setting(getattr(self, name) >= 1, f"parallel.{name} is {getattr(self, name)}", "use 1 or more")
         require_setting(
             self.expert == 1 or self.tensor == 1,
             f"parallel.expert is {self.expert} and parallel.tensor is {self.tensor}",
             "use one of them; parallel.context and the strategies go with both",
+        )
+        require_setting(
+            self.pipeline_chunks == 1 or self.pipeline > 1,
+            f"parallel.pipeline_chunks is {self.pipeline_chunks}, parallel.pipeline is {self.pipeline}",
+            "use --parallel.pipeline 2 or more with it",
         )
         require_setting(
             self.check_replicas >= 0,

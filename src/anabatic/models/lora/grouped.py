@@ -194,17 +194,32 @@ class AdapterBank:
     def __init__(self, groups: Sequence[LoraGroup]) -> None:
         self.groups = list(groups)
         self.scale = groups[0].layers[0].scale
+        self._groups_by_block: dict[nn.Module, list[LoraGroup]] = {}
 
-    def cast_adapters(self) -> None:
-        """Cast the adapters for this forward pass."""
-        first = self.groups[0].layers[0]
-        params = [param for group in self.groups for param in group.params]
+    def cast_adapters(self, blocks: Sequence[nn.Module] | None = None) -> None:
+        """Cast the adapters for this forward pass.
+
+        Args:
+            blocks: those that it computes; None: all.
+        """
+        groups = self.groups if blocks is None else [group for block in blocks for group in self._find_groups(block)]
+        if not groups:
+            return
+        first = groups[0].layers[0]
+        params = [param for group in groups for param in group.params]
         if not all(_is_plain(param) for param in params):  # sharded after grouping: compute each layer separately
             return
         dtype = first.get_compute_dtype(first.weight.device.type)
         casts = list(_CastFunction.apply(dtype, self.scale, *params))  # type: ignore[no-untyped-call]
-        for group in self.groups:
+        for group in groups:
             group.set_casts([casts.pop(0) for _ in group.params])
+
+    def _find_groups(self, block: nn.Module) -> list[LoraGroup]:
+        found = self._groups_by_block.get(block)
+        if found is None:
+            inside = set(block.modules())
+            found = self._groups_by_block[block] = [group for group in self.groups if group.layers[0] in inside]
+        return found
 
 
 def group_adapters(model: nn.Module) -> AdapterBank | None:

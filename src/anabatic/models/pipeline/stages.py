@@ -1,9 +1,12 @@
 """Pipeline parallelism: a decoder's layers are divided among stages, the embedding is on the first one, the last norm
-and the head on the last one.
+and the head on the last one. A stage may have several chunks of layers, with those of other stages between them.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,20 +18,36 @@ from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
 from anabatic.parallel.process_groups import World
-from anabatic.plan.pipeline_stages import split_layers
+from anabatic.plan.pipeline_stages import estimate_bubble, require_layers, split_layers
 
-STAGE_LAYERS = "_anabatic_stage_layers"
-"""Attribute of a model: number of layers of this stage; absent: all."""
-_STAGE_SIZES = "_anabatic_stage_sizes"
+_STAGE = "_anabatic_stage"
+"""Attribute of a model of which this process has a stage."""
 _TOKENS = 3
 
 
-def require_stages(model: PreTrainedModel, stages: int) -> None:
-    """Check that a model, perhaps on the meta device, can be divided into `stages`.
+class _Stage:
+    """The layers that a process has of a divided model.
+
+    Attributes:
+        sizes: number of layers of every chunk of all stages, in the order of the layers.
+        own: layers of each chunk of this stage.
+        chunk: the one that is computed.
+    """
+
+    def __init__(self, parts: Sequence[range], stages: int, rank: int) -> None:
+        self.sizes = [len(part) for part in parts]
+        self.own = list(parts[rank::stages])
+        self.is_last = rank == stages - 1
+        self.chunk = 0
+
+
+def require_stages(model: PreTrainedModel, world: World) -> None:
+    """Check that a model, perhaps on the meta device, can be divided into the stages of a world.
 
     Raises:
-        ConfigError: it has fewer layers, or a structure that is not known.
+        ConfigError: it has too few layers, or a structure that is not known.
     """
+    stages, chunks = world.pipeline_group.size, world.pipeline_chunks
     if stages == 1:
         return
     hint = "leave parallel.pipeline at 1; --parallel.strategy zero3 divides every model"
@@ -36,10 +55,7 @@ def require_stages(model: PreTrainedModel, stages: int) -> None:
     unknown = _find_unknown(model, names)
     if unknown:
         raise ConfigError(f"parallel.pipeline is {stages}, and {unknown}", hint)
-    if len(names) < stages:
-        raise ConfigError(
-            f"parallel.pipeline is {stages}, the model has {len(names)} layers", f"use {len(names)} or less"
-        )
+    require_layers(len(names), stages, chunks)
 
 
 def _find_unknown(model: PreTrainedModel, names: list[str]) -> str:
@@ -84,9 +100,9 @@ def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     return hidden_states
 
 
-def _weigh(model: PreTrainedModel, stages: int) -> list[range]:
+def _weigh(model: PreTrainedModel, parts: int) -> list[range]:
     layers = [_count_active(model, model.get_submodule(name)) for name in find_blocks(model)]
-    return split_layers(layers, model.get_output_embeddings().weight.numel(), stages)
+    return split_layers(layers, model.get_output_embeddings().weight.numel(), parts)
 
 
 def _count_active(model: PreTrainedModel, block: nn.Module) -> int:
@@ -103,9 +119,9 @@ def apply_pipeline(model: PreTrainedModel, world: World) -> None:
     group = world.pipeline_group
     if group.size == 1:
         return
-    require_stages(model, group.size)
-    names, parts = find_blocks(model), _weigh(model, group.size)
-    stage_of = {name: rank for rank, part in enumerate(parts) for name in names[part.start : part.stop]}
+    require_stages(model, world)
+    names, parts = find_blocks(model), _weigh(model, group.size * world.pipeline_chunks)
+    stage_of = {name: at % group.size for at, part in enumerate(parts) for name in names[part.start : part.stop]}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     last = group.size - 1
     tied = head.weight is embedding.weight
@@ -125,19 +141,67 @@ def apply_pipeline(model: PreTrainedModel, world: World) -> None:
     if group.rank != last:
         body: Any = model.base_model
         body.norm.__dict__["forward"] = _pass_on
-    model.__dict__[STAGE_LAYERS] = len(parts[group.rank])
-    model.__dict__[_STAGE_SIZES] = [len(part) for part in parts]
+    model.__dict__[_STAGE] = _Stage(parts, group.size, group.rank)
+
+
+@contextmanager
+def use_chunk(model: PreTrainedModel, chunk: int) -> Iterator[None]:
+    """Compute one chunk of this stage's layers in forward passes of the model; backward passes need no such context.
+
+    Modules stay where they are: FSDP2 looks for its own among them in its first forward pass.
+    """
+    stage: _Stage = model.__dict__[_STAGE]
+    stage.chunk = chunk
+    if len(stage.own) == 1:
+        yield
+        return
+    body: Any = model.base_model
+    skipped = set(itertools.chain(*stage.own)) - set(stage.own[chunk])
+    layers = [_PassOn(layer) if index in skipped else layer for index, layer in enumerate(body.layers)]
+    shown: dict[str, nn.Module] = {"layers": nn.ModuleList(layers)}
+    if stage.is_last and chunk < len(stage.own) - 1:
+        shown["norm"] = _PassOn(body.norm)
+    body.__dict__.update(shown)  # before `_modules`, where the attributes are otherwise looked up
+    try:
+        yield
+    finally:
+        for name in shown:
+            del body.__dict__[name]
+
+
+class _PassOn(nn.Module):
+    """Stands for a layer that returns its input; other attributes are the layer's."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["_layer"] = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_layer"], name)
+
+    forward = staticmethod(_pass_on)
+
+
+def list_computed_blocks(model: PreTrainedModel) -> list[nn.Module] | None:
+    """Return the blocks of the chunk that is computed; None: all that this process has."""
+    stage: _Stage | None = model.__dict__.get(_STAGE)
+    if stage is None or len(stage.own) == 1:
+        return None
+    blocks = model.base_model._modules["layers"]
+    assert isinstance(blocks, nn.ModuleList)
+    return [blocks[index] for index in stage.own[stage.chunk]]
 
 
 def count_own_layers(model: PreTrainedModel) -> int:
-    """Return the number of layers that this rank computes."""
-    return int(model.__dict__.get(STAGE_LAYERS, model.config.num_hidden_layers))
+    """Return the number of layers that this rank computes in a forward pass."""
+    stage: _Stage | None = model.__dict__.get(_STAGE)
+    return int(model.config.num_hidden_layers) if stage is None else len(stage.own[stage.chunk])
 
 
 def is_tied_across_stages(model: PreTrainedModel) -> bool:
     """True when the first and the last stage of a divided model both hold the embedding, and train it."""
     weight = model.get_input_embeddings().weight
-    return STAGE_LAYERS in model.__dict__ and model.get_output_embeddings().weight is weight and weight.requires_grad
+    return _STAGE in model.__dict__ and model.get_output_embeddings().weight is weight and weight.requires_grad
 
 
 def find_tied_name(model: nn.Module) -> str:
@@ -146,11 +210,13 @@ def find_tied_name(model: nn.Module) -> str:
     return next(name for name, parameter in named_parameters_of_all(model) if parameter is weight)
 
 
-def describe_pipeline(model: PreTrainedModel, stages: int, micro_steps: int) -> str:
+def describe_pipeline(model: PreTrainedModel, world: World, micro_steps: int) -> str:
     """Return a line about the stages and the time in which some of them wait."""
-    layers = " + ".join(map(str, model.__dict__[_STAGE_SIZES]))
-    bubble = (stages - 1) / (micro_steps + stages - 1)
+    stage: _Stage = model.__dict__[_STAGE]
+    stages, chunks = world.pipeline_group.size, world.pipeline_chunks
+    sizes = [" and ".join(map(str, stage.sizes[rank::stages])) for rank in range(stages)]
+    schedule = "1F1B" if chunks == 1 else "interleaved 1F1B"
     return (
-        f"pipeline parallelism: {stages} stages of {layers} layers, 1F1B; with {micro_steps} micro-batches a step"
-        f" stages wait for {bubble:.0%} of the time"
+        f"pipeline parallelism: {stages} stages of {' + '.join(sizes)} layers, {schedule}; with {micro_steps}"
+        f" micro-batches a step stages wait for {estimate_bubble(stages, chunks, micro_steps):.0%} of the time"
     )

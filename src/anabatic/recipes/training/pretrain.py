@@ -55,7 +55,7 @@ def run(job: PretrainJob) -> int:
         tensor_parallel.require_divisible(model, world.tensor_group.size)
         context_parallel.require_divisible_heads(model, world)
         expert_parallel.require_divisible_experts(model, world.expert_group.size)
-        pipeline_stages.require_stages(model, world.pipeline_group.size)
+        pipeline_stages.require_stages(model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:

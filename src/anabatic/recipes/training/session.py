@@ -113,7 +113,7 @@ def log_plan(
     if world.expert_group.size > 1:
         log.info(expert_parallel.describe_expert_parallel(model, world.expert_group.size))
     if world.pipeline_group.size > 1:
-        log.info(pipeline_stages.describe_pipeline(model, world.pipeline_group.size, micro_steps))
+        log.info(pipeline_stages.describe_pipeline(model, world, micro_steps))
     if world.tensor_group.size > 1:
         log.info(tensor_parallel.describe_tensor_parallel(model, world.tensor_group.size))
     for line in plan.format_lines():

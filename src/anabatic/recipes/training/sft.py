@@ -101,7 +101,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         tensor_parallel.require_divisible(start.model, world.tensor_group.size)
         context_parallel.require_divisible_heads(start.model, world)
         expert_parallel.require_divisible_experts(start.model, world.expert_group.size)
-        pipeline_stages.require_stages(start.model, world.pipeline_group.size)
+        pipeline_stages.require_stages(start.model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start, sharding)
         require_weight_files(start)
