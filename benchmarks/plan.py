@@ -35,6 +35,7 @@ STEPS = 4
 NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
 WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
 LORA = ["--tuner", "lora"]
+CHUNKS = ["--parallel.pipeline-chunks", "2"]
 ADAPTED_EXPERTS = [*LORA, "--lora.target-modules", "all-linear", "all-experts"]
 EXPERTS = {**NARROW, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
 
@@ -106,6 +107,8 @@ ROWS = (
     Row("full, zero3 x tensor 2", _of(WIDE, 4), 512, [*_zero(3), "--parallel.tensor", "2"], npus=4),
     Row("full, pipeline 2", _of(WIDE, 8), 1024, _stages(2), npus=2, steps=4),
     Row("lora, pipeline 2", _of(WIDE, 8), 1024, [*_stages(2), *LORA], npus=2, steps=4),
+    Row("full, pipeline 2 of 2 chunks", _of(WIDE, 8), 1024, [*_stages(2), *CHUNKS], npus=2, steps=4),
+    Row("lora, pipeline 2 of 2 chunks", _of(WIDE, 8), 1024, [*_stages(2), *CHUNKS, *LORA], npus=2, steps=4),
     Row("full, zero3 x pipeline 2", _of(WIDE, 8), 512, [*_zero(3), *_stages(2)], npus=4, steps=2),
     Row("full, pipeline 2 x tensor 2", _of(WIDE, 8), 512, [*_stages(2), "--parallel.tensor", "2"], npus=4, steps=4),
     Row("experts, ddp", _of(EXPERTS, 4), 1024, npus=2),

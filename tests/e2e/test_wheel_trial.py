@@ -57,6 +57,6 @@ def test_pages_and_their_libraries(tried: dict[str, Any], name: str) -> None:
 
 
 def test_the_server_answers_and_the_studio_trains(tried: dict[str, Any]) -> None:
-    assert tried["serve"]["used"] == "length"
+    assert tried["serve"]["used"] in ("length", "stop")  # four tokens, or fewer
     state, log = tried["studio"]["used"]
     assert state == "finished", log

@@ -113,7 +113,7 @@ class _Exchange:
             self._pending.append(_Pending(transfer, *started))
 
     def put(self, action: Action, result: list[Tensor]) -> None:
-        """Keep the result of an action until its transfer is started; empty: nobody reads it."""
+        """Keep the result of an action until its transfer is started; empty: it has none."""
         if result:
             self._results[action] = result
 

@@ -81,6 +81,7 @@ def check_gradients(dtype):
 def check_memory():
     """Copies in fp32 are the simulation's: the device holds the result alone."""
     a, b = draw(torch.bfloat16, 512, 512).npu(), draw(torch.bfloat16, 512, 512).npu()
+    torch.npu.synchronize()
     torch.npu.reset_peak_memory_stats()
     before = torch.npu.memory_allocated()
     result = a @ b

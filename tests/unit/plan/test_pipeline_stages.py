@@ -11,7 +11,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.table import find_chip
 from anabatic.plan import cost_model, model_shape
 from anabatic.plan.memory_estimate import estimate_peak_memory, get_persistent_bytes
-from anabatic.plan.pipeline_stages import list_stages, require_stages
+from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages, require_stages
 from anabatic.plan.step_time import estimate_step_time
 from anabatic.plan.strategy_search import estimate_strategy, list_strategies
 from anabatic.plan.training_setup import TrainingSetup
@@ -74,8 +74,8 @@ def test_stages_together_are_the_model(shape: model_shape.DecoderShape, stages: 
 
 @pytest.mark.parametrize(("stages", "micro_steps"), [(2, 1), (2, 8), (4, 2), (4, 4), (4, 32), (8, 3)])
 def test_micro_batches_in_flight(stages: int, micro_steps: int) -> None:
-    setup = TrainingSetup(SHAPE, pipeline=stages, micro_steps=micro_steps)
-    assert [part.in_flight for part in list_stages(setup)] == play([3.0] * stages, micro_steps)[1]
+    counts = [count_passes_in_flight(stages, 1, micro_steps, rank) for rank in range(stages)]
+    assert counts == play([3.0] * stages, micro_steps)[1]
 
 
 @pytest.mark.parametrize(("stages", "micro_steps"), [(2, 1), (2, 4), (4, 4), (4, 32), (8, 16)])
@@ -89,6 +89,16 @@ def test_the_time_of_a_step_is_that_of_the_schedule(stages: int, micro_steps: in
     assert played * (1 - 1e-9) <= together <= played + max(busy) - min(busy) + 1e-9  # exact if all are alike
     assert found.flops == pytest.approx(estimate_step_time(replace(setup, pipeline=1), RATES).flops)
     assert found.exposed_collectives > 0 < found.waiting
+
+
+def test_chunks_wait_less_and_keep_more() -> None:
+    whole = TrainingSetup(SHAPE, pipeline=4, micro_steps=8, micro_tokens=8192)
+    chunked = replace(whole, pipeline_chunks=2)
+    assert sum(part.shape.layers for part in list_stages(chunked)) == SHAPE.layers
+    one, two = (estimate_step_time(setup, RATES) for setup in (whole, chunked))
+    assert two.waiting == pytest.approx(one.waiting / 2, rel=0.3)  # stages are not exactly alike
+    assert two.exposed_collectives > one.exposed_collectives
+    assert estimate_peak_memory(chunked).total > estimate_peak_memory(whole).total
 
 
 def test_a_longer_step_waits_less() -> None:

@@ -1,5 +1,6 @@
 // Without instructions for bf16 and fp16 torch multiplies them one by one: 512 x 704 by 704 x 256 takes 29 to 157
-// ms where fp32 takes 3 (torch 2.13 on AVX2). Copies in fp32 cost a few percent of the product.
+// ms where fp32 takes 3 (torch 2.13 on AVX2). Copies in fp32 cost a few percent of the product. With such instructions
+// oneDNN multiplies, whose scratch memory is not the device's either.
 #include "products.h"
 
 #include <ATen/core/Tensor.h>
@@ -66,6 +67,20 @@ bool has_few_rows(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argu
   return rows.dim() == 2 && columns.dim() == 2 && rows.size(0) <= kFewRows && columns.stride(0) == 1;
 }
 
+// Runs an operator with its scratch memory on the host, and copies its results to the device. One that writes an argument
+// may have to make it larger, on the device.
+void run_in_host_memory(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit::Stack* stack) {
+  if (op.schema().is_mutable()) return op.redispatchBoxed(c10::DispatchKeySet(key), stack);
+  {
+    const DeviceMemory host(false);
+    op.redispatchBoxed(c10::DispatchKeySet(key), stack);
+  }
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); i++) {
+    c10::IValue& value = (*stack)[i];
+    if (value.isTensor() && value.toTensor().defined()) value = value.toTensor().clone();
+  }
+}
+
 }  // namespace
 
 bool is_product(std::string_view name) {
@@ -80,8 +95,8 @@ void run_product(const c10::OperatorHandle& op, c10::DispatchKey key, torch::jit
   const size_t count = schema.arguments().size(), base = stack->size() - count;
   const c10::ArrayRef<c10::IValue> arguments(stack->data() + base, count);
   const auto format = common_format(arguments, is_attention);
-  if (!format.has_value() || has_instructions(*format) || has_few_rows(op, arguments))
-    return op.redispatchBoxed(c10::DispatchKeySet(key), stack);
+  if (!format.has_value() || has_few_rows(op, arguments)) return op.redispatchBoxed(c10::DispatchKeySet(key), stack);
+  if (has_instructions(*format)) return run_in_host_memory(op, key, stack);
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 1> written;  // what the caller's tensor becomes
   {
     const DeviceMemory host(false);  // a device needs no copies
