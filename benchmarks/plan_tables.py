@@ -16,6 +16,9 @@ GUIDE = "docs/{}/guides/{}.md"
 ROOT = Path(__file__).parents[1]
 CHINESE = (
     ("| layout | NPUs | tokens |", "| 布局 | NPU 数 | token |"),
+    (", stage 1 of 2", "，第 1 阶段，共 2 个"),
+    (", stage 2 of 2", "，第 2 阶段，共 2 个"),
+    ("pipeline 2 of 2 chunks", "pipeline 2，每阶段 2 段"),
     ("the last block's backward pass", "最后一个块的反向"),
     ("the first block's backward pass", "第一个块的反向"),
     ("the embedding's gradient", "嵌入的梯度"),

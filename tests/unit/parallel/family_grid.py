@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anabatic.config.sections.common import DeviceSettings, Parallel
@@ -34,6 +35,7 @@ DIMENSIONS: dict[str, dict[str, Any]] = {
     "ring": {"strategy": "ddp", "context": 2, "context_method": "ring"},
     "tensor": {"strategy": "ddp", "tensor": 2},
     "expert": {"strategy": "ddp", "expert": 2},
+    "pipeline": {"strategy": "ddp", "pipeline": 2},
 }
 REFUSED: dict[tuple[str, str], tuple[str, str]] = {
     ("deepseek-v3", "ring"): ("ring of parallel.context computes causal attention without", "context-method ulysses"),
@@ -76,6 +78,19 @@ def train_together(folder: Path, device: Device, settings: DeviceSettings = DEVI
             save_file(train_step(folder / family, _case_of(family, dimension), world, BATCHES, settings), place)
         except AnabaticError as error:
             place.with_suffix(".json").write_text(json.dumps([str(error), error.hint]), encoding="utf-8")
+
+
+def read_ranks(folder: Path, family: str, dimension: str) -> list[dict[str, Tensor]]:
+    """Return what each rank has written; of stages, each with its own weights, what both have."""
+    ranks = [load_file(folder / f"{family} {dimension} {rank}") for rank in range(2)]
+    if dimension != "pipeline":
+        return ranks
+    layers = [{key for key in found if ".layers." in key} for found in ranks]
+    assert layers[0] and layers[1] and not layers[0] & layers[1]
+    for key in ranks[0].keys() & ranks[1].keys():
+        assert torch.equal(ranks[0][key], ranks[1][key]), key
+    whole = ranks[0] | ranks[1]
+    return [whole, whole]
 
 
 def check_refusal(family: str, dimension: str, places: list[Path]) -> None:

@@ -36,6 +36,7 @@ from anabatic.models.linear_attention.delta_states import LayerStates
 _COMMON_PARTS = {"conv1d", "norm", "out_proj"}
 _JOINT_PARTS, _SEPARATE_PARTS = {"in_proj_qkvz", "in_proj_ba"}, {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
 """Projections of Qwen3-Next and of Qwen3.5."""
+_PARAMETERS = {"dt_bias", "A_log"}
 _SIZES = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
 
 
@@ -45,10 +46,11 @@ def list_projections(module: nn.Module) -> list[str]:
 
 
 def install_delta_layers(model: nn.Module) -> int:
-    """Give every layer of the gated delta rule the forward that keeps documents apart; return how many there are."""
+    """Give every layer of the gated delta rule the forward that keeps documents apart; return how many there are, with
+    those of other stages of a pipeline, whose parameters are not here."""
     count = 0
     for module in model.modules():
-        if is_delta_layer(module):
+        if _is_alike(module) and set(module._parameters) <= _PARAMETERS:
             module.__dict__["forward"] = types.MethodType(_forward, module)
             count += 1
     model.__dict__["_anabatic_delta_layers"] = count
@@ -67,10 +69,13 @@ def find_delta_layers(model: nn.Module) -> list[Any]:
 
 def is_delta_layer(module: nn.Module) -> bool:
     """True for a layer whose parts, parameters and sizes are those of Qwen3-Next's or Qwen3.5's `linear_attn`."""
+    return _is_alike(module) and set(module._parameters) == _PARAMETERS
+
+
+def _is_alike(module: nn.Module) -> bool:
     parts = set(module._modules) - {"act"}  # of transformers before 5.20
     return (
         parts in (_COMMON_PARTS | _JOINT_PARTS, _COMMON_PARTS | _SEPARATE_PARTS)
-        and set(module._parameters) == {"dt_bias", "A_log"}
         and all(isinstance(module.__dict__.get(name), int) for name in _SIZES)
         and module.__dict__.get("activation") in ("silu", "swish")
     )
