@@ -64,7 +64,11 @@ def test_processes_share_a_stage(home: Home, base: Path, tmp_path: Path) -> None
     ("more", "message", "hint"),
     [
         ({**ZERO3, "parallel.offload": "cpu"}, "parallel.pipeline is 2, and parallel.offload is cpu", "offload none"),
-        ({"parallel.pipeline-chunks": 2}, "parallel.pipeline_chunks is 2, the model has 2 layers", "pipeline-chunks 1"),
+        (
+            {"parallel.pipeline-chunks": 2},
+            "parallel.pipeline 2 x parallel.pipeline_chunks 2 = 4, the model has 2 layers",
+            "pipeline-chunks 1",
+        ),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],
 )

@@ -89,7 +89,8 @@ def require_layers(layers: int, stages: int, chunks: int) -> None:
         raise ConfigError(f"parallel.pipeline is {stages}, the model has {layers} layers", f"use {layers} or less")
     if layers < stages * chunks:
         raise ConfigError(
-            f"parallel.pipeline is {stages} and parallel.pipeline_chunks is {chunks}, the model has {layers} layers",
+            f"parallel.pipeline {stages} x parallel.pipeline_chunks {chunks} = {stages * chunks}, the model has"
+            f" {layers} layers",
             f"use --parallel.pipeline-chunks {layers // stages} or less",
         )
 

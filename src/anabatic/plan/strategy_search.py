@@ -144,15 +144,19 @@ def _with_micro_batch(setup: TrainingSetup, global_tokens: int, micro_tokens: in
     return replace(setup, micro_tokens=micro_tokens, micro_steps=max(1, global_tokens // setup.ranks // micro_tokens))
 
 
-def find_largest_micro_batch(setup: TrainingSetup, global_tokens: int, chip: Chip) -> StrategyEstimate:
-    """Return the estimate with the largest micro-batch that fits; if none does, with the smallest."""
+def choose_micro_batch(setup: TrainingSetup, global_tokens: int, chip: Chip) -> StrategyEstimate:
+    """Return the estimate with the largest micro-batch that fits, of a pipeline, which smaller ones fill better, with
+    the fastest; if none fits, with the smallest."""
     choice = None
+    fitting = []
     for candidate in iter_micro_batches(setup, global_tokens, chip):
         choice = estimate_strategy(candidate, chip)
         if choice.can_fit:
-            break
+            fitting.append(choice)
+            if setup.pipeline == 1:
+                break
     assert choice is not None
-    return choice
+    return max(fitting, key=lambda estimate: estimate.tokens_per_s, default=choice)
 
 
 def list_fitting(

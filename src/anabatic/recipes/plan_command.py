@@ -186,7 +186,8 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
             f"{chip.name} is made for inference, and this is a training",
             "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
         )
-    hint = "choose it among the divisors of --npus times --nodes"
+    divisors = [str(size) for size in range(1, world + 1) if world % size == 0]
+    hint = f"use a size, or sizes with a product, of {', '.join(divisors[:-1])} or {world}" if world > 1 else None
     ranks = resolve_mesh_shape(job.parallel, world, ("device", "devices"), hint).data_size
     job, _, _ = deepspeed_json.apply_deepspeed(sequence_length.resolve_seq_len(job, shape.max_positions or None), ranks)
     assumed: list[str] = []
@@ -197,8 +198,9 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
     pipeline_stages.require_stages(base)
     micro, step = _resolve_batch_tokens(job, base, assumed)
     if micro is None:
-        choice = strategy_search.find_largest_micro_batch(base, step, chip)
-        choice_text = "the largest that fits" if choice.can_fit else "the smallest"
+        choice = strategy_search.choose_micro_batch(base, step, chip)
+        best = "largest" if base.pipeline == 1 else "fastest"
+        choice_text = f"the {best} that fits" if choice.can_fit else "the smallest"
         assumed.append(f"batch.micro_batch_tokens {choice.setup.micro_tokens}, {choice_text}")
     else:
         choice = strategy_search.estimate_strategy(

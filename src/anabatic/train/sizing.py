@@ -27,6 +27,8 @@ MAX_USEFUL_EPOCHS = 40
 """Over the data: repeated more often, they are worthless (arXiv 2305.16264, figure 1)."""
 MIN_USEFUL_STEPS = 10
 """Fewer updates than this hardly move a model; said where the number follows from the data."""
+MICRO_BATCHES_PER_STAGE = 4
+"""The stages of a pipeline then wait for at most a fifth of a step, where segments are short enough."""
 REFERENCE_BATCH = 2**19
 REFERENCE_TOKENS = 1.3e9
 """The batch that suits a run of this many tokens (nanochat, depth 12)."""
@@ -189,13 +191,22 @@ def resolve_batch_sizes(
     ideal = max(ideal, batch.resolved_seq_len, batch.micro_batch_tokens or 0)
     target = batch.global_batch_tokens or ideal
     fits = _largest_fitting_tokens(batch.resolved_seq_len, target // world.size, setup, device)
-    micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(fits, target // world.size))
+    parts = 1
+    if setup is not None and setup.pipeline > 1:
+        parts = math.ceil(MICRO_BATCHES_PER_STAGE * (setup.pipeline - 1) / setup.pipeline_chunks)
+    most = target // world.size // parts
+    micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(fits, most))
     if batch.global_batch_tokens is None:
         target = max(1, round(target / (micro * world.size))) * micro * world.size
     elif batch.micro_batch_tokens is None and target % (micro * world.size):
         micro = find_divisor(target, world.size, micro, batch.resolved_seq_len) or micro
     plan.add_value("global_batch_tokens", batch.global_batch_tokens, target, reason)
-    plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, f"what fits on {device.type}")
+    why = (
+        f"at least {parts} micro-batches fill the pipeline"
+        if most < fits and parts > 1
+        else f"what fits on {device.type}"
+    )
+    plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, why)
     training_setup.require_divisible_batch(
         BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world.size
     )

@@ -243,7 +243,7 @@ def test_the_largest_stage_is_as_small_as_possible(stages: int, head: int) -> No
     ("family", "stages", "chunks", "message"),
     [
         ("Llama", 3, 1, "parallel.pipeline is 3, the model has 2 layers"),
-        ("Llama", 2, 2, "parallel.pipeline is 2 and parallel.pipeline_chunks is 2, the model has 2 layers"),
+        ("Llama", 2, 2, "parallel.pipeline 2 x parallel.pipeline_chunks 2 = 4, the model has 2 layers"),
         ("Granite", 2, 1, "parallel.pipeline is 2, and GraniteModel changes what its embedding returns"),
     ],
 )

@@ -22,6 +22,8 @@ from anabatic.plan.pipeline_stages import estimate_bubble, require_layers, split
 
 _STAGE = "_anabatic_stage"
 """Attribute of a model of which this process has a stage."""
+WORTH_A_HINT = 0.25
+"""Part of a step: who waits longer is told what helps."""
 _TOKENS = 3
 
 
@@ -216,7 +218,10 @@ def describe_pipeline(model: PreTrainedModel, world: World, micro_steps: int) ->
     stages, chunks = world.pipeline_group.size, world.pipeline_chunks
     sizes = [" and ".join(map(str, stage.sizes[rank::stages])) for rank in range(stages)]
     schedule = "1F1B" if chunks == 1 else "interleaved 1F1B"
-    return (
-        f"pipeline parallelism: {stages} stages of {' + '.join(sizes)} layers, {schedule}; with {micro_steps}"
-        f" micro-batches a step stages wait for {estimate_bubble(stages, chunks, micro_steps):.0%} of the time"
+    bubble = estimate_bubble(stages, chunks, micro_steps)
+    line = (
+        f"pipeline parallelism: {stages} stages of {' + '.join(sizes)} layers, {schedule}; micro-batches in a step:"
+        f" {micro_steps}, so stages wait for {bubble:.0%} of the time"
     )
+    more = "; a larger batch.global_batch_tokens or a smaller batch.micro_batch_tokens makes more micro-batches"
+    return line + more * (bubble > WORTH_A_HINT)
