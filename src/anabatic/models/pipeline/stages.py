@@ -23,7 +23,7 @@ from anabatic.plan.pipeline_stages import estimate_bubble, require_layers, split
 _STAGE = "_anabatic_stage"
 """Attribute of a model of which this process has a stage."""
 WORTH_A_HINT = 0.25
-"""Part of a step: who waits longer is told what helps."""
+"""Part of a step: if stages wait longer, the log says what helps."""
 _TOKENS = 3
 
 
