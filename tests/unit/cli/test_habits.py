@@ -85,6 +85,13 @@ BECOMES: dict[str, dict[str, Any]] = {
     "--zero_stage 2": {"parallel.strategy": "zero2"},
     "--fsdp full_shard": {"parallel.strategy": "zero3"},
     "--tensor_parallel_size 2": {"parallel.tensor": 2},
+    "--sequence_parallel_size 2": {"parallel.context": 2},
+    "--context_parallel_size 2": {"parallel.context": 2},
+    "--expert_model_parallel_size 2": {"parallel.expert": 2},
+    "--pipeline_model_parallel_size 2": {"parallel.pipeline": 2},
+    "--pipeline_model_parallel_size 2 --virtual_pipeline_model_parallel_size 3": {
+        "parallel.pipeline": 2, "parallel.pipeline_chunks": 3,
+    },
     "--nproc_per_node 8": {"device.nproc": 8},
     "--num_gpus 8": {"device.nproc": 8},
     "--num_processes 8": {"device.nproc": 8},
@@ -107,7 +114,6 @@ NOTHING = {
     "--neftune_noise_alpha 5": ("LLaMA-Factory", "no counterpart here", ""),
     "--use_galore true": ("LLaMA-Factory", "no counterpart here", ""),
     "--rope_scaling linear": (HUGGING_FACE, "no counterpart here", "config.json"),
-    "--sequence_parallel_size 2": (HUGGING_FACE, "no counterpart here", "one sequence"),
     "--auto_find_batch_size": (HUGGING_FACE, "no counterpart here", "anabatic plan"),
     "--ddp_timeout 1800": ("launchers", "no counterpart here", "anabatic launch"),
 }
