@@ -8,8 +8,8 @@ one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and ask
 On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly, and of a pipeline over those of
 the stage that needs most. On a CPU torch's profiler tells of every allocation; their running sum has a peak within
 the steps (a checkpoint's copies come after them). What Python and libraries hold beside it is not in there. Sizes are
-chosen so that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a micro-
-batch are full but for what no row fits into.
+chosen so that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a
+micro-batch are full but for what no row fits into.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def compare(row: Row, device: str) -> dict[str, Any]:
         else:
             (ranks := folder / "ranks").mkdir()
             peaks = [rank.peak_bytes for rank in sim_ranks.train(words, row.npus, ranks)]
-            measured = compute_peak(peaks, pipeline_stages(row))
+            measured = compute_peak(peaks, get_stages(row))
     return {
         "name": row.name,
         "measured": measured,
@@ -214,7 +214,7 @@ def compare(row: Row, device: str) -> dict[str, Any]:
     }
 
 
-def pipeline_stages(row: Row) -> int:
+def get_stages(row: Row) -> int:
     """The stages of a row's pipeline; 1 without one."""
     return next((int(value) for option, value in itertools.pairwise(row.options) if option == _stages(1)[0]), 1)
 

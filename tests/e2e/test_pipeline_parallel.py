@@ -35,6 +35,8 @@ def test_an_adapter_is_trained_in_stages(home: Home, base: Path, tmp_path: Path)
     one, two = tmp_path / "one", tmp_path / "two"
     home.together(home.sft(one, base, more=LORA), home.sft(two, base, 2, more={**LORA, **STAGES}))
     require_equal(one, two, "adapter_model.safetensors")
+    losses = list(command.losses(two).values())
+    assert losses[-1] < losses[0]
 
 
 def test_stages_have_two_chunks_each(home: Home, tmp_path: Path) -> None:

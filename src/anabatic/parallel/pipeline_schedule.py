@@ -102,7 +102,7 @@ class _Exchange:
         self._arrived: dict[Transfer, list[Tensor]] = {}
         self._pending: deque[_Pending] = deque()
 
-    def start(self, transfers: Sequence[Transfer]) -> None:
+    def start_transfers(self, transfers: Sequence[Transfer]) -> None:
         """Start transfers of this stage."""
         link = self._link
         for transfer in transfers:
@@ -112,12 +112,12 @@ class _Exchange:
                 started = link.start_receive(self._tokens[transfer.action.micro_batch], transfer.source)
             self._pending.append(_Pending(transfer, *started))
 
-    def put(self, action: Action, result: list[Tensor]) -> None:
+    def keep_result(self, action: Action, result: list[Tensor]) -> None:
         """Keep the result of an action until its transfer is started; empty: it has none."""
         if result:
             self._results[action] = result
 
-    def take(self, transfer: Transfer | None) -> list[Tensor]:
+    def take_received(self, transfer: Transfer | None) -> list[Tensor]:
         """Wait for a transfer and return what has come; nothing for None."""
         if transfer is None:
             return []
@@ -125,7 +125,7 @@ class _Exchange:
             self._wait_for_first()
         return self._arrived.pop(transfer)
 
-    def finish(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for all transfers."""
         while self._pending:
             self._wait_for_first()
@@ -148,8 +148,9 @@ def run_forward_backward(work: StageWork, tokens: Sequence[int], link: StageLink
     timetable = build_timetable(link.group.size, chunks, len(tokens))[link.group.rank]
     exchange = _Exchange(link, tokens)
     for transfers, action, needs in timetable.steps:
-        exchange.start(transfers)
+        exchange.start_transfers(transfers)
         run = work.backward if action.is_backward else work.forward
-        exchange.put(action, run(action.chunk, action.micro_batch, exchange.take(needs)))
-    exchange.start(timetable.transfers)
-    exchange.finish()
+        result = run(action.chunk, action.micro_batch, exchange.take_received(needs))
+        exchange.keep_result(action, result)
+    exchange.start_transfers(timetable.transfers)
+    exchange.wait_for_all()

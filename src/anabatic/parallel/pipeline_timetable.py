@@ -78,7 +78,6 @@ def build_timetable(stages: int, chunks: int, count: int) -> tuple[Timetable, ..
         chunks: of each stage; count: micro-batches of a step.
     """
     actions = [list_actions(stages, chunks, count, rank) for rank in range(stages)]
-    starts: dict[tuple[int, Action], int] = {}
     ends: dict[tuple[int, Action], int] = {}
     free, waiting = [0] * stages, [deque(row) for row in actions]
     while any(waiting):
@@ -89,9 +88,9 @@ def build_timetable(stages: int, chunks: int, count: int) -> tuple[Timetable, ..
                 if source is not None and source not in ends:
                     break
                 action = row.popleft()
-                starts[rank, action] = max(free[rank], 0 if source is None else ends[source])
+                start = max(free[rank], 0 if source is None else ends[source])
                 duration = _BACKWARD_TIME if action.is_backward else _FORWARD_TIME
-                free[rank] = ends[rank, action] = starts[rank, action] + duration
+                free[rank] = ends[rank, action] = start + duration
         if len(ends) == before:
             raise AssertionError(f"{stages} stages, {chunks} chunks, {count} micro-batches wait for each other")
     transfers = {}

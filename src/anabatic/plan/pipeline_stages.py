@@ -11,14 +11,48 @@ from anabatic.core.errors import ConfigError
 from anabatic.plan.training_setup import TrainingSetup
 
 
-def split_layers(layer_weights: Sequence[int], head_weight: int, stages: int) -> list[range]:
-    """Return the layers of each stage, at least one, such that the largest stage is as small as possible.
+def split_layers(layer_weights: Sequence[int], head_weight: int, stages: int, chunks: int = 1) -> list[range]:
+    """Return the layers of each chunk, at least one, in their order; stage r has the chunks r, r + stages and so on.
+
+    The largest stage is as small as possible; of several chunks as a search by single layers finds it.
 
     Args:
         layer_weights: parameters of each layer, which each token is multiplied by; head_weight: of the head, which the
             last stage computes.
+        chunks: of each stage.
     """
-    return list(_split_layers(tuple(layer_weights), head_weight, stages))
+    weights = tuple(layer_weights)
+    return list(
+        _split_layers(weights, head_weight, stages)
+        if chunks == 1
+        else _split_chunks(weights, head_weight, stages, chunks)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _split_chunks(layer_weights: tuple[int, ...], head_weight: int, stages: int, chunks: int) -> tuple[range, ...]:
+    """Move layers from chunk to chunk, from an even division, while the largest stage or the unevenness shrinks."""
+    total = [0, *itertools.accumulate(layer_weights)]
+    parts, count = stages * chunks, len(layer_weights)
+    sizes = [(part + 1) * count // parts - part * count // parts for part in range(parts)]
+
+    def rate(sizes: Sequence[int]) -> tuple[int, int]:
+        borders = [0, *itertools.accumulate(sizes)]
+        costs = [total[end] - total[start] for start, end in itertools.pairwise(borders)]
+        costs[-1] += head_weight
+        return max(sum(costs[rank::stages]) for rank in range(stages)), sum(cost * cost for cost in costs)
+
+    best = rate(sizes)
+    while True:
+        moved = []
+        for giver, taker in itertools.permutations(range(parts), 2):
+            if sizes[giver] > 1:
+                changed = [size + (part == taker) - (part == giver) for part, size in enumerate(sizes)]
+                moved.append((rate(changed), changed))
+        if not moved or min(moved)[0] >= best:
+            borders = [0, *itertools.accumulate(sizes)]
+            return tuple(range(start, end) for start, end in itertools.pairwise(borders))
+        best, sizes = min(moved)
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,7 +144,8 @@ def list_stages(setup: TrainingSetup) -> list[TrainingSetup]:
     parts = split_layers(
         [kind.block_params - kind.idle_params for kind in kinds],
         shape.embedding_params,
-        setup.pipeline * setup.pipeline_chunks,
+        setup.pipeline,
+        setup.pipeline_chunks,
     )
     layers = [list(itertools.chain(*parts[index :: setup.pipeline])) for index in range(setup.pipeline)]
     return [

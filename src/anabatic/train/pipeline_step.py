@@ -170,7 +170,7 @@ def score_batch(
     for chunk in range(chunks):
         states: Tensor | None = None
         if not link.is_first or chunk:
-            states = _finish(link.start_receive(packed.input_ids.shape[1], (rank - 1) % size))[0]
+            states = _wait_for_tensors(link.start_receive(packed.input_ids.shape[1], (rank - 1) % size))[0]
         is_last = link.is_last and chunk == chunks - 1
         with device.autocast(), use_chunk(model, chunk):
             if is_last:
@@ -178,11 +178,11 @@ def score_batch(
                 scored = root(call, packed)
                 break
             out: Tensor = root(_compute_states, packed, states)
-        _finish(link.start_send([out], (rank + 1) % size))
+        _wait_for_tensors(link.start_send([out], (rank + 1) % size))
     return scored
 
 
-def _finish(started: tuple[list[dist.Work], list[Tensor]]) -> list[Tensor]:
+def _wait_for_tensors(started: tuple[list[dist.Work], list[Tensor]]) -> list[Tensor]:
     """Wait for a transfer and return its tensors."""
     for request in started[0]:
         request.wait()

@@ -195,6 +195,8 @@ def resolve_batch_sizes(
     if setup is not None and setup.pipeline > 1:
         parts = math.ceil(MICRO_BATCHES_PER_STAGE * (setup.pipeline - 1) / setup.pipeline_chunks)
     most = target // world.size // parts
+    if parts > 1:
+        most = 2 ** math.floor(math.log2(max(most, 1)))
     micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(fits, most))
     if batch.global_batch_tokens is None:
         target = max(1, round(target / (micro * world.size))) * micro * world.size

@@ -11,9 +11,9 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.table import find_chip
 from anabatic.plan import cost_model, model_shape
 from anabatic.plan.memory_estimate import estimate_peak_memory, get_persistent_bytes
-from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages, require_stages
+from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages, require_stages, split_layers
 from anabatic.plan.step_time import estimate_step_time
-from anabatic.plan.strategy_search import estimate_strategy, list_strategies
+from anabatic.plan.strategy_search import choose_micro_batch, estimate_strategy, list_strategies
 from anabatic.plan.training_setup import TrainingSetup
 
 CHIP = find_chip("Ascend910B3")
@@ -99,6 +99,34 @@ def test_chunks_wait_less_and_keep_more() -> None:
     assert two.waiting == pytest.approx(one.waiting / 2, rel=0.3)  # stages are not exactly alike
     assert two.exposed_collectives > one.exposed_collectives
     assert estimate_peak_memory(chunked).total > estimate_peak_memory(whole).total
+
+
+@pytest.mark.parametrize(("layers", "head"), [(36, 32), (64, 16), (24, 90), (61, 0), (12, 5)])
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (4, 2), (4, 3), (2, 4)])
+def test_chunks_divide_the_work_of_stages_evenly(layers: int, head: int, stages: int, chunks: int) -> None:
+    """A stage is at most a layer above its share, unless the head and a layer of each chunk are more."""
+    weights = [10] * layers
+    weights[0] = 7  # a first layer of another kind
+    parts = split_layers(weights, head, stages, chunks)
+    assert [layer for part in parts for layer in part] == list(range(layers)) and all(parts)
+    costs = [sum(weights[layer] for layer in part) for part in parts]
+    costs[-1] += head
+    mean = sum(costs) / stages
+    assert max(sum(costs[rank::stages]) for rank in range(stages)) <= max(mean + 10, head + 10 * chunks)
+
+
+def test_a_micro_batch_that_fills_the_stages_is_chosen() -> None:
+    one = TrainingSetup(SHAPE, strategy="zero3", ranks=8, tuner="lora", seq_len=4096)
+    largest = choose_micro_batch(one, 1 << 20, CHIP)
+    assert (
+        largest.can_fit
+        and not estimate_strategy(replace(largest.setup, micro_tokens=4 * largest.setup.micro_tokens), CHIP).can_fit
+    )
+    stages = replace(one, ranks=2, pipeline=4)
+    chosen = choose_micro_batch(stages, 1 << 20, CHIP)
+    wasteful = estimate_strategy(replace(chosen.setup, micro_tokens=(1 << 20) // 2, micro_steps=1), CHIP)
+    assert chosen.can_fit and chosen.setup.micro_steps >= 4
+    assert chosen.tokens_per_s > wasteful.tokens_per_s
 
 
 def test_a_longer_step_waits_less() -> None:

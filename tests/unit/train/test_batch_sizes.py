@@ -9,7 +9,10 @@ import pytest
 from anabatic.config.sections.common import BatchSettings, DeviceSettings
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import RankGroup
+from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.plan.pipeline_stages import estimate_bubble
+from anabatic.plan.training_setup import TrainingSetup
 from anabatic.train import sizing
 
 
@@ -31,6 +34,20 @@ def test_a_short_run_of_a_new_model_has_enough_steps(tokens: float) -> None:
     law, reason = batch_of(tokens, 1)
     assert law == 2 ** round(math.log2(2**19 * (tokens / 1.3e9) ** 0.383)) > batch
     assert reason.endswith("tokens to the power 0.383")
+
+
+@pytest.mark.parametrize(("stages", "chunks", "least"), [(1, 1, 1), (2, 1, 4), (4, 1, 12), (4, 3, 4)])
+def test_micro_batches_fill_a_pipeline(stages: int, chunks: int, least: int) -> None:
+    plan, device = DerivedSizes(), select_device(DeviceSettings(type="cpu"))
+    shape, _ = model_shape.get_named_shape("Qwen/Qwen2.5-0.5B")
+    setup = TrainingSetup(shape, pipeline=stages, pipeline_chunks=chunks, tuner="lora")
+    batch = BatchSettings(seq_len=64, global_batch_tokens=4096)
+    micro, _, micro_steps = sizing.resolve_batch_sizes(plan, batch, 1e6, setup, device, RankGroup(0, 1))
+    assert micro_steps >= least and (stages == 1 or estimate_bubble(stages, chunks, micro_steps) <= 0.2)
+    assert micro == 2 ** int(math.log2(micro))
+    assert ("fill the pipeline" in plan.reasons["micro_batch_tokens"]) == (stages > 1)
+    short = BatchSettings(seq_len=64, global_batch_tokens=128)  # a segment each, whatever the stages
+    assert sizing.resolve_batch_sizes(plan, short, 1e6, setup, device, RankGroup(0, 1))[0] >= 64
 
 
 def test_a_long_run_follows_the_power_law_and_a_tiny_one_has_a_segment_a_step() -> None:

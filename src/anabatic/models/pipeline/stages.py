@@ -34,6 +34,7 @@ class _Stage:
         sizes: number of layers of every chunk of all stages, in the order of the layers.
         own: layers of each chunk of this stage.
         chunk: the one that is computed.
+        views: of each chunk that has been computed, the modules that the body shows then, by attribute.
     """
 
     def __init__(self, parts: Sequence[range], stages: int, rank: int) -> None:
@@ -41,6 +42,7 @@ class _Stage:
         self.own = list(parts[rank::stages])
         self.is_last = rank == stages - 1
         self.chunk = 0
+        self.views: dict[int, dict[str, nn.Module]] = {}
 
 
 def require_stages(model: PreTrainedModel, world: World) -> None:
@@ -102,9 +104,10 @@ def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     return hidden_states
 
 
-def _weigh(model: PreTrainedModel, parts: int) -> list[range]:
+def _divide(model: PreTrainedModel, world: World) -> list[range]:
     layers = [_count_active(model, model.get_submodule(name)) for name in find_blocks(model)]
-    return split_layers(layers, model.get_output_embeddings().weight.numel(), parts)
+    head = model.get_output_embeddings().weight.numel()
+    return split_layers(layers, head, world.pipeline_group.size, world.pipeline_chunks)
 
 
 def _count_active(model: PreTrainedModel, block: nn.Module) -> int:
@@ -122,7 +125,7 @@ def apply_pipeline(model: PreTrainedModel, world: World) -> None:
     if group.size == 1:
         return
     require_stages(model, world)
-    names, parts = find_blocks(model), _weigh(model, group.size * world.pipeline_chunks)
+    names, parts = find_blocks(model), _divide(model, world)
     stage_of = {name: at % group.size for at, part in enumerate(parts) for name in names[part.start : part.stop]}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     last = group.size - 1
@@ -158,17 +161,23 @@ def use_chunk(model: PreTrainedModel, chunk: int) -> Iterator[None]:
         yield
         return
     body: Any = model.base_model
-    skipped = set(itertools.chain(*stage.own)) - set(stage.own[chunk])
-    layers = [_PassOn(layer) if index in skipped else layer for index, layer in enumerate(body.layers)]
-    shown: dict[str, nn.Module] = {"layers": nn.ModuleList(layers)}
-    if stage.is_last and chunk < len(stage.own) - 1:
-        shown["norm"] = _PassOn(body.norm)
-    body.__dict__.update(shown)  # before `_modules`, where the attributes are otherwise looked up
+    if chunk not in stage.views:
+        stage.views[chunk] = _make_view(body, stage, chunk)
+    body.__dict__.update(stage.views[chunk])  # before `_modules`, where the attributes are otherwise looked up
     try:
         yield
     finally:
-        for name in shown:
+        for name in stage.views[chunk]:
             del body.__dict__[name]
+
+
+def _make_view(body: Any, stage: _Stage, chunk: int) -> dict[str, nn.Module]:
+    skipped = set(itertools.chain(*stage.own)) - set(stage.own[chunk])
+    layers = [_PassOn(layer) if index in skipped else layer for index, layer in enumerate(body.layers)]
+    view: dict[str, nn.Module] = {"layers": nn.ModuleList(layers)}
+    if stage.is_last and chunk < len(stage.own) - 1:
+        view["norm"] = _PassOn(body.norm)
+    return view
 
 
 class _PassOn(nn.Module):
