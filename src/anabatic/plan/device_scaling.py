@@ -29,7 +29,8 @@ class ScalingRow:
     Attributes:
         speed_up: tokens per second relative to the fewest devices on which failures leave any; efficiency: speed-up
             relative to linear scaling.
-        waiting_fraction, update_fraction: fractions of the time in which devices wait for links, and update weights.
+        waiting_fraction, update_fraction: fractions of the time in which devices wait for links and for other stages of
+            a pipeline, and update weights.
         losses: what is lost beside; run_seconds: seconds of the whole run; 0: unknown.
     """
 
@@ -92,7 +93,10 @@ def build_scaling_rows(plans: Sequence[JobPlan], assumed: ScaleAssumptions | Non
         efficiency = speed_up * base.devices / devices if base else speed_up
         waiting_fraction, update_fraction = (
             seconds / losses.total_seconds
-            for seconds in (choice.step_time.exposed_collectives, choice.step_time.update)
+            for seconds in (
+                choice.step_time.exposed_collectives + choice.step_time.waiting,
+                choice.step_time.update,
+            )
         )
         run_seconds = plan.steps * losses.total_seconds
         rows.append(
@@ -167,6 +171,14 @@ def scaling_to_dict(rows: Sequence[ScalingRow], chip: Chip) -> dict[str, Any]:
             for row in rows
         ],
     }
+
+
+def describe_left_out(plans: Sequence[JobPlan], rows: Sequence[ScalingRow]) -> str:
+    """Return a line about the numbers of devices without a row; empty if there are none."""
+    shown = {row.devices for row in rows}
+    counts = [plan.npus * plan.nodes for plan in plans]
+    left_out = [f"{count:,}" for count in counts if count not in shown]
+    return f"left out: {', '.join(left_out)} devices, on which these settings do not fit" if left_out else ""
 
 
 def _finite(seconds: float) -> float | None:

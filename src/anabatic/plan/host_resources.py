@@ -13,12 +13,17 @@ PROCESS_BYTES = 0.5 * 2**30
 """Bytes of a process with torch, transformers and this program, before it loads a model: the resident set of
 `anabatic sft` on a CPU (docs/dev); drivers take more, which was not measured."""
 DISK_BYTES_PER_SECOND = 1e9
-"""Assumed bytes per second at which a checkpoint is written; local disks may be faster, networks slower."""
+"""Assumed bytes per second at which a machine writes a checkpoint; local disks may be faster, networks slower."""
 MAX_GATHERED_BYTES = 4.0 * 2**30
 """Maximum bytes of weights that the writing rank gathers in host memory for one file
 (`models/weights_reader.py`)."""
 _MAX_TWO_BYTE_VOCAB = 1 << 16
 """Largest vocabulary stored in two bytes per id; larger ones use four (`data/shards/dataset_cache.py`)."""
+
+
+def count_writing_machines(setup: TrainingSetup, machines: int) -> int:
+    """Return the machines that write a checkpoint: all of them their shards, or one what every rank holds whole."""
+    return machines if setup.is_sharded else 1
 
 
 @dataclass(frozen=True)

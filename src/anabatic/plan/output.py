@@ -9,7 +9,7 @@ from typing import Any
 from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.device.table import Chip
 from anabatic.plan import strategy_search
-from anabatic.plan.host_resources import DISK_BYTES_PER_SECOND, HostResources
+from anabatic.plan.host_resources import DISK_BYTES_PER_SECOND, HostResources, count_writing_machines
 from anabatic.plan.strategy_search import FRAGMENTATION, StrategyEstimate, find_bottleneck
 from anabatic.plan.training_setup import TrainingSetup
 
@@ -187,10 +187,12 @@ def _format_energy(plan: JobPlan) -> str:
 def _resource_lines(plan: JobPlan) -> Iterator[str]:
     resources = plan.host_resources
     model_kind = "adapter" if plan.choice.setup.tuner == "lora" else "model"
+    writers = count_writing_machines(plan.choice.setup, plan.nodes)
+    seconds = _format_seconds(resources.checkpoint_bytes / writers / DISK_BYTES_PER_SECOND)
+    rate = f"{DISK_BYTES_PER_SECOND / 1e9:g} GB/s" + f" on each of {writers} machines" * (writers > 1)
     yield (
-        f"A checkpoint: {format_gib(resources.checkpoint_bytes)} GiB, "
-        f"{_format_seconds(resources.checkpoint_bytes / DISK_BYTES_PER_SECOND)} to write at an assumed"
-        f" {DISK_BYTES_PER_SECOND / 1e9:g} GB/s; the saved {model_kind}: {format_gib(resources.model_bytes)} GiB"
+        f"A checkpoint: {format_gib(resources.checkpoint_bytes)} GiB, {seconds} to write at an assumed {rate};"
+        f" the saved {model_kind}: {format_gib(resources.model_bytes)} GiB"
     )
     for name, parts in (("Memory of each host", resources.host_bytes), ("Disk", resources.disk_bytes)):
         details = ", ".join(f"{part} {format_gib(size)}" for part, size in parts.items())
@@ -299,7 +301,10 @@ def estimate_to_dict(estimate: StrategyEstimate, chip: Chip) -> dict[str, Any]:
         "recompute": setup.recompute,
         "micro_batch_tokens": setup.micro_tokens,
         "micro_steps": setup.micro_steps,
-        "layout": {name: getattr(setup, name) for name in ("pipeline", "replicate", "context", "expert", "tensor")},
+        "layout": {
+            name: getattr(setup, name)
+            for name in ("pipeline", "pipeline_chunks", "replicate", "context", "expert", "tensor")
+        },
         "fits": estimate.can_fit,
         "memory_bytes": round(estimate.memory.total),
         "needs_bytes": round(estimate.needed_bytes),

@@ -14,7 +14,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.plan import step_time
 from anabatic.plan.cost_model import ChipRates
-from anabatic.plan.host_resources import DISK_BYTES_PER_SECOND
+from anabatic.plan.host_resources import DISK_BYTES_PER_SECOND, count_writing_machines
 from anabatic.plan.memory_estimate import get_persistent_bytes
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
@@ -148,5 +148,5 @@ def _estimate_checkpoint(setup: TrainingSetup, rates: ChipRates, machines: int) 
     persistent = get_persistent_bytes(setup.whole_experts)
     size = setup.tensor * (persistent["trained weights"] + persistent["optimizer"])
     parts = setup.world_size if setup.is_sharded else setup.tensor * setup.pipeline
-    writers = machines if setup.is_sharded else 1
+    writers = count_writing_machines(setup, machines)
     return size / parts / rates.host_link, size / writers / DISK_BYTES_PER_SECOND

@@ -144,6 +144,8 @@ def print_scaling(
         sys.stdout.write(json.dumps(device_scaling.scaling_to_dict(rows, place.chip)) + "\n")
     else:
         sys.stdout.write("\n".join(device_scaling.format_scaling_lines(rows)) + "\n")
+        if left_out := device_scaling.describe_left_out(plans, rows):
+            sys.stdout.write(f"{left_out}\n")
     return 0
 
 
@@ -239,7 +241,8 @@ def _search_layouts(
 ) -> list[strategy_search.StrategyEstimate]:
     """Return the fastest settings that fit of every mesh of the devices.
 
-    Dimensions whose traffic lies in every block stay within a machine.
+    Dimensions whose traffic lies in every block stay within a machine. Stages of a pipeline have one chunk or two,
+    where the job sets no number.
     """
     world = place.npus_per_node * place.nodes
     limits = {
@@ -252,17 +255,22 @@ def _search_layouts(
     row = table.get_device_row(place.chip)
     found = []
     for parallel in iter_layouts(job.parallel, world, limits):
-        try:
-            candidate = replace(job, parallel=parallel)
-            require_pipeline_job(candidate)
-            ranks = resolve_mesh_shape(parallel, world).data_size
-            setup = training_setup.build_setup(candidate, shape, ranks, row, base.half, base.seq_len, 1)
-            training_setup.require_feasible(setup)
-            pipeline_stages.require_stages(setup)
-        except ConfigError:  # this model or command cannot be divided so
-            continue
-        if ranks * setup.min_micro_batch <= step and (best := strategy_search.find_fastest(setup, step, place.chip)):
-            found.append(best)
+        ranks = resolve_mesh_shape(parallel, world).data_size
+        choices = []
+        for chunks in (1, 2) if parallel.pipeline > 1 == parallel.pipeline_chunks else (parallel.pipeline_chunks,):
+            try:
+                candidate = replace(job, parallel=replace(parallel, pipeline_chunks=chunks))
+                require_pipeline_job(candidate)
+                setup = training_setup.build_setup(candidate, shape, ranks, row, base.half, base.seq_len, 1)
+                training_setup.require_feasible(setup)
+                pipeline_stages.require_stages(setup)
+            except ConfigError:  # this model or command cannot be divided so
+                continue
+            if ranks * setup.min_micro_batch <= step:
+                choices.append(strategy_search.find_fastest(setup, step, place.chip))
+        fitting = [choice for choice in choices if choice is not None]
+        if fitting:
+            found.append(max(fitting, key=lambda choice: choice.tokens_per_s))
     return found
 
 

@@ -78,7 +78,16 @@ def test_the_printed_settings_are_planned_alike(capsys: pytest.CaptureFixture[st
     told = json.loads(run_plan(f"--npus 8 --nodes 2 --layouts --json -- {JOB}", capsys))
     layouts = [tuple(one["layout"].values()) for one in told["others"]]
     assert len(layouts) >= len(rows) and again["layout"] == told["others"][0]["layout"]
-    assert set(again["layout"]) == set(DIMENSIONS) - {"shard"}
+    assert set(again["layout"]) == (set(DIMENSIONS) - {"shard"}) | {"pipeline_chunks"}
+
+
+def test_chunks_of_a_pipeline_are_tried_unless_they_are_set(capsys: pytest.CaptureFixture[str]) -> None:
+    job = f"{JOB.replace('30B-A3B', '32B')} --tuner lora --parallel.pipeline 4 --parallel.strategy zero3"
+    tried = json.loads(run_plan(f"--npus 8 --layouts --json -- {job}", capsys))["others"]
+    assert 2 in {one["layout"]["pipeline_chunks"] for one in tried} <= {1, 2}
+    words = f"--npus 8 --layouts --json -- {job} --parallel.pipeline-chunks 3"
+    fixed = json.loads(run_plan(words, capsys))["others"]
+    assert fixed and {one["layout"]["pipeline_chunks"] for one in fixed} == {3}
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,13 @@ def test_a_divided_step_and_one_that_grows(tmp_path: Path, capsys: pytest.Captur
     assert len({row["tokens"] / row["devices"] for row in rows}) == 1
     assert len({(row["strategy"], row["recompute"], row["micro_batch_tokens"]) for row in rows}) == 1
     assert all(0.9 < row["efficiency"] < 1.5 for row in rows)  # above 1: the optimizer is divided further
+    assert plan(["--scale", "1024", *SFT, "Qwen/Qwen2.5-7B"]) == 0
+    assert f"left out: {', '.join(str(1 << n) for n in range(rows[0]['devices'].bit_length() - 1))} devices" in (
+        capsys.readouterr().out
+    )
+    staged = ["--parallel.pipeline", "4", "--batch.micro-batch-tokens", "8192", "--batch.global-batch-tokens", "262144"]
+    assert plan([*words, *SFT, "Qwen/Qwen2.5-7B", "--tuner", "lora", *staged]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][-1]["waiting"] > 0.1  # stages for each other
     assert plan(["--scale", "1", *SFT, "Qwen/Qwen2.5-72B"]) == 1
     assert "fits on no number of Ascend910B3" in capsys.readouterr().err
     assert plan(["--json", "--scale", "1", *SFT, "Qwen/Qwen2.5-72B"]) == 1
