@@ -69,7 +69,7 @@ def test_processes_share_a_stage(home: Home, base: Path, tmp_path: Path) -> None
         (
             {"parallel.pipeline-chunks": 2},
             "parallel.pipeline 2 x parallel.pipeline_chunks 2 = 4, the model has 2 layers",
-            "pipeline-chunks 1",
+            "leave --parallel.pipeline-chunks out",
         ),
         ({"eval.sample-prompts": ["a"]}, "eval.sample_prompts needs the whole model on one process", "leave them out"),
     ],

@@ -125,7 +125,9 @@ def require_layers(layers: int, stages: int, chunks: int) -> None:
         raise ConfigError(
             f"parallel.pipeline {stages} x parallel.pipeline_chunks {chunks} = {stages * chunks}, the model has"
             f" {layers} layers",
-            f"use --parallel.pipeline-chunks {layers // stages} or less",
+            "leave --parallel.pipeline-chunks out"
+            if layers // stages == 1
+            else f"use --parallel.pipeline-chunks {layers // stages} or less",
         )
 
 
