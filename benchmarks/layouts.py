@@ -10,8 +10,8 @@ are its tensor's, as the simulator counts them; what a rank sends of them is in 
 
 `--device cpu` trains the layouts of two and four ranks over gloo in fp32, each process with one thread, and the same
 global batch in one process, in turns. The ratio is tokens per CPU second of all processes together, beside one: 1 where
-dividing costs nothing. `--docs` writes what is measured or read into the guides' table, in which other rows stay; both
-kinds can be read together.
+dividing costs nothing. `--docs` writes what is measured or read into the guides' table, in which other rows and cells
+stay.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _collective_cells(one: Cost) -> list[str]:
 
 
 def _cells(one: Cost) -> list[str]:
-    """The row of a table."""
+    """The row of a table; what was not measured is empty."""
     row = LAYOUTS[one["name"]]
     cells = [one["name"], str(row.npus)]
     if "operators" in one:
@@ -195,8 +195,8 @@ def _cells(one: Cost) -> list[str]:
         cells += [f"{one['tokens']:,}", f"{one['operators']:,}", str(one["waits"]), str(calls)]
         cells += [*_collective_cells(one), f"{one['peak_bytes'] / MIB:.0f}"]
     else:
-        cells += ["-"] * 10
-    return [*cells, f"{one['cpu_ratio']:.2f}" if "cpu_ratio" in one else "-"]
+        cells += [""] * 10
+    return [*cells, f"{one['cpu_ratio']:.2f}" if "cpu_ratio" in one else ""]
 
 
 HEAD = ["layout", "NPUs", "tokens", "operators", "host waits", "collectives", *KINDS, "others", "peak MiB", "CPU"]

@@ -101,11 +101,14 @@ def _find(name: str) -> re.Pattern[str]:
 
 
 def merge(name: str, names: Sequence[str], rows: Sequence[Sequence[str]], guide: str = "plan") -> list[Sequence[str]]:
-    """Return rows in the order of `names`, their first cells; those that are missing are taken from the guide."""
+    """Return rows in the order of `names`, their first cells; missing rows and cells are taken from the guide."""
     found = _find(name).search((ROOT / GUIDE.format("en", guide)).read_text())
     lines = found[2].splitlines()[2:] if found else []
     old = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    known = {row[0]: row for row in (*old, *rows)}
+    known: dict[str, Sequence[str]] = {row[0]: row for row in old}
+    for row in rows:
+        before = known.get(row[0], ["-"] * len(row))
+        known[row[0]] = [cell or kept for cell, kept in zip(row, before, strict=True)]
     return [known[each] for each in names if each in known]
 
 
