@@ -201,6 +201,23 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
     assert not optimizer_of(build_tiny_model(), name="adamw").stacks
 
 
+def test_norms_do_not_keep_the_gradients_of_their_block() -> None:
+    """All gradients of a block are one tensor, as a joint cast gives them; stacks of matrices copy theirs."""
+    model = build_tiny_model()
+    optimizer = optimizer_of(model, name="muon")
+    expected = {}
+    for layer in model.model.layers:
+        params = dict(layer.named_parameters())
+        flat = torch.randn(sum(param.numel() for param in params.values()))
+        for param, part in zip(params.values(), flat.split([param.numel() for param in params.values()]), strict=True):
+            param.grad = part.view(param.shape)
+            expected[id(param)] = param.grad.clone()
+    optimizer.collect_grads()
+    norms = [param for param in optimizer.params.values() if param.grad is not None]
+    assert norms and sum(param.grad.untyped_storage().nbytes() for param in norms) < 64 * 4 * 64
+    assert all(torch.equal(param.grad, expected[id(param)]) for param in norms)
+
+
 def test_state_shares_memory_with_the_optimizer() -> None:
     optimizer = optimizer_of(build_tiny_model())
     for tensor in optimizer.state_dict().values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,21 @@ def _shard_position(param: Tensor) -> tuple[tuple[int, int], ...]:
     return tuple((part.start, part.stop) for part in get_local_slices(param))
 
 
+def _separate_gradients(params: Iterable[Tensor]) -> None:
+    """Copy gradients that are a small part of a tensor out of it: those of a block may be one
+    (`models/weight_casts.py`), which its norms would keep whole beside the copies that stacks of matrices take."""
+    inside: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for param in params:
+        grad = param.grad
+        # Shards of FSDP2 are parts of what was reduced for a module; those are not touched.
+        if type(grad) is Tensor and 8 * grad.nbytes < grad.untyped_storage().nbytes():
+            inside[grad.dtype].append((param, grad))
+    for pairs in inside.values():
+        flat = torch.cat([grad.reshape(-1) for _, grad in pairs])
+        for (param, grad), own in zip(pairs, flat.split([grad.numel() for _, grad in pairs]), strict=True):
+            param.grad = own.view(grad.shape)
+
+
 class Optimizer:
     """The optimizer of one model.
 
@@ -171,6 +187,8 @@ class Optimizer:
         parts: list[Tensor] = []
         shared: list[Tensor] = []
         experts: list[Tensor] = []
+        if self.stacks:
+            _separate_gradients([param for bucket in self.buckets for param in bucket.params.values()])
         for stack in self.stacks:
             apart = is_sharded_along(next(iter(stack.params.values())), "tensor")
             (parts if apart else shared).append(stack.collect_grads())
