@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,10 @@ from typing import Any, NamedTuple
 
 import npu_jobs
 from anabatic.sim.simulation_report import ProcessCounters, read_processes
+
+HCCL_POLL_SECONDS = 2.0
+"""Pause after the first step. HCCL's watchdog keeps tensors of finished collectives until it looks after them again;
+steps of a large model last longer than that, and DDP's first buckets are free when the second step makes new ones."""
 
 
 class Rank(NamedTuple):
@@ -57,6 +62,8 @@ def _run_rank(folder: Path) -> None:
 
     def record_peak(*given: Any, **named: Any) -> Any:
         batch = run_step(*given, **named)
+        if not peaks[0]:
+            time.sleep(HCCL_POLL_SECONDS)
         peaks[0] = torch.npu.max_memory_allocated()
         return batch
 
