@@ -74,7 +74,12 @@ class Started:
         """Return the exit code."""
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(120)
+        try:
+            return self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its command would run beside all later tests
+            self.process.wait()
+            raise
 
 
 def soon(condition: Callable[[], bool]) -> bool:

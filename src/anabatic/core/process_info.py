@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 from pathlib import Path
+from typing import Protocol
+
+SIGNAL_DELAY_SECONDS = 1.0
+"""Longest wait in one system call of a process that handles signals.
+
+Python runs a handler between two bytecodes (docs.python.org/3/library/signal.html, "Execution of Python signal
+handlers"): the handler of a signal that arrives just before a system call blocks runs when that call returns.
+"""
+
+
+class _Waitable(Protocol):
+    def wait(self, timeout: float) -> int: ...
+
+
+def wait_for_exit(process: _Waitable) -> int:
+    """Wait for a child and return its exit code; handlers of signals run within `SIGNAL_DELAY_SECONDS`."""
+    while True:
+        try:
+            return process.wait(SIGNAL_DELAY_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def read_start_time(pid: int) -> int:

@@ -162,7 +162,7 @@ def _wait_for_exit(child: subprocess.Popen[bytes], pipe: int) -> int:
     """Wait for COMMAND or for our own parent's end."""
     ended = os.pidfd_open(child.pid)
     while True:
-        ready, _, _ = select.select([pipe, ended], [], [])
+        ready, _, _ = select.select([pipe, ended], [], [], process_info.SIGNAL_DELAY_SECONDS)
         if ended in ready:
             return child.wait()
         if pipe in ready:

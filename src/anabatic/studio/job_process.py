@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from anabatic.core.process_info import wait_for_exit
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -32,7 +34,7 @@ def main(argv: list[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=folder)
     for pending_number in pending:
         child.send_signal(pending_number)
-    code = child.wait()
+    code = wait_for_exit(child)
     code = 128 - code if code < 0 else code
     temporary = Path(f"{exit_file}.{os.getpid()}")
     temporary.write_text(f"{code}\n", encoding="utf-8")

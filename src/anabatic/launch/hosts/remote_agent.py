@@ -121,12 +121,21 @@ def _run_launcher(job: dict[str, Any]) -> int:
         for thread in threads:
             thread.start()
         threading.Thread(target=_forward_signals, args=(process,), daemon=True).start()
-        code = process.wait()
+        code = _wait_for_exit(process)
         for thread in threads:
             thread.join()
         return 128 - code if code < 0 else min(code, 254)  # 255 is the code of ssh's own failure
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:
+    """Wait in steps, like `anabatic.core.process_info.wait_for_exit`: a handler may run late otherwise."""
+    while True:
+        try:
+            return process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def _end_with_parent() -> None:

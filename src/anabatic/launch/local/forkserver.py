@@ -44,7 +44,6 @@ _ACCELERATOR_FILES = ("nvidiactl", "davinci_manager", "davinci0", "kfd")
 """Devices under /dev that indicate an accelerator."""
 _OF_SEVERAL_RANKS = "torch.distributed.checkpoint,torch.distributed.fsdp"
 """Modules that ranks use and that one process imports when it needs them."""
-_POLL_SECONDS = 0.01
 _WAIT_SECONDS = 1.0
 _PR_SET_NAME = 15
 
@@ -93,9 +92,10 @@ class ForkedWorker:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
+            left = _WAIT_SECONDS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-            self._server.wait_for_message(_WAIT_SECONDS if timeout is None else _POLL_SECONDS)
+            self._server.wait_for_message(min(left, _WAIT_SECONDS))
         return code
 
     def send_signal(self, number: int) -> None:

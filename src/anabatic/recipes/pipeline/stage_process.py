@@ -15,6 +15,7 @@ import psutil
 
 from anabatic.core import log, relaunch
 from anabatic.core.errors import Failure
+from anabatic.core.process_info import wait_for_exit
 from anabatic.core.stop_signals import FIRST_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
 from anabatic.launch.local import forkserver
 from anabatic.launch.local.forkserver import ForkedWorker, Forkserver
@@ -81,7 +82,7 @@ class StageProcess:
         forked = self._forkserver.fork_worker(arguments, variables) if self._forkserver and can_fork else None
         self._child_process = forked or self._start(arguments, variables)
         self._forward_signal()  # a signal may have come between the test above and the start
-        code = self._child_process.wait()
+        code = wait_for_exit(self._child_process)
         self._child_process = None
         return code if code >= 0 else 128 - code
 
