@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from anabatic.plan.attention_kinds import AttentionKind, CacheSize, LinearShape, count_attended
 
@@ -55,7 +56,7 @@ class DecoderShape:
     notes: tuple[str, ...] = ()
     """What of the published model is not as trained here."""
 
-    @property
+    @cached_property
     def attention_linears(self) -> list[LinearShape]:
         """Projections of the attention."""
         h, d = self.hidden, self.head_dim
@@ -68,7 +69,7 @@ class DecoderShape:
             LinearShape("o_proj", self.heads * d, h, self.out_bias),
         ]
 
-    @property
+    @cached_property
     def mlp_linears(self) -> list[LinearShape]:
         """Gate, up and down projection of the MLP or of the shared expert; empty if there is neither."""
         inner = self.shared_inner if self.experts else self.inner
@@ -80,26 +81,26 @@ class DecoderShape:
         ] * (inner > 0)
         return linears + [LinearShape("shared_expert_gate", h, 1)] * (self.shared_gate and inner > 0)
 
-    @property
+    @cached_property
     def linears(self) -> list[LinearShape]:
         """The linear layers of a block that `all-linear` adapters cover; of several kinds each layer once."""
         if self.kinds:
             return list(dict.fromkeys(layer for kind in self.kinds for layer in kind.linears))
         return [*self.attention_linears, *self.mlp_linears]
 
-    @property
+    @cached_property
     def expert_params(self) -> int:
         """Parameters of all experts of a block, and of the router."""
         bias = 2 * self.expert_inner + self.hidden + 1 if self.expert_bias else 0
         return self.experts * (3 * self.hidden * self.expert_inner + self.hidden + bias)
 
-    @property
+    @cached_property
     def stacked_params(self) -> int:
         """Parameters of all experts of a block, without the router: those that expert ranks divide."""
         bias = 2 * self.expert_inner + self.hidden if self.expert_bias else 0
         return self.experts * (3 * self.hidden * self.expert_inner + bias)
 
-    @property
+    @cached_property
     def norm_params(self) -> int:
         """Parameters of a block outside its linear layers and experts: norms, and what an attention has besides."""
         if self.attention is not None:
@@ -107,14 +108,14 @@ class DecoderShape:
         head_norms = 2 * self.head_dim if self.head_norms else 0
         return self.norms * self.hidden + head_norms + (self.heads if self.has_sinks else 0)
 
-    @property
+    @cached_property
     def block_params(self) -> int:
         """Parameters of a block; of several kinds the largest."""
         if self.kinds:
             return max(kind.block_params for kind in self.kinds)
         return sum(linear.params for linear in self.linears) + self.expert_params + self.norm_params
 
-    @property
+    @cached_property
     def idle_params(self) -> int:
         """Parameters of a block that take no part in a token: experts that were not chosen."""
         return (self.experts - self.experts_per_token) * self.stacked_params // max(1, self.experts)
@@ -127,28 +128,28 @@ class DecoderShape:
         chosen = self.order[self.layers - count :] if from_end else self.order[:count]
         return [(self.kinds[kind], number) for kind, number in sorted(Counter(chosen).items())]
 
-    @property
+    @cached_property
     def embedding_params(self) -> int:
         """Parameters of one matrix over the vocabulary."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def outside_params(self) -> int:
         """Parameters outside the blocks: embedding, head, last norm."""
         return self.embedding_params * (1 if self.is_tied else 2) + self.hidden
 
-    @property
+    @cached_property
     def params(self) -> int:
         """All parameters."""
         return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.outside_params
 
-    @property
+    @cached_property
     def multiplying_params(self) -> int:
         """Parameters used in products for one token: all but the input embedding and the inactive experts."""
         idle = sum(count * kind.idle_params for kind, count in self.count_kinds())
         return self.params - (0 if self.is_tied else self.embedding_params) - idle
 
-    @property
+    @cached_property
     def active_params(self) -> int:
         """Parameters that a token reads, embedding and head included: the "A" in names like 30B-A3B."""
         return self.params - sum(count * kind.idle_params for kind, count in self.count_kinds())

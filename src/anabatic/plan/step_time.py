@@ -385,15 +385,23 @@ def _estimate_expert_exchange(setup: TrainingSetup, rates: ChipRates) -> float:
 
 def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, float]:
     """Return the collective seconds of one block in a forward and backward pass, and those of the parameters outside
-    the blocks; each unit is gathered and reduced separately (`parallel/sharding.py`), reductions in fp32."""
+    the blocks; each unit is gathered and reduced separately (`parallel/sharding.py`), reductions in fp32.
+
+    Offloaded shards come from the host before each gather, as they are stored, and their gradients go there (torch
+    2.13, `_fsdp_param.py`, `all_gather_inputs`; `_fsdp_collectives.py`, `foreach_reduce`).
+    """
     s, w = setup.shape, get_compute_width(setup)
     blocks_trained = s.layers if setup.tuner == "lora" else setup.trained_blocks
     params_per_block = setup.trained_params / blocks_trained if setup.tuner != "full" else float(setup.block_params)
     outer_params = max(0.0, setup.trained_params - params_per_block * blocks_trained)
     num_gathers = 2 if setup.strategy == "zero3" else 1
+    stored_width = w if setup.tuner == "lora" else get_gradient_bytes(setup)
 
     def travel_seconds(weights: float, gradients: float) -> float:
         gather = num_gathers * estimate_collective_ns(rates, "all_gather", w * weights, setup.shard_ranks)
+        if setup.offload:
+            moved = num_gathers * stored_width * weights + 4.0 * gradients
+            gather += 1e9 * moved / setup.shard_ranks / rates.host_link
         if gradients == 0:
             return gather / 1e9
         reduce = estimate_collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.shard_ranks)

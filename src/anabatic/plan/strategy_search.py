@@ -28,6 +28,10 @@ HEADROOM = {"npu": 0.9, "cpu": 0.9, "reference": 0.7}
 operators: the estimates were compared with allocators for the first two; the reference operators save more."""
 
 
+def _get_needed_bytes(memory: PeakMemory, buffer_bytes: float) -> float:
+    return memory.total * (1 + FRAGMENTATION) + buffer_bytes
+
+
 @dataclass(frozen=True)
 class StrategyEstimate:
     """A setup with its estimated memory and time."""
@@ -48,7 +52,7 @@ class StrategyEstimate:
     @property
     def needed_bytes(self) -> float:
         """Bytes of the peak, fragmentation and communicators."""
-        return self.memory.total * (1 + FRAGMENTATION) + self.buffer_bytes
+        return _get_needed_bytes(self.memory, self.buffer_bytes)
 
     @property
     def tokens_per_s(self) -> float:
@@ -74,9 +78,13 @@ def get_available_bytes(chip: Chip) -> float:
 
 def estimate_strategy(setup: TrainingSetup, chip: Chip) -> StrategyEstimate:
     """Estimate memory and time of a setup on a chip."""
+    return _complete_estimate(setup, estimate_peak_memory(setup), chip)
+
+
+def _complete_estimate(setup: TrainingSetup, memory: PeakMemory, chip: Chip) -> StrategyEstimate:
     return StrategyEstimate(
         setup,
-        estimate_peak_memory(setup),
+        memory,
         estimate_step_time(setup, cost_model.get_chip_rates(chip)),
         get_available_bytes(chip),
         estimate_buffer_bytes(setup, chip),
@@ -117,10 +125,7 @@ def find_largest_power_of_two(setup: TrainingSetup, chip: Chip, tokens_per_rank:
     size = 1 << (get_max_tokens(chip).bit_length() - 1)
     while size > setup.min_micro_batch:
         candidate = replace(setup, micro_tokens=size, micro_steps=max(1, tokens_per_rank // size))
-        if (
-            estimate_peak_memory(candidate).total * (1 + FRAGMENTATION) + estimate_buffer_bytes(candidate, chip)
-            <= budget
-        ):
+        if _get_needed_bytes(estimate_peak_memory(candidate), estimate_buffer_bytes(candidate, chip)) <= budget:
             return size
         size //= 2
     return setup.min_micro_batch
@@ -177,18 +182,16 @@ def find_fastest(setup: TrainingSetup, global_tokens: int, chip: Chip) -> Strate
 
     Of micro-batches the two largest that fit are compared, for a pipeline all: smaller ones fill it better.
     """
+    if setup.ranks * setup.min_micro_batch > global_tokens:
+        return None
     found: list[StrategyEstimate] = []
     for base in list_strategies(setup, chip):
-        if base.replicate > 1 and not base.is_sharded:
-            continue
         fitting = 0
         for candidate in iter_micro_batches(base, global_tokens, chip):
-            if candidate.micro_tokens * candidate.ranks > max(global_tokens, candidate.ranks * base.min_micro_batch):
+            memory = estimate_peak_memory(candidate)
+            if _get_needed_bytes(memory, estimate_buffer_bytes(candidate, chip)) > get_available_bytes(chip):
                 continue
-            buffers = estimate_buffer_bytes(candidate, chip)
-            if estimate_peak_memory(candidate).total * (1 + FRAGMENTATION) + buffers > get_available_bytes(chip):
-                continue
-            found.append(estimate_strategy(candidate, chip))
+            found.append(_complete_estimate(candidate, memory, chip))
             fitting += 1
             if fitting == 2 and base.pipeline == 1:
                 break
@@ -255,7 +258,7 @@ def list_strategies(setup: TrainingSetup, chip: Chip) -> list[TrainingSetup]:
     """Return the setup with every possible strategy and recomputation; quantized weights are not sharded."""
     strategies: list[tuple[StrategyName, bool]] = [("single", False)]
     if setup.gradient_ranks > 1:
-        strategies = [("ddp", False)]
+        strategies = [("ddp", False)] if setup.replicate == 1 else []
         if setup.quantize == "none":
             strategies += [("zero2", False), ("zero3", False)]
             strategies += [("zero3", True)] * (chip.name != PROCESSOR_NAME and setup.pipeline == 1)

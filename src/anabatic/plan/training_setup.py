@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,53 +88,53 @@ class TrainingSetup:
     has_lm_head: bool = True
     has_reference: bool = False
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Number of all processes."""
         return self.gradient_ranks * self.tensor * self.pipeline
 
-    @property
+    @cached_property
     def gradient_ranks(self) -> int:
         """Number of processes whose gradients are added."""
         return self.ranks * self.context
 
-    @property
+    @cached_property
     def shard_ranks(self) -> int:
         """Number of processes among which sharded weights are divided."""
         return self.gradient_ranks // self.replicate
 
-    @property
+    @cached_property
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one rank, rounded up."""
         return -(-self.micro_tokens // self.context)
 
-    @property
+    @cached_property
     def repeated_key_heads(self) -> int:
         """Key heads of the tensor group that attention of context ranks reads (`parallel/context_exchange.py`)."""
         return math.lcm(max(1, self.shape.kv_heads // self.tensor), self.context)
 
-    @property
+    @cached_property
     def attention(self) -> AttentionKind | None:
         """Attention other than plain queries, keys and values, as the ranks compute it together."""
         kind = self.shape.attention
         return kind.copy_keys(self.context, self.tensor) if isinstance(kind, DeltaAttention) else kind
 
-    @property
+    @cached_property
     def min_micro_batch(self) -> int:
         """Tokens of the smallest micro-batch."""
         return self.indivisible_tokens or self.seq_len
 
-    @property
+    @cached_property
     def is_sharded(self) -> bool:
         """Whether each rank stores a shard of the weights."""
         return self.strategy in ("zero2", "zero3")
 
-    @property
+    @cached_property
     def has_embedding(self) -> bool:
         """Whether tokens enter here: always, but for the later stages of a pipeline."""
         return not self.stage
 
-    @property
+    @cached_property
     def outside_params(self) -> int:
         """Parameters outside the blocks; a tied embedding is on the first and on the last stage of a pipeline."""
         if self.stage is None:
@@ -141,7 +142,7 @@ class TrainingSetup:
         head = self.shape.embedding_params + self.shape.hidden
         return self.shape.embedding_params * self.has_embedding + head * (self.stage == self.pipeline - 1)
 
-    @property
+    @cached_property
     def adapted_linears(self) -> list[LinearShape]:
         """Linear layers of a block with an adapter."""
         targets = self.targets_of_adapters
@@ -153,13 +154,13 @@ class TrainingSetup:
             return [(self, self.shape.count_kinds(blocks)[0][1])]
         return [(replace(self, shape=kind), count) for kind, count in self.shape.count_kinds(blocks, from_end)]
 
-    @property
+    @cached_property
     def held_experts(self) -> float:
         """Fraction of the experts that a rank holds before data-parallel sharding, which divides them as far as all
         other weights."""
         return 1.0 if self.is_sharded else 1 / self.expert
 
-    @property
+    @cached_property
     def has_plain_experts(self) -> bool:
         """Whether a rank holds its part of divided experts as plain tensors: FSDP leaves them alone where no rank of a
         copy has the same ones (`parallel/sharding.py`)."""
@@ -177,12 +178,12 @@ class TrainingSetup:
             total = sum(count * round(self.held_experts * kind.shape.stacked_params) for kind, count in trained)
         return round(total / (self.shard_ranks if self.is_sharded else 1))
 
-    @property
+    @cached_property
     def whole_experts(self) -> TrainingSetup:
         """The same with all experts on every rank: what a checkpoint and a saved model hold."""
         return replace(self, expert=1)
 
-    @property
+    @cached_property
     def gathered_block_params(self) -> int:
         """Parameters of a block that a rank gathers, of several kinds the most: not the experts of other ranks, nor
         those that FSDP leaves alone."""
@@ -193,7 +194,7 @@ class TrainingSetup:
         stacked = self.shape.stacked_params + (self.expert_adapter_params if self.tuner == "lora" else 0)
         return self.block_params + adapters - round(elsewhere * stacked)
 
-    @property
+    @cached_property
     def expert_adapter_params(self) -> int:
         """Adapter parameters of the experts of a block."""
         s, targets = self.shape, self.targets_of_adapters
@@ -208,7 +209,7 @@ class TrainingSetup:
         ]
         return round(s.experts * self.held_experts) * self.rank * sum(named)
 
-    @property
+    @cached_property
     def adapter_block_params(self) -> int:
         """Adapter parameters of a block on a rank, of several kinds the most; tensor ranks divide one matrix of each
         adapter."""
@@ -217,7 +218,7 @@ class TrainingSetup:
         linear = sum(self.rank * sum(self.get_local_shape(layer)) for layer in self.adapted_linears)
         return linear + self.expert_adapter_params
 
-    @property
+    @cached_property
     def block_params(self) -> int:
         """Parameters of a block on a rank, of several kinds the most, before data-parallel sharding."""
         if self.shape.kinds:
@@ -226,7 +227,7 @@ class TrainingSetup:
         elsewhere = round((1 - self.held_experts) * s.stacked_params)
         return sum(layer.params for layer in s.linears) // self.tensor + s.expert_params - elsewhere + s.norm_params
 
-    @property
+    @cached_property
     def params(self) -> int:
         """Parameters of the model on a rank, before data-parallel sharding, without adapters."""
         return sum(count * kind.block_params for kind, count in self.count_kinds()) + self.outside_params
@@ -237,19 +238,19 @@ class TrainingSetup:
             return layer.inputs // self.tensor, layer.outputs
         return layer.inputs, layer.outputs // self.tensor
 
-    @property
+    @cached_property
     def blocks_with_activations(self) -> int:
         """Number of blocks that save activations: from the first block with a gradient on."""
         return self.trained_blocks if self.tuner == "freeze" else self.shape.layers
 
-    @property
+    @cached_property
     def trained_blocks(self) -> int:
         """Number of trained blocks, counted from the end."""
         if self.tuner == "full":
             return self.shape.layers
         return min(self.last_layers, self.shape.layers) if self.tuner == "freeze" else 0
 
-    @property
+    @cached_property
     def trained_params(self) -> int:
         """Number of parameters of a rank with a gradient."""
         if self.tuner == "full" and self.stage is not None:
@@ -260,7 +261,7 @@ class TrainingSetup:
             return sum(count * kind.adapter_block_params for kind, count in self.count_kinds())
         return sum(count * kind.block_params for kind, count in self.count_kinds(self.trained_blocks))
 
-    @property
+    @cached_property
     def frozen_params(self) -> int:
         """Number of parameters without a gradient."""
         return self.params - (0 if self.tuner == "lora" else self.trained_params)

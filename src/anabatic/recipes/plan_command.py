@@ -29,11 +29,11 @@ from anabatic.plan import (
 )
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.host_resources import estimate_host_resources
-from anabatic.plan.mesh_shape import get_mesh_multiple, iter_layouts, resolve_mesh_shape
+from anabatic.plan.mesh_shape import get_mesh_multiple, resolve_mesh_shape
 from anabatic.plan.scale_losses import ScaleAssumptions
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
-from anabatic.recipes import sequence_length
+from anabatic.recipes import layout_search, sequence_length
 from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 
 DEFAULT_SEGMENTS_PER_RANK = 8
@@ -42,8 +42,6 @@ DEFAULT_SEGMENTS_PER_RANK = 8
 
 MAX_DEVICES = 1_000_000
 """Devices; what is known of networks ends long before."""
-MAX_STAGES, MAX_EXPERT_RANKS = 64, 64
-"""Stages and expert ranks of the layouts that are tried."""
 LOCAL_CHIP = "here"
 """In place of a chip's name: this machine's."""
 
@@ -239,35 +237,11 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
 def _search_layouts(
     job: Any, shape: DecoderShape, place: ClusterSize, base: TrainingSetup, step: int
 ) -> list[strategy_search.StrategyEstimate]:
-    """Return the fastest settings that fit of every mesh of the devices.
-
-    Dimensions whose traffic lies in every block stay within a machine. Stages of a pipeline have one chunk or two,
-    where the job sets no number.
-    """
-    world = place.npus_per_node * place.nodes
-    limits = {
-        "pipeline": min(shape.layers, MAX_STAGES),
-        "replicate": place.nodes,
-        "context": place.npus_per_node,
-        "expert": min(world, max((kind.experts for kind, _ in shape.count_kinds()), default=1) or 1, MAX_EXPERT_RANKS),
-        "tensor": place.npus_per_node,
-    }
+    """Return the fastest settings that fit of every mesh of the devices."""
     row = table.get_device_row(place.chip)
     found = []
-    for parallel in iter_layouts(job.parallel, world, limits):
-        ranks = resolve_mesh_shape(parallel, world).data_size
-        choices = []
-        for chunks in (1, 2) if parallel.pipeline > 1 == parallel.pipeline_chunks else (parallel.pipeline_chunks,):
-            try:
-                candidate = replace(job, parallel=replace(parallel, pipeline_chunks=chunks))
-                require_pipeline_job(candidate)
-                setup = training_setup.build_setup(candidate, shape, ranks, row, base.half, base.seq_len, 1)
-                training_setup.require_feasible(setup)
-                pipeline_stages.require_stages(setup)
-            except ConfigError:  # this model or command cannot be divided so
-                continue
-            if ranks * setup.min_micro_batch <= step:
-                choices.append(strategy_search.find_fastest(setup, step, place.chip))
+    for setups in layout_search.iter_layout_setups(job, shape, base, row, place.npus_per_node, place.nodes):
+        choices = [strategy_search.find_fastest(setup, step, place.chip) for setup in setups]
         fitting = [choice for choice in choices if choice is not None]
         if fitting:
             found.append(max(fitting, key=lambda choice: choice.tokens_per_s))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,9 +26,11 @@ from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.device.device import Device
+from anabatic.device.table import Chip, DeviceRow
 from anabatic.models.pretrained import resolve_model_folder
-from anabatic.parallel.process_groups import World, all_gather_text, barrier
+from anabatic.parallel.process_groups import World, all_gather_text, barrier, broadcast_text
 from anabatic.plan import model_shape, output, strategy_search
+from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.memory_estimate import estimate_peak_memory
 from anabatic.plan.strategy_search import StrategyEstimate
 from anabatic.plan.training_setup import TrainingSetup
@@ -43,8 +45,15 @@ _DEFAULT_SEGMENTS_PER_RANK = 8
 """Of each rank in a step, where the global batch is left open, as `anabatic plan` takes it."""
 _OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory")
 """What torch says where its allocator for the processor gets nothing (c10/core/impl/alloc_cpu.cpp)."""
-Strategy = tuple[str, bool, str]
-"""Strategy, offload, recomputation."""
+_LAYOUT_DIMENSIONS = ("pipeline", "replicate", "context", "expert", "tensor", "pipeline_chunks")
+"""Settings of `parallel` that follow strategy, offload and recomputation in a `Strategy`."""
+_MIN_LAYOUT_GAIN = 1.2
+"""The dimensions that a job has are left where its estimate with others is not so many times as fast: the estimates of
+strategies on one mesh were compared with each other more closely than those of different meshes."""
+Strategy = tuple[str | bool | int, ...]
+"""Strategy, offload, recomputation; the dimensions of the mesh and the chunks of a pipeline."""
+SetupLister = Callable[[Any, DecoderShape, TrainingSetup, DeviceRow, int, int], Iterable[list[TrainingSetup]]]
+"""`recipes.layout_search.iter_layout_setups`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class AutoState:
     Attributes:
         lowered: times that memory ran out.
         place: devices it was settled for.
-        way: strategy, offload, recomputation; None: not settled yet.
+        way: strategy, offload, recomputation, dimensions of the mesh; None: not settled yet.
         micro, batch: tokens of a micro-batch and of a step; None: not settled yet.
         most: tokens of a micro-batch that are known to fit; larger ones are not tried.
         refused: ways that did not fit with the smallest micro-batch.
@@ -114,8 +123,11 @@ def _save_state(job: LoopJob, state: AutoState) -> None:
     write_atomic(root / AUTO_FILE, json.dumps(asdict(state)))
 
 
-def apply_auto_strategy(job: Any, device: Device, world: World) -> Any:
-    """Return the job with the strategy, recomputation and offload that are proposed for these devices.
+def apply_auto_strategy(job: Any, device: Device, world: World, list_setups: SetupLister) -> Any:
+    """Return the job with the strategy, recomputation, offload and mesh that are proposed for these devices.
+
+    Args:
+        world: of the mesh that the job has.
 
     Raises:
         Failure: every way has been tried.
@@ -127,47 +139,105 @@ def apply_auto_strategy(job: Any, device: Device, world: World) -> Any:
         barrier(world)
     state = load_state(job, world) or AutoState()
     place = f"{world.size} x {device.name}"
+    given = [f"{name} {size}" for name in _LAYOUT_DIMENSIONS if (size := getattr(job.parallel, name)) > 1]
+    place = ", ".join([place, *given])
     if state.place != place:
         state = AutoState(lowered=state.lowered, place=place, batch=state.batch)
     if state.way is None:
-        choice = _propose_strategy(job, state, device, world)
-        state = replace(state, way=_get_strategy(choice.setup))
-        log.info(
-            f"auto: {output.format_strategy(choice.setup)} is the fastest by the estimate that fits, "
-            f"{output.format_gib(choice.needed_bytes)} GiB"
-        )
-        if not choice.can_fit:
-            log.warn(f"auto: by the estimate {output.format_gib(choice.available_bytes)} GiB are there: it may not fit")
+        state = replace(state, way=_propose_strategy(job, state, device, world, list_setups))
         if world.is_main_process:
             _save_state(job, state)
         barrier(world)
     return _apply_strategy(job, state.way)
 
 
-def _propose_strategy(job: Any, state: AutoState, device: Device, world: World) -> StrategyEstimate:
+def _propose_strategy(job: Any, state: AutoState, device: Device, world: World, list_setups: SetupLister) -> Strategy:
+    """Return what rank 0 proposes: processors of several machines may differ, and so may their estimates."""
     here = _resolve_model_path(job, world)
-    setup = sizing.build_job_setup(here, model_shape.get_job_shape(here)[0], device, world.data_group)
+    shape = model_shape.get_job_shape(here)[0]
+    setup = sizing.build_job_setup(here, shape, device, world.data_group)
     chip = sizing.get_local_chip(device, free=True)
     room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now
     chip = replace(chip, memory_gib=room + strategy_search.estimate_buffer_bytes(setup, chip) / 2**30)
+    answer: dict[str, Any] = {}
+    if world.is_main_process:
+        try:
+            setups = [[setup], *list_setups(here, shape, setup, device.device_row, *_count_devices(world))]
+            answer["way"] = _choose_strategy(job, state, device, chip, setups)
+        except Failure as error:
+            answer["failure"] = str(error), error.hint
+    answer = json_reader.loads(broadcast_text(json.dumps(answer), world))
+    if "failure" in answer:
+        raise Failure(*answer["failure"])
+    return tuple(answer["way"])
+
+
+def _count_devices(world: World) -> tuple[int, int]:
+    """Return the processes of a machine and the machines; where they differ in size, each process counts as one."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return (local, world.size // local) if world.size % local == 0 else (1, world.size)
+
+
+def _choose_strategy(
+    job: Any, state: AutoState, device: Device, chip: Chip, setups: Iterable[list[TrainingSetup]]
+) -> Strategy:
+    """Return the fastest way by the estimate that fits; if none does, the one that needs least.
+
+    Args:
+        setups: the job as it is, then other meshes of its devices.
+    """
+    groups = iter(setups)
+    setup = next(groups)[0]
     micro = job.batch.micro_batch_tokens
-    step = (
-        job.batch.global_batch_tokens
-        or max(_DEFAULT_SEGMENTS_PER_RANK * setup.min_micro_batch, micro or 0) * world.data_group.size
-    )
-    tried = [one for one in strategy_search.pick_micro_batches(setup, step, chip, micro) if _is_allowed(job, one.setup)]
+    step = job.batch.global_batch_tokens or state.batch
+    step = step or max(_DEFAULT_SEGMENTS_PER_RANK * setup.min_micro_batch, micro or 0) * setup.ranks
+
+    def estimate(one: TrainingSetup) -> list[StrategyEstimate]:
+        found = strategy_search.pick_micro_batches(one, step, chip, micro)
+        return [way for way in found if _is_allowed(job, way.setup)]
+
+    def can_share_batch(one: TrainingSetup) -> bool:
+        return step % (one.ranks * (micro or one.min_micro_batch)) == 0
+
+    tried = estimate(setup) if can_share_batch(setup) else []
+    if setup.world_size > 1 and job.parallel.deepspeed is None and (device.type != "cpu" or not _find_fitting(tried)):
+        others = [one for group in groups for one in group if _get_layout(one) != _get_layout(setup)]
+        tried += [way for one in others if can_share_batch(one) for way in estimate(one)]
+    tried = tried or estimate(setup)
     left = [one for one in tried if _get_strategy(one.setup) not in state.refused]
     failed = [one.needed_bytes for one in tried if _get_strategy(one.setup) in state.refused]
     left = [one for one in left if not failed or one.needed_bytes < min(failed)]
     if not left:
-        tried_out = "; ".join(f"{way[0]}{', offload' * way[1]}, recompute {way[2]}" for way in state.refused)
+        tried_out = "; ".join(map(_format_strategy, state.refused))
         raise Failure(
-            f"no smaller setting is left to try in {output.format_gib(room * 2**30)} GiB of {device.name}:"
+            f"no smaller setting is left to try in {output.format_gib(chip.memory_gib * 2**30)} GiB of {device.name}:"
             f" {tried_out} ran out of memory",
             "try adapters (--tuner lora), a shorter batch.seq_len or more devices; `anabatic plan` shows what is large",
         )
-    fitting = [one for one in left if one.can_fit]
-    return max(fitting, key=lambda one: one.tokens_per_s) if fitting else min(left, key=lambda one: one.needed_bytes)
+    choice = _pick_estimate(left, _get_layout(setup))
+    log.info(
+        f"auto: {output.format_strategy(choice.setup)} is the fastest by the estimate that fits, "
+        f"{output.format_gib(choice.needed_bytes)} GiB"
+    )
+    if not choice.can_fit:
+        log.warn(f"auto: by the estimate {output.format_gib(choice.available_bytes)} GiB are there: it may not fit")
+    return _get_strategy(choice.setup)
+
+
+def _pick_estimate(estimates: Sequence[StrategyEstimate], layout: tuple[int, ...]) -> StrategyEstimate:
+    """Return the fastest that fits, with the `layout` of the job unless another is clearly faster; if none fits, the
+    smallest."""
+    fitting = _find_fitting(estimates)
+    if not fitting:
+        return min(estimates, key=lambda one: one.needed_bytes)
+    fastest = max(fitting, key=lambda one: one.tokens_per_s)
+    kept = [one for one in fitting if _get_layout(one.setup) == layout]
+    as_it_is = max(kept, key=lambda one: one.tokens_per_s, default=fastest)
+    return fastest if fastest.tokens_per_s > _MIN_LAYOUT_GAIN * as_it_is.tokens_per_s else as_it_is
+
+
+def _find_fitting(estimates: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
+    return [one for one in estimates if one.can_fit]
 
 
 def _resolve_model_path(job: Any, world: World) -> Any:
@@ -188,14 +258,26 @@ def _is_allowed(job: Any, setup: TrainingSetup) -> bool:
     )
 
 
+def _get_layout(setup: TrainingSetup) -> tuple[int, ...]:
+    return tuple(getattr(setup, name) for name in _LAYOUT_DIMENSIONS)
+
+
 def _get_strategy(setup: TrainingSetup) -> Strategy:
-    return setup.strategy, setup.offload, setup.recompute
+    return setup.strategy, setup.offload, setup.recompute, *_get_layout(setup)
+
+
+def _format_strategy(way: Strategy) -> str:
+    strategy, offload, recompute, *sizes = way
+    layout = [f"{name} {size}" for name, size in zip(_LAYOUT_DIMENSIONS, sizes, strict=False) if size != 1]
+    return ", ".join([f"{strategy}{', offload' if offload else ''}", *layout, f"recompute {recompute}"])
 
 
 def _apply_strategy(job: Any, way: Strategy | None) -> Any:
     assert way is not None
-    strategy, offload, recompute = way
-    parallel = replace(job.parallel, strategy=strategy, offload="cpu" if offload else "none", deepspeed=None)
+    strategy, offload, recompute, *sizes = way
+    layout: dict[str, Any] = dict(zip(_LAYOUT_DIMENSIONS, sizes, strict=False))  # of an older start there are none
+    offloaded = "cpu" if offload else "none"
+    parallel = replace(job.parallel, strategy=strategy, offload=offloaded, deepspeed=None, **layout)
     if hasattr(job, "recompute"):
         return replace(job, parallel=parallel, recompute=recompute)
     return replace(job, parallel=parallel, model=replace(job.model, recompute=recompute))
@@ -281,9 +363,10 @@ def _plan_retry(
             f"a step as before"
         )
     elif state.way is not None:
-        refused = (*state.refused, state.way)
+        refused: tuple[Strategy, ...] = (*state.refused, state.way)
         state = replace(state, lowered=state.lowered + 1, way=None, micro=None, most=None, refused=refused)
-        told = f"{where}, with the smallest micro-batch: {refused[-1][0]}, recompute {refused[-1][2]} is given up"
+        when = "before the first step" if sizes is None else "with the smallest micro-batch"
+        told = f"{where}, {when}: {_format_strategy(refused[-1])} is given up"
     else:
         return Failure(where, _suggest_fix(job, None))
     _save_state(job, state)
@@ -317,7 +400,7 @@ def rescale_loader_position(progress: TrainProgress, before: int, now: int, rank
 _MIN_SPEEDUP = 1.03
 """A larger micro-batch that is not 3 % faster is not worth its memory."""
 _MAX_MICRO_BATCHES = 2
-"""Micro-batches of a rehearsed step at most: from the second on gradients are added up."""
+"""Micro-batches of a rehearsed step at most, for each chunk of a pipeline: from the second on gradients are added."""
 
 
 @dataclass(frozen=True)
@@ -341,6 +424,8 @@ def choose_micro_batch(
 ) -> StepSizes:
     """Try the micro-batch of `sizes`, and larger ones while they fit and pay; return the fastest.
 
+    Of a pipeline none is larger: the fewer micro-batches a step has, the longer its stages wait.
+
     Args:
         setup: what the plan counts by; None: nothing larger is tried.
         batches: makes the data of a micro-batch's size, to be closed.
@@ -359,13 +444,14 @@ def choose_micro_batch(
             tries.append(_measure_steps(step, data, wanted, device, world))
         _log_trial(tries[-1], setup, device, world)
         slower = len(tries) > 1 and tries[-1].tokens_per_s < _MIN_SPEEDUP * tries[-2].tokens_per_s
-        fixed = job.batch.micro_batch_tokens is not None
+        fixed = job.batch.micro_batch_tokens is not None or world.pipeline_group.size > 1
         wanted = None if slower or fixed or setup is None else _double_micro_batch(tries[-1], setup, state, device)
     return max(tries, key=lambda one: one.tokens_per_s).sizes
 
 
 def _measure_steps(step: TrainStep, data: Any, sizes: StepSizes, device: Device, world: World) -> MicroBatchTrial:
-    passes = min(_MAX_MICRO_BATCHES, sizes.micro_steps)
+    stages = world.pipeline_group.size * world.pipeline_chunks  # as many micro-batches may be kept for the way back
+    passes = min(_MAX_MICRO_BATCHES * stages, sizes.micro_steps)
     device.reset_peak_memory()
     seconds = 0.0
     for _ in range(2):  # the first one also makes what the second finds

@@ -361,7 +361,7 @@ def test_sums_over_kinds_are_consistent(setup: TrainingSetup) -> None:
     assert 0 < setup.trained_params <= setup.params
     peak = memory_estimate.estimate_peak_memory(setup)
     assert all(size >= 0 for size in peak.parts.values())
-    more = memory_estimate.estimate_peak_memory(TrainingSetup(**{**vars(setup), "micro_tokens": 16_384}))
+    more = memory_estimate.estimate_peak_memory(replace(setup, micro_tokens=16_384))
     assert more.total >= peak.total
     chip = model_chip()
     time = step_time.estimate_step_time(setup, get_chip_rates(chip))
@@ -378,8 +378,8 @@ def model_chip() -> Any:
 
 def test_listed_blocks_of_one_kind_are_planned_like_equal_ones() -> None:
     plain, _ = model_shape.get_named_shape("Qwen/Qwen3-8B")
-    block = DecoderShape(**{**vars(plain), "notes": ()})
-    listed = DecoderShape(**{**vars(plain), "kinds": (block,), "order": (0,) * plain.layers})
+    block = replace(plain, notes=())
+    listed = replace(plain, kinds=(block,), order=(0,) * plain.layers)
     rates = get_chip_rates(model_chip())
     for more in ({}, {"tuner": "lora"}, {"tuner": "freeze"}, {"strategy": "zero3", "ranks": 8, "recompute": "full"}):
         first, second = (TrainingSetup(shape, **more) for shape in (plain, listed))  # type: ignore[arg-type]

@@ -167,8 +167,8 @@ class WithAuto:
     """A training whose way and sizes the plan can choose."""
 
     auto: bool = False
-    """Take strategy, recomputation, offload and micro-batch from the plan where they are left open, and try two steps;
-    out of memory: start again with half the micro-batch and the same global batch."""
+    """Take strategy, recomputation, offload, mesh and micro-batch from the plan where they are left open, and try two
+    steps; out of memory: start again with half the micro-batch and the same global batch."""
 
 
 @dataclass(kw_only=True)

@@ -441,7 +441,8 @@ def _check_batch(job: Any) -> None:
     require_pipeline_job(job)
     ranks = count_data_ranks(job.parallel, job.device.nproc)
     given, _, _ = deepspeed_json.apply_deepspeed(sequence_length.set_default_seq_len(job), ranks)
-    training_setup.require_divisible_batch(given.batch, ranks)
+    if not getattr(given, "auto", False):  # which may choose a mesh that divides the batch otherwise
+        training_setup.require_divisible_batch(given.batch, ranks)
     if isinstance(job, RlJob):
         training_setup.count_micro_steps(given, ranks)
 

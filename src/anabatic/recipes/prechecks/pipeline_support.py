@@ -31,8 +31,6 @@ def require_pipeline_job(job: LoopJob) -> None:
 
 
 def _list_unsupported(job: Any) -> Iterator[tuple[str, str]]:
-    if job.auto:
-        yield "auto chooses among layouts without stages", "leave --auto out"
     if job.eval.sample_prompts:
         yield "eval.sample_prompts needs the whole model on one process", "leave them out"
     if job.save.memory_every:

@@ -25,8 +25,9 @@ from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.plan import model_shape, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.plan.mesh_shape import count_data_ranks
+from anabatic.plan.mesh_shape import count_data_ranks, resolve_mesh_shape
 from anabatic.recipes import hub_data, sequence_length
+from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 from anabatic.train import auto_sizing, sizing
 from anabatic.train.checkpoint.storage import CheckpointInfo
@@ -51,7 +52,8 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, data_ranks)
     device = select_device(job.device)
     world = parallel.init_world(device, job.parallel)
-    training_setup.require_divisible_batch(job.batch, world.data_group.size)
+    if not getattr(job, "auto", False):  # which may choose a mesh that divides the batch otherwise
+        training_setup.require_divisible_batch(job.batch, world.data_group.size)
     job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
     with open_run_folder(job, device, world) as folder:
         job = hub_data.pin_training_data(job, world)
@@ -61,10 +63,19 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
             log.warn(ignored)
         checkpoint = find_resume_checkpoint(job, folder, world)
         job = _resolve_depth(job, checkpoint, device, world)
-        job = auto_sizing.apply_auto_strategy(job, device, world)
+        job, world = _apply_auto(job, device, world)
         with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
             yield TrainContext(job, folder, device, world, checkpoint)
     parallel.leave_world(world)
+
+
+def _apply_auto(job: Job, device: Device, world: World) -> tuple[Job, World]:
+    """The job with what `--auto` chose, and the processes in the mesh that it chose."""
+    chosen = auto_sizing.apply_auto_strategy(job, device, world, iter_layout_setups)
+    shape = resolve_mesh_shape(chosen.parallel, world.size)
+    if (shape, chosen.parallel.pipeline_chunks) != (world.shape, world.pipeline_chunks) and world.size > 1:
+        world = parallel.build_world(device, shape, chosen.parallel)
+    return chosen, world
 
 
 def _find_max_positions(job: LoopJob, world: World) -> int | None:
