@@ -131,7 +131,12 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
     d = ctypes.c_double
     operators = [library.sim_operator_ns(unit, d(3e12), d(1e8)) for unit in range(4)]
     ranks = (1, 2, 8, 16, 24, 4096)
-    collectives = [library.sim_collective_ns(kind, d(1e8), number) for kind in range(10) for number in ranks]
+    collectives = [
+        library.sim_collective_ns(kind, d(1e8), number, ctypes.c_bool(number == 2))
+        for kind in range(10)
+        for number in ranks
+    ]
+    collectives.append(library.sim_collective_ns(0, d(1e8), 2, ctypes.c_bool(False)))
     print(json.dumps([operators, collectives]))
     """
     for chip in ("910B3", "910C", "310P"):
@@ -146,6 +151,7 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
                 for kind in cost_model.COLLECTIVES
                 for ranks in (1, 2, 8, 16, 24, 4096)
             ]
+            + [cost_model.estimate_collective_ns(cost_model.separate_ranks(rates, 2), "all_reduce", 1e8, 2)]
         )
 
 

@@ -11,7 +11,7 @@ nonuniform hierarchical ring, its choice for many servers (HCCL documentation, H
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from anabatic.device.table import PROCESSOR_NAME, Chip
@@ -52,6 +52,7 @@ class ChipRates:
     host_link: float
     peer: float
     peers: float
+    card: float
     network: float
     launch_ns: float
     launch_cube_ns: float
@@ -62,28 +63,28 @@ class ChipRates:
 
 
 _LINKS = (
-    ("Ascend910B", 28.0, 196.0, 8),  # a full mesh of seven HCCS links (Atlas 800T A2)
-    ("Ascend910_93", 196.0, 196.0, 16),  # switched: every peer at the full rate (A3)
-    ("NVIDIA B200", 900.0, 900.0, 8),
-    ("NVIDIA H20", 450.0, 450.0, 8),  # and H200: NVLink 4, 900 GB/s both ways together
-    ("NVIDIA H100 PCIe", PCIE_GBS, PCIE_GBS, 8),
-    ("NVIDIA H100", 450.0, 450.0, 8),
-    ("NVIDIA H800", 200.0, 200.0, 8),
-    ("NVIDIA A100", 300.0, 300.0, 8),
-    ("NVIDIA A800", 200.0, 200.0, 8),
+    ("Ascend910B", 28.0, 196.0, 0.0, 8),  # a full mesh of seven HCCS links (Atlas 800T A2)
+    ("Ascend910_93", 196.0, 196.0, 224.0, 16),  # HCCS switched: every peer at the full rate; SIO in a card (A3)
+    ("NVIDIA B200", 900.0, 900.0, 0.0, 8),
+    ("NVIDIA H20", 450.0, 450.0, 0.0, 8),  # and H200: NVLink 4, 900 GB/s both ways together
+    ("NVIDIA H100 PCIe", PCIE_GBS, PCIE_GBS, 0.0, 8),
+    ("NVIDIA H100", 450.0, 450.0, 0.0, 8),
+    ("NVIDIA H800", 200.0, 200.0, 0.0, 8),
+    ("NVIDIA A100", 300.0, 300.0, 0.0, 8),
+    ("NVIDIA A800", 200.0, 200.0, 0.0, 8),
 )
-"""(prefix of the chip's name, GB/s to one peer, GB/s to all peers, devices per server), one direction. Ascend:
-msmodeling; NVIDIA: data sheets."""
+"""(prefix of the chip's name, GB/s to one peer, to all peers, to the other die of the card, devices per server), one
+direction. Ascend: msmodeling; NVIDIA: data sheets."""
 
 
-def _find_links(chip: Chip) -> tuple[float, float, int]:
+def _find_links(chip: Chip) -> tuple[float, float, float, int]:
     """Return the link row of a chip; default: eight devices connected by PCIe."""
-    return next((row[1:] for row in _LINKS if chip.name.startswith(row[0])), (PCIE_GBS, PCIE_GBS, 8))
+    return next((row[1:] for row in _LINKS if chip.name.startswith(row[0])), (PCIE_GBS, PCIE_GBS, 0.0, 8))
 
 
 def get_chip_rates(chip: Chip) -> ChipRates:
     """Return the constants of a chip."""
-    peer, peers, server = _find_links(chip)
+    peer, peers, card, server = _find_links(chip)
     half = chip.half_tflops * 1e12 * COMPUTE_EFFICIENCY
     return ChipRates(
         half_flops=half,
@@ -92,6 +93,7 @@ def get_chip_rates(chip: Chip) -> ChipRates:
         host_link=PCIE_GBS * 1e9 * LINK_EFFICIENCY,
         peer=peer * 1e9 * LINK_EFFICIENCY,
         peers=peers * 1e9 * LINK_EFFICIENCY,
+        card=card * 1e9 * LINK_EFFICIENCY,
         network=NETWORK_GBS * 1e9 * LINK_EFFICIENCY,
         launch_ns=LAUNCH_NS,
         launch_cube_ns=LAUNCH_CUBE_NS,
@@ -100,6 +102,13 @@ def get_chip_rates(chip: Chip) -> ChipRates:
         host_ns=HOST_NS,
         server=server,
     )
+
+
+def separate_ranks(rates: ChipRates, distance: int) -> ChipRates:
+    """Return the constants for groups whose neighbours are `distance` ranks apart: so many share a server."""
+    if distance == 1:
+        return rates
+    return replace(rates, server=max(1, rates.server // distance), card=0.0)
 
 
 def list_rate_values(rates: ChipRates) -> list[float | int]:
@@ -129,13 +138,18 @@ def get_collective_pattern(kind: str, ranks: int) -> tuple[float, int]:
 
 
 def estimate_collective_ns(rates: ChipRates, kind: str, total: float, ranks: int) -> float:
-    """Return the nanoseconds of a collective over `total` bytes: inside servers first, then between them."""
+    """Return the nanoseconds of a collective over `total` bytes: inside servers first, then between them.
+
+    Two ranks are taken to be the dies of one card, where a card has two; `separate_ranks` makes rates for others.
+    """
     is_point_to_point = kind in ("send", "recv")
     ranks_per_server = min(ranks, rates.server)
     servers = -(-ranks // ranks_per_server)
     ns = rates.launch_collective_ns
     if ranks_per_server > 1 or is_point_to_point:
         link = rates.peer if is_point_to_point else min(rates.peers, (ranks_per_server - 1) * rates.peer)
+        if ranks == 2:
+            link = max(link, rates.card)
         ns += 1e9 * get_collective_pattern(kind, ranks_per_server)[0] * total / link
     if servers > 1 and not is_point_to_point:
         fraction, phases = get_collective_pattern(kind, servers)

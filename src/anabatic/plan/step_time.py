@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
-from anabatic.plan.cost_model import ChipRates, ComputeUnit, estimate_collective_ns, estimate_operator_ns
+from anabatic.plan.cost_model import (
+    ChipRates,
+    ComputeUnit,
+    estimate_collective_ns,
+    estimate_operator_ns,
+    separate_ranks,
+)
 from anabatic.plan.memory_estimate import (
     MIN_LOGIT_ROWS,
     UPDATE_BUCKET_ELEMENTS,
@@ -198,8 +204,9 @@ def _estimate_stage_send(setup: TrainingSetup, rates: ChipRates) -> float:
     the job is.
     """
     size = float(get_stream_width(setup) * setup.shape.hidden * setup.local_tokens)
-    if setup.world_size <= rates.server:
-        return estimate_collective_ns(rates, "send", size, 2) / 1e9
+    if setup.world_size <= rates.server:  # some neighbours of several are on two cards
+        neighbours = separate_ranks(rates, setup.world_size - 1)
+        return estimate_collective_ns(neighbours, "send", size, 2) / 1e9
     return (rates.launch_collective_ns + rates.network_ns) / 1e9 + size / rates.network
 
 
@@ -291,11 +298,10 @@ def _estimate_collectives(
         total = exposed = 4 * s.layers * seconds_per_call * setup.micro_steps
         exchanges = sum(count * _estimate_channel_exchange(kind, rates) for kind, count in setup.count_kinds())
         total = exposed = total + setup.micro_steps * exchanges
-    group_rates = replace(
-        rates, server=max(1, rates.server // setup.tensor)
-    )  # tensor ranks are neighbours (plan/mesh_shape.py), then context ranks
+    group_rates = separate_ranks(rates, setup.tensor)  # tensor or expert ranks are neighbours (plan/mesh_shape.py)
     if setup.context > 1:
-        exchanges = sum(count * _estimate_exchange(kind, group_rates) for kind, count in setup.count_kinds())
+        context_rates = separate_ranks(group_rates, setup.expert)
+        exchanges = sum(count * _estimate_exchange(kind, context_rates) for kind, count in setup.count_kinds())
         seconds = setup.micro_steps * exchanges
         total, exposed = total + seconds, exposed + seconds
     if setup.expert > 1:
@@ -406,7 +412,7 @@ def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, fl
             return gather / 1e9
         reduce = estimate_collective_ns(rates, "reduce_scatter", 4.0 * gradients, setup.shard_ranks)
         if setup.replicate > 1:  # each shard among the copies, which are on other machines
-            copy_rates = replace(rates, server=max(1, rates.server // setup.shard_ranks))
+            copy_rates = separate_ranks(rates, setup.shard_ranks)
             shard_bytes = 4.0 * gradients / setup.shard_ranks
             reduce += estimate_collective_ns(copy_rates, "all_reduce", shard_bytes, setup.replicate)
         return (gather + reduce) / 1e9

@@ -19,7 +19,7 @@ from anabatic.sim.fault_injection import FAULT_KINDS, HEALTH_STATES, MAX_FAULTS
 from anabatic.sim.machine_spec import SimMachine
 
 MAGIC = 0x314D4953414E41
-VERSION = 2
+VERSION = 3
 MAX_DEVICES = 64
 MAX_PROCESSES = 256
 SHM_PREFIX = "anabatic-sim-"
@@ -84,6 +84,7 @@ class SimRates(ctypes.Structure):
                 "host_link",
                 "peer",
                 "peers",
+                "card",
                 "network",
                 "launch_ns",
                 "launch_cube_ns",

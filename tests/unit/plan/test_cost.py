@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,16 @@ def test_between_servers() -> None:
     )
 
 
+def test_the_dies_of_a_card_have_a_link_of_their_own() -> None:
+    rates = cost_model.get_chip_rates(chips.find_sim_chip("910C").device_spec)
+    for ranks, apart, gigabytes in ((2, 1, 224.0), (2, 2, 196.0), (4, 1, 196.0)):
+        found = cost_model.estimate_collective_ns(cost_model.separate_ranks(rates, apart), "all_gather", 1e9, ranks)
+        sent = 1e9 * (ranks - 1) / ranks
+        assert found - cost_model.LAUNCH_COLLECTIVE_NS == pytest.approx(sent / (gigabytes * cost_model.LINK_EFFICIENCY))
+    assert cost_model.separate_ranks(RATES, 2).server == RATES.server // 2
+    assert RATES.card == 0.0  # a card of a 910B has one die
+
+
 def test_an_operator_is_bound_by_the_slower_side() -> None:
     flops = 2 * 4096.0**3
     moved = 3 * 4096 * 4096 * 2
@@ -61,10 +73,9 @@ def test_an_operator_is_bound_by_the_slower_side() -> None:
 
 @pytest.mark.parametrize("chip", sorted(chips.CHIPS))
 def test_every_chip_has_rates(chip: str) -> None:
-    assert all(
-        value > 0
-        for value in cost_model.list_rate_values(cost_model.get_chip_rates(chips.find_sim_chip(chip).device_spec))
-    )
+    rates = cost_model.get_chip_rates(chips.find_sim_chip(chip).device_spec)
+    assert all(value > 0 for value in cost_model.list_rate_values(replace(rates, card=1.0)))
+    assert (rates.card > 0) == chip.startswith("Ascend910_93")
 
 
 @given(st.sampled_from(cost_model.COLLECTIVES), st.integers(1, 64), st.floats(0, 1e12))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from anabatic.cli.app import main
 from anabatic.config.sections.common import Parallel
 from anabatic.device.table import find_chip
 from anabatic.plan import model_shape
+from anabatic.plan.cost_model import get_chip_rates
 from anabatic.plan.mesh_shape import DIMENSIONS, iter_layouts, resolve_mesh_shape
+from anabatic.plan.step_time import estimate_step_time
 from anabatic.plan.strategy_search import find_fastest, list_fitting
 from anabatic.plan.training_setup import TrainingSetup
 
@@ -103,3 +106,13 @@ def test_what_has_no_layouts_is_said(options: str, message: str, capsys: pytest.
         main(["plan", *options.split()])
     told = capsys.readouterr().err
     assert caught.value.code == 2 and message in told and "hint: leave" in told
+
+
+def test_offloaded_shards_come_from_the_host_before_each_gather() -> None:
+    """Frozen weights in bf16, gathered twice by each micro-batch; adapters are a thousandth of them."""
+    setup = TrainingSetup(SHAPE, strategy="zero3", ranks=8, tuner="lora", micro_tokens=2048, micro_steps=4)
+    rates = get_chip_rates(CHIP)
+    on_device, on_host = (
+        estimate_step_time(replace(setup, offload=offload), rates).collectives for offload in (False, True)
+    )
+    assert on_host - on_device == pytest.approx(4 * 2 * 2 * SHAPE.params / 8 / rates.host_link, rel=0.02)

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d4953414e41ULL /* "ANASIM1" */
-#define SIM_VERSION 2
+#define SIM_VERSION 3
 #define SIM_MAX_DEVICES 64
 #define SIM_MAX_PROCESSES 256
 #define SIM_MAX_FAULTS 32
@@ -79,6 +79,7 @@ struct SimRates {
   double host_link;     // PCIe
   double peer;          // to one other device of the server
   double peers;         // to all of them together
+  double card;          // to the other die of its card; 0: a card has one
   double network;       // to another server
   double launch_ns;     // on the device: an operator of the vector cores
   double launch_cube_ns;

@@ -72,11 +72,11 @@ void* sim_paper_launch(int device, void* stream);
 // When this rank can start: the latest of all ranks is `start_ns` below (0: not known).
 uint64_t sim_paper_ready(void* handle);
 // `bytes` is the whole tensor: the gathered one of an all_gather, the input of a reduce_scatter or an all_to_all.
-void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, uint64_t start_ns, uint64_t host_ns);
+void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, bool on_card, uint64_t start_ns, uint64_t host_ns);
 void sim_paper_failed(void* handle);
 // The two formulas alone (a test compares them with plan/cost_model.py).
 double sim_operator_ns(enum SimUnit unit, double flops, double bytes);
-double sim_collective_ns(enum SimCollective kind, double bytes, int ranks);
+double sim_collective_ns(enum SimCollective kind, double bytes, int ranks, bool on_card);
 
 // An operator that a real device would run in a fused kernel, but not with these arguments.
 void sim_report_unfused(const char* name, const char* reason);

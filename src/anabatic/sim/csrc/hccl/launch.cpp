@@ -90,6 +90,12 @@ void strike_faults(const Comm& comm, const Operation& operation) {
                                  "1.Host process is stuck, 2.Device task is stuck (on purpose: --fault)")};
 }
 
+// The two ranks are the dies of one card.
+bool on_card(const Comm& comm) {
+  return comm.members.size() == 2 && strcmp(comm.members[0].machine, comm.members[1].machine) == 0 &&
+         comm.members[0].device / 2 == comm.members[1].device / 2;
+}
+
 // Data leave a slow link late, so that all wait for them, or arrive late, which only this rank notices.
 void delay(const Comm& comm, bool is_now) {
   const uint64_t late = comm.ranks > 1 ? sim_link_delay_ns(comm.physical) : 0;
@@ -121,8 +127,8 @@ int execute(void* argument, char* text, size_t room) {
     if (comm.ranks > 1 && !receives) comm.ready_ns = comm.latest_ns = comm.ready_ns + sim_link_delay_ns(comm.physical);
     run(comm, job->operation);
     delay(comm, receives);
-    sim_paper_collective(job->paper, on_paper(job->operation.kind), volume(comm, job->operation), comm.ranks, comm.latest_ns,
-                         sim_clock_ns() - started);
+    sim_paper_collective(job->paper, on_paper(job->operation.kind), volume(comm, job->operation), comm.ranks, on_card(comm),
+                         comm.latest_ns, sim_clock_ns() - started);
   } catch (const Failure& failure) {
     sim_paper_failed(job->paper);
     code = failure.acl != 0 ? failure.acl : kException;

@@ -94,7 +94,8 @@ extern "C" double sim_operator_ns(enum SimUnit unit, double flops, double bytes)
   return rates.launch_cube_ns + std::max(moved, 1e9 * flops / (unit == SIM_CUBE_HALF ? rates.half_flops : rates.single_flops));
 }
 
-extern "C" double sim_collective_ns(enum SimCollective kind, double bytes, int ranks) {
+// on_card: the two ranks are the dies of one card.
+extern "C" double sim_collective_ns(enum SimCollective kind, double bytes, int ranks, bool on_card) {
   const SimRates& rates = sim_segment()->rates;
   if (rates.memory <= 0) return 0;
   const int inside = std::min(ranks, static_cast<int>(rates.server));
@@ -102,7 +103,8 @@ extern "C" double sim_collective_ns(enum SimCollective kind, double bytes, int r
   double ns = rates.launch_collective_ns;
   const bool pair = kind == SIM_SEND || kind == SIM_RECEIVE;
   if (inside > 1 || pair) {
-    const double link = pair ? rates.peer : std::min(rates.peers, (inside - 1) * rates.peer);
+    double link = pair ? rates.peer : std::min(rates.peers, (inside - 1) * rates.peer);
+    if (on_card) link = std::max(link, rates.card);
     ns += 1e9 * shape_of(kind, inside).share * bytes / link;
   }
   if (servers > 1 && !pair) {
@@ -183,10 +185,11 @@ extern "C" uint64_t sim_paper_ready(void* handle) {
   return settle(static_cast<Launched*>(handle)->ready).ns;
 }
 
-extern "C" void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, uint64_t start_ns, uint64_t host_ns) {
+extern "C" void sim_paper_collective(void* handle, enum SimCollective kind, uint64_t bytes, int ranks, bool on_card,
+                                     uint64_t start_ns, uint64_t host_ns) {
   const std::unique_ptr<Launched> launched(static_cast<Launched*>(handle));
   const int physical = sim_physical(launched->device);
-  const auto took = static_cast<uint64_t>(slowness(physical) * sim_collective_ns(kind, static_cast<double>(bytes), ranks));
+  const auto took = static_cast<uint64_t>(slowness(physical) * sim_collective_ns(kind, static_cast<double>(bytes), ranks, on_card));
   uint64_t ready, start, shown;
   {
     std::lock_guard<std::mutex> lock(mutex);
