@@ -195,6 +195,7 @@ def compare(row: Row, device: str) -> dict[str, Any]:
         folder = Path(temporary)
         prepare(folder, row.shape)
         words = command(row, folder, device)
+        step_seconds = 0.0
         planned = plan(words, ["--chip", "here"] if device == "cpu" else ["--npus", str(row.npus)])
         if device == "cpu":
             words = [sys.executable, __file__, "--measure", str(folder / "peak"), *words]
@@ -204,13 +205,16 @@ def compare(row: Row, device: str) -> dict[str, Any]:
             measured = int((folder / "peak").read_text())
         else:
             (ranks := folder / "ranks").mkdir()
-            peaks = [rank.peak_bytes for rank in sim_ranks.train(words, row.npus, ranks)]
-            measured = compute_peak(peaks, get_stages(row))
+            found = sim_ranks.train(words, row.npus, ranks)
+            measured = compute_peak([rank.peak_bytes for rank in found], get_stages(row))
+            step_seconds = max(rank.counters.mean_per_step("paper_ns") for rank in found) / 1e9
     return {
         "name": row.name,
         "measured": measured,
         "planned": planned["memory_bytes"],
         "moment": planned["moment"],
+        "step_seconds": step_seconds,
+        "planned_step_seconds": planned["step_seconds"],
     }
 
 
@@ -278,7 +282,12 @@ def main() -> None:
         found.append(one)
         measured, planned = one["measured"], one["planned"]
         sizes = f"{measured / MIB:9.1f} {planned / MIB:9.1f} {planned / measured - 1:+11.1%}"
-        print(f"  {row.name:28} {sizes}   {one['moment']}", flush=True)
+        times = (
+            f"{1000 * one['step_seconds']:8.1f} {1000 * one['planned_step_seconds']:8.1f}"
+            if one["step_seconds"]
+            else ""
+        )
+        print(f"  {row.name:40} {sizes} {times}   {one['moment']}", flush=True)
     worst = max(abs(one["planned"] / one["measured"] - 1) for one in found)
     print(f"{len(found)} settings, the largest difference {worst:.1%}")
     if options.json:

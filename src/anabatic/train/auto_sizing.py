@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from anabatic.config.rl import RlJob
-from anabatic.config.sections.common import BatchSettings
+from anabatic.config.sections.common import BatchSettings, Recompute
 from anabatic.config.sections.train_jobs import LoopJob, WithAuto
 from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import CheckpointError, Failure, RestartRequested
@@ -33,7 +33,7 @@ from anabatic.plan import model_shape, output, strategy_search
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.memory_estimate import estimate_peak_memory
 from anabatic.plan.strategy_search import StrategyEstimate
-from anabatic.plan.training_setup import TrainingSetup
+from anabatic.plan.training_setup import StrategyName, TrainingSetup
 from anabatic.train import sizing
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.storage import CheckpointInfo
@@ -88,13 +88,37 @@ class AutoState:
             return cls()
         try:
             found = json_reader.loads(text)
-            found["way"] = found["way"] and tuple(found["way"])
-            found["refused"] = tuple(map(tuple, found["refused"]))
+            found["way"] = None if found["way"] is None else _read_strategy(found["way"])
+            found["refused"] = tuple(map(_read_strategy, found["refused"]))
+            numbers = (
+                found["lowered"],
+                *(found[name] for name in ("micro", "batch", "most") if found[name] is not None),
+            )
+            if not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError(f"{numbers} are not all whole numbers")
             return cls(**found)
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{AUTO_FILE} cannot be read: {error}", f"remove {AUTO_FILE} from the run folder"
             ) from None
+
+
+def _read_strategy(values: Any) -> Strategy:
+    """Return what a file says of a way.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    strategy, offload, recompute, *sizes = values
+    if (
+        strategy not in get_args(StrategyName)
+        or not isinstance(offload, bool)
+        or recompute not in get_args(Recompute)
+        or len(sizes) not in (0, len(_LAYOUT_DIMENSIONS))
+        or not all(type(size) is int and size > 0 for size in sizes)
+    ):
+        raise ValueError(f"{values} is no strategy with offload, recomputation and the mesh")
+    return tuple(values)
 
 
 def _is_auto(job: LoopJob) -> bool:

@@ -30,7 +30,9 @@ from unit.train.test_step import batch_of, step_of
 
 FULL = torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity)")
 SIZES = StepSizes(micro_batch_tokens=512, micro_steps=2, steps=10, lr=1e-4, matrix_lr=0.0)
-WAYS = st.tuples(st.sampled_from(["ddp", "zero3"]), st.booleans(), st.sampled_from(["none", "full"]))
+WAYS = st.tuples(
+    st.sampled_from(["ddp", "zero3"]), st.booleans(), st.sampled_from(["none", "full"]), *[st.integers(1, 64)] * 6
+)
 STATES = st.builds(
     AutoState,
     st.integers(0, 9),
@@ -64,7 +66,20 @@ def test_what_was_settled_is_read_as_it_was_written(state: AutoState) -> None:
     assert AutoState.from_json("") == AutoState()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"way": 1, "refused": []}', '{"refused": [], "way": null, "x": 1}'])
+SETTLED = {"lowered": 0, "place": "", "way": None, "micro": None, "batch": None, "most": None, "refused": []}
+BROKEN = (
+    {"way": 1}, {"x": 1}, {"way": ["zero3"]}, {"way": ["zero9", False, "none"]}, {"way": ["zero3", 0, "none"]},
+    {"way": ["zero3", False, "none", 1, 2]}, {"way": ["zero3", False, "none", 1, 1, 1, 1, 1, 0]}, {"refused": [[1]]},
+    {"micro": "512"}, {"batch": -1}, {"lowered": None},
+)  # fmt: skip
+
+
+def test_a_file_of_an_older_start_has_no_mesh() -> None:
+    state = AutoState.from_json(json.dumps({**SETTLED, "way": ["zero3", True, "full"]}))
+    assert state.way == ("zero3", True, "full")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", *(json.dumps({**SETTLED, **wrong}) for wrong in BROKEN)])
 def test_a_broken_file_is_told(text: str) -> None:
     with pytest.raises(CheckpointError, match=r"auto\.json cannot be read"):
         AutoState.from_json(text)
