@@ -155,6 +155,22 @@ def test_both_sides_have_the_same_formulas(sim: Sim) -> None:
         )
 
 
+def test_scores_that_a_causal_mask_hides_take_no_time(sim: Sim) -> None:
+    code = """
+    import torch, torch_npu
+    q, k = (torch.randn(1, 2, rows, 64).half().npu().requires_grad_() for rows in (256, 512))
+    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1).npu()
+    out = torch_npu.npu_fusion_attention(q, k, k, 2, "BNSD", atten_mask=mask, sparse_mode=MODE, pre_tockens=64)
+    out[0].sum().backward()
+    """
+    shown = {1: 256 * 512, 2: 256 * 257 / 2, 3: 256 * 256 + 256 * 257 / 2}  # nothing; top left; bottom right
+    for mode, scores in shown.items():
+        sim.python(code.replace("MODE", str(mode)), flags=["--report", f"{mode}.json"])
+        rows = {row["name"]: row["flops"] for row in json.loads((sim.folder / f"{mode}.json").read_text())["operators"]}
+        assert rows["npu::npu_fusion_attention"] == 2 * scores * 4 * 64
+        assert rows["npu::npu_fusion_attention_grad"] == 2 * scores * 10 * 64
+
+
 def test_a_report_that_cannot_be_written_is_told_first(sim: Sim) -> None:
     done = sim.command("python", "-c", "print('ran')", flags=["--report", "/proc/none/sim.json"])
     assert done.returncode != 0

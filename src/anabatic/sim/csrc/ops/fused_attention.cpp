@@ -23,6 +23,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <limits>
 #include <string_view>
 #include <tuple>
@@ -130,6 +131,33 @@ std::vector<Part> parts_of(const Tensor& q, const Tensor& k, const Options& opti
   return parts;
 }
 
+// What a row may see: `before` keys earlier and `after` keys later than the row, moved by `shift`.
+struct Band {
+  int64_t before, after, shift;
+};
+
+Band band_of(const Part& part, const Options& options) {
+  Band band{std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::max(), 0};
+  if (options.mode == 2 || options.mode == 3) band.after = 0;
+  if (options.mode == 3 || options.mode == 4) band.shift = part.k_rows - part.q_rows;
+  if (options.mode == 4 || (options.mode == 0 && given(options.mask))) {
+    band.before = options.before;
+    band.after = options.after;
+  }
+  return band;
+}
+
+// The scores of a head that take time: the kernel skips what the band hides, as plan/ counts it, and no mask beside it.
+double count_scores(const Part& part, const Options& options) {
+  const Band band = band_of(part, options);
+  double count = 0;
+  for (int64_t row = band.shift; row < part.q_rows + band.shift; row++) {
+    const int64_t first = std::max<int64_t>(0, row - band.before), last = std::min(part.k_rows - 1, row + band.after);
+    count += static_cast<double>(std::max<int64_t>(0, last - first + 1));
+  }
+  return count;
+}
+
 // True where a score is hidden; undefined when none is.
 Tensor hidden(const Part& part, const Options& options) {
   const int64_t rows = part.q_rows, columns = part.k_rows;
@@ -141,13 +169,7 @@ Tensor hidden(const Part& part, const Options& options) {
     TORCH_CHECK(result.size(-2) == rows && result.size(-1) == columns, "npu_fusion_attention: atten_mask ", options.mask->sizes(),
                 " does not cover ", rows, " x ", columns, " scores");
   }
-  int64_t before = std::numeric_limits<int32_t>::max(), after = before, shift = 0;
-  if (options.mode == 2 || options.mode == 3) after = 0;
-  if (options.mode == 3 || options.mode == 4) shift = columns - rows;
-  if (options.mode == 4 || (options.mode == 0 && given(options.mask))) {
-    before = options.before;
-    after = options.after;
-  }
+  const auto [before, after, shift] = band_of(part, options);
   if (before >= columns + rows && after >= columns + rows) return result;
   const Tensor distance = at::arange(columns).unsqueeze(0) - (at::arange(rows).unsqueeze(1) + shift);  // key minus query
   const Tensor band = distance.gt(after).logical_or_(distance.lt(-before));
@@ -217,7 +239,7 @@ Forward forward(const Tensor& query, const Tensor& key, const Tensor& value, con
   const std::vector<Part> parts = parts_of(q, k, options, q_ends, k_ends);
   for (const Part& part : parts) {
     if (part.q_rows == 0) continue;
-    add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (q.size(3) + v.size(3)));
+    add_flops(2.0 * options.heads * count_scores(part, options) * (q.size(3) + v.size(3)));
     const Scores s = attention_scores(part_rows(q, part, true, options), part_rows(k, part, false, options), part, options);
     const Tensor result = at::bmm(s.dropped.view({groups, -1, part.k_rows}), part_rows(v, part, false, options));
     const int64_t b = options.layout == "TND" ? 0 : part.batch;
@@ -280,7 +302,7 @@ Backward backward(const Tensor& query, const Tensor& key, const Tensor& value, c
   Tensor dpse = given(options.pse) ? at::zeros(options.pse->sizes(), q.options().dtype(at::kFloat)) : Tensor();
   for (const Part& part : parts_of(q, k, options, q_ends, k_ends)) {
     if (part.q_rows == 0 || part.k_rows == 0) continue;
-    add_flops(2.0 * options.heads * part.q_rows * part.k_rows * (3 * q.size(3) + 2 * v.size(3)));
+    add_flops(2.0 * options.heads * count_scores(part, options) * (3 * q.size(3) + 2 * v.size(3)));
     const Tensor qs = part_rows(q, part, true, options), ks = part_rows(k, part, false, options), vs = part_rows(v, part, false,
                                                                                                                  options),
                  dout = part_rows(above, part, true, options).reshape({groups, -1, vs.size(-1)});
