@@ -66,7 +66,8 @@ def test_no_errors_and_no_requests(browser: Any, report: Path) -> None:
         if message["method"] == "Network.requestWillBeSent":
             requests.append(message["params"]["request"]["url"])
     assert report.as_uri() in requests
-    assert [url for url in requests if url != report.as_uri() and not url.startswith("data:")] == []
+    own = (report.as_uri(), "data:", "chrome://")  # the last: the browser's first page, which a busy machine loads late
+    assert [url for url in requests if not url.startswith(own)] == []
     assert browser.get_log("browser") == []
     assert browser.execute_script("return [window.stolen, document.images.length]") == [None, 0]
     assert browser.title == "From text to a chatting model · anabatic"

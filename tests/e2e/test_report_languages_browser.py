@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +116,30 @@ def test_the_switch_works_without_storage(fresh: Any, pages: dict[str, Path]) ->
         fresh.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
+def read_tree(browser: Any, has: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """Nodes of the accessibility tree that are not ignored, once they are what `has` asks for: it is built beside the
+    page."""
+    nodes: list[dict[str, Any]] = []
+
+    def is_there() -> bool:
+        tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        nodes[:] = [node for node in tree if not node["ignored"]]
+        return has(nodes)
+
+    until(is_there)
+    return nodes
+
+
 @pytest.mark.parametrize("name", ["run", "comparison"])
 def test_without_its_program_the_page_is_whole(fresh: Any, pages: dict[str, Path], name: str) -> None:
     ask_for(fresh, "zh-CN")
+    title = "Compared runs" if name == "comparison" else "training report"
     fresh.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         visit(fresh, pages[name])
-        tree = fresh.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        tree = read_tree(fresh, lambda nodes: any(node.get("name", {}).get("value") == title for node in nodes))
     finally:
         fresh.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-    names = [node.get("name", {}).get("value", "") for node in tree if not node["ignored"]]
-    assert "Compared runs" in names if name == "comparison" else "training report" in names
     assert not any(node.get("role", {}).get("value") == "button" and node["name"]["value"] == "中文" for node in tree)
 
 
@@ -133,8 +147,8 @@ def test_without_its_program_the_page_is_whole(fresh: Any, pages: dict[str, Path
 def test_the_accessibility_tree_is_in_one_language(fresh: Any, pages: dict[str, Path], name: str) -> None:
     ask_for(fresh, "zh-CN")
     visit(fresh, pages[name])
-    nodes = fresh.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-    named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if not node["ignored"] and "name" in node]
+    nodes = read_tree(fresh, lambda found: sum(node["role"]["value"] in ("image", "img") for node in found) >= 6)
+    named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if "name" in node]
     charts = [label for role, label in named if role in ("image", "img")]
     assert len(charts) >= 6 and all(HAN.search(label) for label in charts)
     assert ("group", "语言") in named

@@ -188,5 +188,5 @@ def test_pages_fit_and_ask_nobody_else(site: str, browser: Any, code: str, schem
         assert (page, wide, broken) == (page, False, [])
     asked = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [one["params"]["request"]["url"] for one in asked if one["method"] == "Network.requestWillBeSent"]
-    assert [url for url in urls if not url.startswith((site, "data:", "blob:"))] == []
+    assert [url for url in urls if not url.startswith((site, "data:", "blob:", "chrome:"))] == []
     assert [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
