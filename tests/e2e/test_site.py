@@ -109,7 +109,7 @@ def test_search_finds_the_page_first(site: str, browser: Any, code: str) -> None
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(words)
         expected = f"/{code}/{page}.html"
-        wait.until(lambda driver, expected=expected: driver.execute_script(RESULTS)[:1] == [expected], words)
+        assert wait.until(lambda driver, expected=expected: driver.execute_script(RESULTS)[:1] == [expected], words)
 
 
 # Asks the site's own worker, as its field does; every answer is the list of the pages of its sections.
@@ -160,7 +160,7 @@ def test_found_words_are_marked(site: str, browser: Any) -> None:
     browser.find_element(By.CSS_SELECTOR, ".md-search__button").click()
     wait.until(lambda driver: driver.execute_script(OPEN))
     browser.switch_to.active_element.send_keys("how do I continue after a crash")
-    wait.until(lambda driver: {"continues", "continuing", "continued"} & set(driver.execute_script(MARKED)))
+    assert wait.until(lambda driver: {"continues", "continuing", "continued"} & set(driver.execute_script(MARKED)))
 
 
 @pytest.mark.parametrize("page", ["index", "guides/launch"])

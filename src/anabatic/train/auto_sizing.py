@@ -62,7 +62,7 @@ class AutoState:
 
     Attributes:
         lowered: times that memory ran out.
-        place: devices it was settled for.
+        place: devices and the job's own mesh that it was settled for.
         way: strategy, offload, recomputation, dimensions of the mesh; None: not settled yet.
         micro, batch: tokens of a micro-batch and of a step; None: not settled yet.
         most: tokens of a micro-batch that are known to fit; larger ones are not tried.
@@ -162,9 +162,8 @@ def apply_auto_strategy(job: Any, device: Device, world: World, list_setups: Set
         (RunFolder(job.out).root / AUTO_FILE).unlink(missing_ok=True)
         barrier(world)
     state = load_state(job, world) or AutoState()
-    place = f"{world.size} x {device.name}"
     given = [f"{name} {size}" for name in _LAYOUT_DIMENSIONS if (size := getattr(job.parallel, name)) > 1]
-    place = ", ".join([place, *given])
+    place = ", ".join([f"{world.size} x {device.name}", *given])
     if state.place != place:
         state = AutoState(lowered=state.lowered, place=place, batch=state.batch)
     if state.way is None:
@@ -186,8 +185,8 @@ def _propose_strategy(job: Any, state: AutoState, device: Device, world: World, 
     answer: dict[str, Any] = {}
     if world.is_main_process:
         try:
-            setups = [[setup], *list_setups(here, shape, setup, device.device_row, *_count_devices(world))]
-            answer["way"] = _choose_strategy(job, state, device, chip, setups)
+            others = list_setups(here, shape, setup, device.device_row, *_count_devices(world))
+            answer["way"] = _choose_strategy(job, state, device, chip, setup, others)
         except Failure as error:
             answer["failure"] = str(error), error.hint
     answer = json_reader.loads(broadcast_text(json.dumps(answer), world))
@@ -203,31 +202,34 @@ def _count_devices(world: World) -> tuple[int, int]:
 
 
 def _choose_strategy(
-    job: Any, state: AutoState, device: Device, chip: Chip, setups: Iterable[list[TrainingSetup]]
+    job: Any,
+    state: AutoState,
+    device: Device,
+    chip: Chip,
+    setup: TrainingSetup,
+    layouts: Iterable[list[TrainingSetup]],
 ) -> Strategy:
     """Return the fastest way by the estimate that fits; if none does, the one that needs least.
 
     Args:
-        setups: the job as it is, then other meshes of its devices.
+        setup: the job as it is; layouts: the meshes of its devices, read where others than its own count.
     """
-    groups = iter(setups)
-    setup = next(groups)[0]
     micro = job.batch.micro_batch_tokens
     step = job.batch.global_batch_tokens or state.batch
     step = step or max(_DEFAULT_SEGMENTS_PER_RANK * setup.min_micro_batch, micro or 0) * setup.ranks
 
-    def estimate(one: TrainingSetup) -> list[StrategyEstimate]:
+    def estimate_allowed(one: TrainingSetup) -> list[StrategyEstimate]:
         found = strategy_search.pick_micro_batches(one, step, chip, micro)
         return [way for way in found if _is_allowed(job, way.setup)]
 
     def can_share_batch(one: TrainingSetup) -> bool:
         return step % (one.ranks * (micro or one.min_micro_batch)) == 0
 
-    tried = estimate(setup) if can_share_batch(setup) else []
+    tried = estimate_allowed(setup) if can_share_batch(setup) else []
     if setup.world_size > 1 and job.parallel.deepspeed is None and (device.type != "cpu" or not _find_fitting(tried)):
-        others = [one for group in groups for one in group if _get_layout(one) != _get_layout(setup)]
-        tried += [way for one in others if can_share_batch(one) for way in estimate(one)]
-    tried = tried or estimate(setup)
+        others = [one for group in layouts for one in group if _get_layout(one) != _get_layout(setup)]
+        tried += [way for one in others if can_share_batch(one) for way in estimate_allowed(one)]
+    tried = tried or estimate_allowed(setup)
     left = [one for one in tried if _get_strategy(one.setup) not in state.refused]
     failed = [one.needed_bytes for one in tried if _get_strategy(one.setup) in state.refused]
     left = [one for one in left if not failed or one.needed_bytes < min(failed)]

@@ -47,8 +47,8 @@ def choose(
     shape = model_shape.get_job_shape(job)[0]
     row = table.get_device_row(chip)
     base = build_setup(job, shape, npus * nodes, row, True, job.batch.seq_len, 1)
-    setups = [[base], *iter_layout_setups(job, shape, base, row, npus, nodes)]
-    way = auto_sizing._choose_strategy(job, state or AutoState(), device, chip, setups)
+    layouts = iter_layout_setups(job, shape, base, row, npus, nodes)
+    way = auto_sizing._choose_strategy(job, state or AutoState(), device, chip, base, layouts)
     return dict(zip(NAMES, way, strict=True))
 
 
