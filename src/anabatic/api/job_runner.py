@@ -9,7 +9,7 @@ from typing import Any
 from anabatic.config.loading import command_table
 from anabatic.config.loading import settings as settings_module
 from anabatic.config.sections.launch import LaunchSettings
-from anabatic.config.sections.train_jobs import WithAuto
+from anabatic.config.sections.train_jobs import is_auto
 from anabatic.core.stop_signals import SIGNAL_LISTENER
 
 
@@ -35,7 +35,7 @@ def run_job(row: command_table.Command, job: Any, owns_process: bool = True) -> 
         jobs.require_valid_job(row.name, job)
     device = settings.get("device", {})
     nproc = device.get("nproc", 1)
-    if not is_worker and (nproc > 1 or isinstance(job, WithAuto) and job.auto):  # the job cannot restart itself
+    if not is_worker and (nproc > 1 or is_auto(job)):  # the job cannot restart itself
         return launch_processes(row, job, LaunchSettings(nproc=nproc), owns_process)
     if row.is_training and owns_process:
         SIGNAL_LISTENER.start_listening()

@@ -21,7 +21,7 @@ import torch
 
 from anabatic.config.rl import RlJob
 from anabatic.config.sections.common import BatchSettings, Recompute
-from anabatic.config.sections.train_jobs import LoopJob, WithAuto
+from anabatic.config.sections.train_jobs import LoopJob, WithAuto, is_auto
 from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.core.paths import RunFolder, write_atomic
@@ -121,13 +121,9 @@ def _read_strategy(values: Any) -> Strategy:
     return tuple(values)
 
 
-def _is_auto(job: LoopJob) -> bool:
-    return isinstance(job, WithAuto) and job.auto
-
-
 def load_state(job: LoopJob, world: World) -> AutoState | None:
     """Return what was settled, the same on every rank, which all call it; None without `auto`."""
-    if not _is_auto(job):
+    if not is_auto(job):
         return None
     path = RunFolder(job.out).root / AUTO_FILE
     texts = all_gather_text(path.read_text(encoding="utf-8") if path.is_file() else "", world)
@@ -156,7 +152,7 @@ def apply_auto_strategy(job: Any, device: Device, world: World, list_setups: Set
     Raises:
         Failure: every way has been tried.
     """
-    if not _is_auto(job):
+    if not is_auto(job):
         return job
     if job.save.resume == "never" and relaunch.RETRY_VARIABLE not in os.environ:
         (RunFolder(job.out).root / AUTO_FILE).unlink(missing_ok=True)
@@ -374,7 +370,7 @@ def _plan_retry(
     what = said.partition(" (")[0].partition(". Error code")[0] or "not enough memory"
     where = what if world.size == 1 else f"rank {world.rank}, {what}"
     micro = None if sizes is None else _shrink_micro_batch(sizes, world, least)
-    if not _is_auto(job):
+    if not is_auto(job):
         return Failure(
             where if sizes is None else f"{where}, at {sizes.format_sizes(world.data_group)}", _suggest_fix(job, micro)
         )

@@ -171,6 +171,11 @@ class WithAuto:
     steps; out of memory: start again with half the micro-batch and the same global batch."""
 
 
+def is_auto(job: object) -> bool:
+    """Return whether the plan chooses what a job leaves open."""
+    return isinstance(job, WithAuto) and job.auto
+
+
 @dataclass(kw_only=True)
 class TrainJob(LoopJob, _OnText):
     """A training on text or conversations."""

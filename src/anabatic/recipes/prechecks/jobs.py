@@ -16,7 +16,7 @@ from typing import Any
 from anabatic.config.loading import deepspeed_json
 from anabatic.config.rl import BUILTIN_REWARDS, RlJob
 from anabatic.config.sections.common import LogSettings
-from anabatic.config.sections.train_jobs import LoopJob, TuneJob
+from anabatic.config.sections.train_jobs import LoopJob, TuneJob, is_auto
 from anabatic.config.serve import ServeJob
 from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
@@ -441,7 +441,7 @@ def _check_batch(job: Any) -> None:
     require_pipeline_job(job)
     ranks = count_data_ranks(job.parallel, job.device.nproc)
     given, _, _ = deepspeed_json.apply_deepspeed(sequence_length.set_default_seq_len(job), ranks)
-    if not getattr(given, "auto", False):  # which may choose a mesh that divides the batch otherwise
+    if job.device.nproc == 1 or not is_auto(job):  # which may choose a mesh whose processes share a batch
         training_setup.require_divisible_batch(given.batch, ranks)
     if isinstance(job, RlJob):
         training_setup.count_micro_steps(given, ranks)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from anabatic.config.loading import deepspeed_json
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN
-from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
@@ -52,7 +52,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, data_ranks)
     device = select_device(job.device)
     world = parallel.init_world(device, job.parallel)
-    if not getattr(job, "auto", False):  # which may choose a mesh that divides the batch otherwise
+    if not is_auto(job):  # which may choose a mesh whose processes share a batch
         training_setup.require_divisible_batch(job.batch, world.data_group.size)
     job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
     with open_run_folder(job, device, world) as folder:
