@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Linux machine with Python 3.10-3.14: `make demo` and `make test`.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest test-oldest test-newest test-wheel check format docs reference screenshots bench clean
+.PHONY: help setup demo test test-all test-rest test-changed test-record test-oldest test-newest test-wheel check format docs reference screenshots bench clean
 
 # The set-up leaves compiling to the first import, and some containers forbid Python to store what it has compiled:
 # every start would compile torch and transformers anew, twice the time.
@@ -9,7 +9,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
-JOBS ?= 2
+DEMO_ARGS ?=
+JOBS ?= $(shell nproc)
+SHARD ?=
+BASE ?= main
+RUN_TESTS = env -u MAKEFLAGS -u MFLAGS $(BIN)/python scripts/run_tests.py --jobs $(JOBS) $(if $(SHARD),--shard $(SHARD))
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
@@ -18,7 +22,7 @@ setup: ## make .venv with CPU torch, this package and its tools (every target do
 	@scripts/setup.sh
 
 demo: setup ## tokenizer, pretraining, mid-training, fine-tuning, evaluation, a conversation, a report: 5 minutes on 2 cores
-	@$(BIN)/anabatic run demo
+	@$(BIN)/anabatic run demo $(DEMO_ARGS)
 
 check: setup ## lint, format, types, layers
 	$(BIN)/ruff check
@@ -26,14 +30,24 @@ check: setup ## lint, format, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check pytest ## everything in `check`, then all tests; PYTEST_ARGS="-k loader -x" narrows them, JOBS=4 is how many at a time
+test: setup ## before every commit, 10 minutes: checks, house, unit and smoke tests; PYTEST_ARGS="tests/unit -k loader -x" runs those alone
+	@$(RUN_TESTS) $(if $(PYTEST_ARGS),pick -- $(PYTEST_ARGS),test)
 
-pytest: setup
-	@env -u MAKEFLAGS -u MFLAGS $(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(PYTEST_ARGS)
+test-all: setup ## everything, 35 minutes: `make test`, then commands, pages, browsers, clusters, simulated NPUs; SHARD=2/4 runs a part
+	@$(RUN_TESTS) all
+
+test-rest: setup ## what `make test-all` runs after `make test`
+	@$(RUN_TESTS) rest
+
+test-changed: setup ## the tests that the files that differ from main can affect; BASE=HEAD: from the last commit
+	@$(RUN_TESTS) changed --base $(BASE)
+
+test-record: setup ## keep the seconds of the last `make test-all` in tests/seconds.json
+	@$(RUN_TESTS) record
 
 # Warnings of libraries that are newer or older than the pinned ones are no mistake of ours.
 OTHER := env -u MAKEFLAGS -u MFLAGS
-OTHER_ARGS = -n $(JOBS) --dist loadscope -W default $(or $(PYTEST_ARGS),tests/e2e)
+OTHER_ARGS = -n $(JOBS) --dist loadfile -W default $(or $(PYTEST_ARGS),tests/smoke tests/e2e)
 
 test-oldest: ## end-to-end tests with the lower bounds of pyproject.toml, in .venv-oldest (Python 3.10; PYTHON=... names it)
 	@scripts/setup_other.sh oldest

@@ -1,4 +1,4 @@
-"""What every test may rely on: no network, one torch thread, its own cache, nothing left behind."""
+"""What every test may rely on: no network, one torch thread, its own folder and home, nothing left behind."""
 
 from __future__ import annotations
 
@@ -8,27 +8,21 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import hypothesis
 import pytest
 
+from suite import isolation
+
+isolation.isolate_process()  # before anything imports torch or transformers
+
+import hypothesis  # noqa: E402
+
+pytest_plugins = ["suite.plugin"]
 ROOT = Path(__file__).resolve().parent.parent
 
-# Before anything imports torch or transformers; processes that tests start inherit it.
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TRANSFORMERS_OFFLINE="1",
-    TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS="1",
-    MKL_NUM_THREADS="1",
-    NO_COLOR="1",
-    LC_ALL="C.UTF-8",  # reports and messages are in the language of the locale
-)
-# Containers often forbid bytecode files; without them every start compiles some 2,000 modules again, 3 to 5 s each.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, database=None
+)  # a busy machine is no mistake of the code
 hypothesis.settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind `&`
@@ -41,14 +35,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @pytest.fixture(autouse=True)
-def _environment(tmp_path: Path) -> Iterator[None]:
-    """Give the test its own cache and restore the environment and the folder afterwards."""
-    before, folder = dict(os.environ), Path.cwd()
-    os.environ["ANABATIC_CACHE"] = str(tmp_path / "cache")
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    os.chdir(folder)
+def _place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give the test its own home, cache and working folder, and restore the environment afterwards."""
+    with isolation.own_place(tmp_path_factory.mktemp("place", numbered=True)):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -96,37 +86,3 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no test data beside the checkout (set ANABATIC_TEST_DATA to a folder that has it)")
     return folder
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep together what shares something: simulated machines stand in one list, commands share their models.
-
-    `--dist loadgroup` of pytest-xdist 3.8 finds no groups under pytest 9.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Groups(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(("tests/npu_sim", "tests/unit/sim")):
-                return "sim"
-            families = [name for name in ("e2e", "pages") if nodeid.startswith(f"tests/{name}")]
-            return families[0] if families else nodeid.split("::")[0]
-
-    return Groups(config, log)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator that this machine does not have, with the reason."""
-    for kind in ("npu", "cuda"):
-        marked = [item for item in items if item.get_closest_marker(kind)]
-        if marked and not _has(kind):
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason=f"no {kind} device here"))
-
-
-def _has(kind: str) -> bool:
-    import torch
-
-    module = getattr(torch, kind, None)  # torch.npu exists only where torch_npu is installed
-    return module is not None and bool(module.is_available())

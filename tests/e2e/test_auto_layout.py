@@ -6,13 +6,9 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
-
 from e2e import command
 from e2e.home import Home, Options
 from e2e.test_context import require_equal
-
-pytestmark = pytest.mark.slow
 
 WHOLE: Options = {"batch.micro-batch-tokens": 512, "batch.global-batch-tokens": 512}
 """One micro-batch a step."""

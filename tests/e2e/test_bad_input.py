@@ -17,8 +17,6 @@ from safetensors.torch import load_file, save_file
 from e2e import command
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 GOOD = '{"text": "the wind moves upward"}\n'
 
 

@@ -10,8 +10,6 @@ import pytest
 from e2e import command
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 STEPS = 8
 
 

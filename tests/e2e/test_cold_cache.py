@@ -9,13 +9,11 @@ import re
 from pathlib import Path
 
 import psutil
-import pytest
 
 from anabatic.testing.multiprocess import find_free_port
 from e2e import command
 from e2e.home import Home, Options
 
-pytestmark = pytest.mark.slow
 FEW: Options = {"schedule.max-steps": 6, "eval.tokens": 4096, "save.every": 0}
 
 

@@ -15,8 +15,6 @@ import pytest
 from anabatic.core import json_reader
 from e2e.small_training import make_place
 
-pytestmark = pytest.mark.slow
-
 HEAVY = {
     "torch._dynamo",
     "torch._inductor",

@@ -16,8 +16,6 @@ from e2e import command
 from e2e.home import SHORT, Home, Options
 from e2e.test_dpo import pairs as pairs
 
-pytestmark = pytest.mark.slow
-
 SHARED: Options = {"parallel.context": 2}
 LORA: Options = {"tuner": "lora", "lora.r": 4, "lora.init": "pissa", "optim.lr": 0.01}
 

@@ -12,8 +12,6 @@ import pytest
 from e2e import command
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 Remount = Callable[[str], None]
 
 

@@ -16,8 +16,6 @@ from anabatic.testing.tiny_models import CORPUS_TEXT
 from e2e import command
 from e2e.home import SHORT, Home, Options
 
-pytestmark = pytest.mark.slow
-
 LORA: Options = {"tuner": "lora", "lora.r": 4, "lora.init": "pissa", "optim.lr": 0.01}
 MEANS = ("rewards/chosen", "rewards/rejected", "margin", "accuracy")
 

@@ -17,8 +17,6 @@ from e2e import command
 from e2e.home import Home, Options
 from e2e.test_context import require_equal, rows
 
-pytestmark = pytest.mark.slow
-
 SHARED: Options = {"parallel.expert": 2}
 LORA: Options = {"tuner": "lora", "lora.r": 4, "lora.target-modules": ["o_proj", "all-experts"], "optim.lr": 0.01}
 # case: (settings of all runs, those of the last, its processes, file of the result)

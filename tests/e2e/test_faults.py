@@ -11,8 +11,6 @@ from e2e.home import Home
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_killed_rank_and_a_flipped_bit(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

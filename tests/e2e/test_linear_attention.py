@@ -15,8 +15,6 @@ from e2e import command
 from e2e.home import SHORT, Home, Options
 from e2e.test_context import require_equal
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def model(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,8 +11,6 @@ from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 SECONDS = 9.0
 TIMED = {
     "schedule.minutes": SECONDS / 60,

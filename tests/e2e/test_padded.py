@@ -7,13 +7,9 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
-
 from anabatic.core import json_reader
 from e2e import command
 from e2e.home import SHORT, Home
-
-pytestmark = pytest.mark.slow
 
 
 def test_padded_training_is_killed_and_continued(home: Home, base: Path, tmp_path: Path) -> None:

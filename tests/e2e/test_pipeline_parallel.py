@@ -11,8 +11,6 @@ from e2e import command
 from e2e.home import Home, Options
 from e2e.test_context import require_equal, rows
 
-pytestmark = pytest.mark.slow
-
 STAGES: Options = {"parallel.pipeline": 2}
 ZERO3: Options = {"parallel.strategy": "zero3"}
 LORA: Options = {"tuner": "lora", "lora.r": 4, "optim.lr": 0.01}

@@ -12,8 +12,6 @@ from anabatic.core import json_reader
 from e2e import command
 from e2e.home import STEPS, Home
 
-pytestmark = pytest.mark.slow
-
 ROWS = {"log.rows": True}
 MISALIGNED = {"log.every": 3}
 """Rows at steps that are no checkpoint's: each is a mean that a checkpoint cuts in two."""

@@ -12,8 +12,6 @@ from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 MINE = """
 def vowels(text, row):
     assert row["tokens"] <= 8 and row["question"]

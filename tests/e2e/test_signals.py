@@ -18,8 +18,6 @@ from e2e import command
 from e2e.home import Home
 from e2e.test_launch import launch
 
-pytestmark = pytest.mark.slow
-
 FORKED = 5
 """Processes of a job with two ranks: launcher, agent, the one that forks the ranks, the ranks."""
 

@@ -14,8 +14,6 @@ import pytest
 from anabatic.core import json_reader
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 CORE = """icl_tasks:
 - {label: winds, dataset_uri: winds.jsonl, num_fewshot: [1], icl_task_type: multiple_choice}
 - {label: last, dataset_uri: last.jsonl, num_fewshot: [0], icl_task_type: language_modeling}

@@ -6,14 +6,11 @@ import math
 import signal
 from pathlib import Path
 
-import pytest
 from safetensors.torch import load_file
 
 from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home, Options
-
-pytestmark = pytest.mark.slow
 
 SETTINGS: Options = {"eval.patience": 2, "eval.min-delta": 100.0, "eval.sample-prompts": "Spell the word wind."}
 """No evaluation improves by 100, so the third one, after step 12, is the last."""

@@ -13,8 +13,6 @@ from safetensors.torch import load_file
 from e2e import command
 from e2e.home import SHORT, STEPS, Home, Options
 
-pytestmark = pytest.mark.slow
-
 CASES: dict[str, Options] = {
     "full": {"optim.lr": 0.003, "parallel.strategy": "zero2"},
     "muon": {"optim.name": "muon", "optim.lr": 0.003, "optim.matrix-lr": 0.003, "parallel.strategy": "zero3"},

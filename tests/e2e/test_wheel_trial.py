@@ -20,8 +20,6 @@ from e2e import wheel_trial
 WHEEL = os.environ.get("ANABATIC_TEST_WHEEL")
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -320,6 +320,10 @@ def _leave(code: int) -> NoReturn:
     raise AssertionError
 
 
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+"""Both ends of the standard streams of a program, by the names that `subprocess` gives them."""
+
+
 class _Forking(subprocess.Popen):  # type: ignore[type-arg]
     """`Popen` that forks instead where the new process would load what is loaded already."""
 
@@ -328,8 +332,7 @@ class _Forking(subprocess.Popen):  # type: ignore[type-arg]
         given = inspect.signature(start).bind(args, *rest).arguments
         words = program(args) if isinstance(args, (list, tuple)) else []
         variables = os.environ if given["env"] is None else given["env"]
-        pipes = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        if not words or pipes != [-1, -1, -1] or not _alone() or not same_start(variables, _started):
+        if not words or not _alone() or not same_start(variables, _started):
             start(args, *rest)
             return
         sys.stdout.flush()
@@ -340,6 +343,7 @@ class _Forking(subprocess.Popen):  # type: ignore[type-arg]
         if self.pid == 0:
             _child(words, variables, given, mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._close_pipe_fds(*(given[name] for name in PIPES))  # type: ignore[attr-defined]
 
 
 def _child(words: list[str], variables: Mapping[str, str], given: Mapping[str, Any], mask: set[Any]) -> NoReturn:
@@ -354,6 +358,9 @@ def _child(words: list[str], variables: Mapping[str, str], given: Mapping[str, A
         os.setsid()
     if given["preexec_fn"] is not None:
         given["preexec_fn"]()
+    for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
+        if given[name] != -1:
+            os.dup2(given[name], number)
     kept = sorted({0, 1, 2, *given["pass_fds"], 1 << 16})
     for low, high in zip(kept, kept[1:], strict=False):
         os.closerange(low + 1, high)

@@ -71,6 +71,7 @@ CASES = [(page, line, words) for page in PAGES for line, words in typed(page)]
 IDS = [f"{tree.name(page)}:{line}" for page, line, _ in CASES]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("page", "line", "words"), CASES, ids=IDS)
 def test_command_is_understood(page: Path, line: int, words: list[str]) -> None:
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):

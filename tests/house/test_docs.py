@@ -96,6 +96,7 @@ def test_navigation_is_the_same_in_both_languages() -> None:
     assert english == chinese
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["gen_reference", "gen_recipes", "gen_errors", "gen_diagrams", "gen_schemas"])
 def test_generated_pages_are_current(name: str) -> None:
     script = tree.ROOT / "scripts" / f"{name}.py"

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
+
 HEAVY = ("torch", "torch_npu", "numpy", "transformers", "tokenizers", "pyarrow", "datasets", "pandas")
 
 PROBE = """

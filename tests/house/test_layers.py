@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from house import tree
 
 LIGHT_ROOMS = {"core", "sandbox", "config", "cli", "launch", "sim", "doctor", "monitor", "convert", ""}
@@ -27,6 +29,7 @@ ON_DEMAND = {
 }
 
 
+@pytest.mark.process
 def test_import_linter() -> None:
     lint = Path(sys.executable).with_name("lint-imports")
     run = subprocess.run([lint, "--no-cache"], cwd=tree.ROOT, capture_output=True, text=True, check=False)

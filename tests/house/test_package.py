@@ -57,6 +57,7 @@ def wheel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.process
 def test_wheel_holds_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
@@ -72,6 +73,7 @@ def test_wheel_holds_the_package(wheel: Path) -> None:
     assert not foreign
 
 
+@pytest.mark.process
 def test_wheel_names_its_licence_and_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         (metadata,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
@@ -82,6 +84,7 @@ def test_wheel_names_its_licence_and_command(wheel: Path) -> None:
     assert "anabatic = anabatic.cli.app:main" in commands
 
 
+@pytest.mark.process
 @NEEDS_LIBRARIES
 def test_wheel_holds_the_libraries_of_the_page_with_their_licences(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
@@ -96,6 +99,7 @@ def test_wheel_holds_the_libraries_of_the_page_with_their_licences(wheel: Path) 
     assert len(contents) == sum(len(library.sha256) + 1 for library in table)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("change", ["missing", "other"])
 def test_a_release_needs_the_libraries_of_the_page(archive: Path, tmp_path: Path, change: str) -> None:
     with tarfile.open(archive) as file:
@@ -119,6 +123,7 @@ def test_a_release_needs_the_libraries_of_the_page(archive: Path, tmp_path: Path
         assert not [name for name in file.namelist() if "/libraries/" in name]
 
 
+@pytest.mark.process
 def test_wheel_holds_the_documentation(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
@@ -130,6 +135,7 @@ def test_wheel_holds_the_documentation(wheel: Path) -> None:
     assert {f"anabatic/{page.relative_to(tree.ROOT).as_posix()}" for page in pages} <= names
 
 
+@pytest.mark.process
 def test_wheel_of_the_checkout_is_that_of_the_archive(wheel: Path, tmp_path: Path) -> None:
     code = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, tmp_path], cwd=tree.ROOT, check=True, capture_output=True)
@@ -140,6 +146,7 @@ def test_wheel_of_the_checkout_is_that_of_the_archive(wheel: Path, tmp_path: Pat
         }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("repository", ["", "https://example.org/owner/anabatic"])
 def test_description_and_addresses(repository: str, tmp_path: Path) -> None:
     """No relative link is left; pictures and links lead to the repository that makes the release."""
@@ -197,6 +204,7 @@ def test_issue_forms(name: str) -> None:
         assert "anabatic doctor --bundle" in str(form)
 
 
+@pytest.mark.process
 def test_sdist_holds_what_tests_need(archive: Path) -> None:
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}

@@ -34,6 +34,7 @@ def test_file_is_there(name: str) -> None:
     assert (tree.ROOT / name).stat().st_size > 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [".ci/run", "scripts/setup.sh", "scripts/setup_other.sh"])
 def test_scripts_are_sound(name: str) -> None:
     assert os.access(tree.ROOT / name, os.X_OK)
@@ -61,6 +62,7 @@ def test_changelog_has_the_version() -> None:
     assert __version__ in text
 
 
+@pytest.mark.process
 def test_python_module_is_the_command() -> None:
     run = subprocess.run([sys.executable, "-m", "anabatic", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout.strip().endswith(__version__)

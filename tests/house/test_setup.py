@@ -50,6 +50,7 @@ OLD = 'case "$1" in --version) echo Python 3.8.10;; *) exit 1;; esac'
 NO_VENV = 'case "$2" in *ensurepip*) exit 1;; *) exit 0;; esac'
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("pythons", "error", "hint"),
     [
@@ -70,6 +71,7 @@ def test_no_python(checkout: Path, pythons: dict[str, str], error: str, hint: st
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.process
 def test_named_python_is_checked(checkout: Path) -> None:
     run = setup(checkout, {"mine": OLD}, PYTHON="mine")
     assert run.returncode == 2

@@ -56,6 +56,7 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.process
 def test_contents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = [name for name in file.namelist() if ".dist-info/" not in name]
@@ -72,6 +73,7 @@ def test_contents(wheel: Path) -> None:
             check_imports(name, text)
 
 
+@pytest.mark.process
 def test_every_module_imports_without_anabatic(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path)
@@ -100,6 +102,7 @@ def check_imports(name: str, text: str) -> None:
     assert "`anabatic sim" not in text, f"{name} names a command that is not there"
 
 
+@pytest.mark.process
 def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         (metadata,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
@@ -115,6 +118,7 @@ def test_metadata(wheel: Path) -> None:
     assert "[pytest11]\nnpu_sim = anabatic_sim.sim.pytest_plugin" in commands
 
 
+@pytest.mark.process
 def test_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:
     archive = build("build_sdist", tmp_path)
     with tarfile.open(archive) as file:
@@ -130,6 +134,7 @@ def test_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) ->
         }
 
 
+@pytest.mark.process
 def test_it_starts_without_anabatic_and_without_torch(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path)
@@ -207,6 +212,7 @@ def test_a_package_without_compiled_libraries_gives_no_reason(tmp_path: Path) ->
     assert not prebuilt_libraries.PREBUILT.exists(), "the checkout is compiled from its sources"
 
 
+@pytest.mark.process
 def test_platform_wheel(tmp_path: Path) -> None:
     write_prebuilt(tmp_path / "prebuilt")
     (tmp_path / "prebuilt" / f"2.13.0-{os.uname().machine}" / "lib" / "libhccl.so").write_bytes(b"x")

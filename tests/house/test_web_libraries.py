@@ -120,6 +120,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+@pytest.mark.process
 def test_the_named_files_are_fetched_once(checkout: Checkout) -> None:
     assert checkout.fetch("--check").returncode == 1
     run = checkout.fetch()
@@ -129,6 +130,7 @@ def test_the_named_files_are_fetched_once(checkout: Checkout) -> None:
     assert checkout.fetch().returncode == 0 and checkout.fetch("--check").returncode == 0
 
 
+@pytest.mark.process
 def test_a_changed_file_is_replaced(checkout: Checkout) -> None:
     checkout.fetch()
     (checkout.folder / "one" / "one.min.js").write_text("stolen = 1")
@@ -182,6 +184,7 @@ def make_no_archive(checkout: Checkout) -> None:
     checkout.write_table()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
@@ -208,6 +211,7 @@ def test_what_goes_wrong_changes_nothing(checkout: Checkout, break_it: Any, mess
     assert checkout.read_folder() == {**RIGHT, "two-parts/two.js": b"changed"} and not checkout.list_leftovers()
 
 
+@pytest.mark.process
 def test_other_members_of_an_archive_are_not_written(checkout: Checkout) -> None:
     others = [
         blank("../../evil.js", 3),
@@ -222,6 +226,7 @@ def test_other_members_of_an_archive_are_not_written(checkout: Checkout) -> None
     assert not list(checkout.root.parent.rglob("evil.js"))
 
 
+@pytest.mark.process
 def test_components_of_a_release(checkout: Checkout, tmp_path: Path) -> None:
     path = tmp_path / "anabatic.cdx.json"
     path.write_text(json.dumps({"bomFormat": "CycloneDX", "components": [{"name": "torch"}]}))
@@ -255,6 +260,7 @@ def test_bundle_is_small_and_has_the_licences() -> None:
     assert text.count("THE SOFTWARE IS PROVIDED") >= 6 and "Redistributions in binary form" in text
 
 
+@pytest.mark.process
 def test_bundle_leaves_out_what_is_not_right(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     table = libraries.read_table(checkout.root / WEB / "libraries.json")
@@ -265,6 +271,7 @@ def test_bundle_leaves_out_what_is_not_right(tmp_path: Path) -> None:
     assert bundle is not None and b"two = 2" in bundle.content and b"one = 1" not in bundle.content
 
 
+@pytest.mark.process
 def test_setup_goes_on_without_the_libraries(tmp_path: Path) -> None:
     """The function of set-up by itself: one line, and no second try with the same table."""
     text = (tree.ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.core import paths
 from anabatic.core.errors import AnabaticError
 from e2e import warm
+from suite import isolation
 
 PROGRAMS = Path(__file__).parent / "programs"
-CACHE = paths.get_cache_root()  # before a test gets its own cache
+CACHE = Path(os.environ[isolation.SIM_CACHE])
 
 
 @dataclass
@@ -77,11 +77,3 @@ def sim(_built: None, tmp_path: Path) -> Sim:
     folder = tmp_path / "work"
     folder.mkdir()
     return Sim(folder)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these start torch twice, and the first one compiles."""
-    for item in items:
-        if "npu_sim" in item.path.parts:
-            item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.timeout(900))

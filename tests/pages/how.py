@@ -51,7 +51,7 @@ class How:
     """Set for it."""
 
 
-NO_MACHINES = "the other machine is not there; tests/e2e/test_nodes.py starts several"
+NO_MACHINES = "the other machine is not there; tests/cluster/test_nodes.py starts several"
 TWO = ((r"--(npus|nproc|device\.nproc) \d+", r"--\1 2"),)
 NANO = (*TWO, ("depth 12", "depth 2"), ("seq-len 2048", "seq-len 64"), ("32768", "256"), ("262144", "512"))
 FEW = (("trees 250", "trees 3"), ("trees 120", "trees 3"))
@@ -93,11 +93,11 @@ HOW = (
         "read",
         "other words; tests/npu_sim/test_recipes.py runs it",
     ),
-    How("anabatic launch ray", "read", "needs a cluster of Ray; tests/unit/launch/test_on_ray.py"),
-    How("anabatic data tokenize .*--engine ray", "read", "needs a cluster of Ray; tests/unit/launch/test_on_ray.py"),
+    How("anabatic launch ray", "read", "needs a cluster of Ray; tests/cluster/test_on_ray.py"),
+    How("anabatic data tokenize .*--engine ray", "read", "needs a cluster of Ray; tests/cluster/test_on_ray.py"),
     How("anabatic launch k8s .*--submit", "read", "needs a cluster of Kubernetes"),
     How("anabatic launch (k8s|slurm)", "run"),
-    How("anabatic launch --hosts", "read", "needs machines with sshd; tests/unit/launch/test_sshd.py"),
+    How("anabatic launch --hosts", "read", "needs machines with sshd; tests/cluster/test_sshd.py"),
     How("anabatic launch .*--nnodes", "read", NO_MACHINES),
     How("anabatic launch --check -- sft -c qwen32b", "read", NO_MACHINES),
     How("anabatic run (demo|rl_demo|speedrun|vessel)", "dry", "minutes; tests/e2e/test_speedrun.py, CI's demo"),

@@ -187,7 +187,7 @@ ROWS = (
     Row("guides/launch-check.md", 0, written(HOSTS)),
     Row("guides/launch-check.md", 1, written("node rows.json")),
     Row("guides/launch-hosts.md", 0, machines),
-    Row("guides/launch-hosts.md", 1, other("ssh-copy-id and ssh need machines; tests/unit/launch/test_sshd.py")),
+    Row("guides/launch-hosts.md", 1, other("ssh-copy-id and ssh need machines; tests/cluster/test_sshd.py")),
     Row("guides/launch-hosts.md", 2, written()),
     Row("guides/launch-hosts.md", 3, written()),
     Row("guides/monitor.md", 0, headings("ann python anabatic sft recipe.yaml")),

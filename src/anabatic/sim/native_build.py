@@ -153,6 +153,20 @@ def _lock_folder(root: Path) -> Iterator[None]:
         yield
 
 
+def find_build() -> SimulatorBuild | None:
+    """Return the build for the installed torch if it is complete; fetch and compile nothing.
+
+    Raises:
+        UserError: no compiler, no CPU torch.
+    """
+    torch, root = find_installed_torch(), simulator_folder()
+    choice = prebuilt_libraries.choose_prebuilt(torch)
+    compiler = "" if choice.libraries else _find_compiler(choice.reason)
+    wheel = find_unpacked_wheel(root / "wheels", torch, choice.libraries.torch_npu if choice.libraries else "")
+    build = _locate_build(root, torch, wheel, compiler) if wheel else None
+    return build if build and build.is_complete else None
+
+
 def prepare_build() -> SimulatorBuild:
     """Return the build for the installed torch; fetch and compile what is missing, under a lock.
 
@@ -160,15 +174,14 @@ def prepare_build() -> SimulatorBuild:
         UserError: no compiler, no matching wheel, no CPU torch.
         Failure: the download or the compiler failed.
     """
+    if build := find_build():
+        return build  # nothing to wait for
     torch = find_installed_torch()
     root = simulator_folder()
     choice = prebuilt_libraries.choose_prebuilt(torch)
     prebuilt = choice.libraries
     compiler = "" if prebuilt else _find_compiler(choice.reason)
     version, modules = (prebuilt.torch_npu, prebuilt.modules) if prebuilt else ("", ())
-    wheel = find_unpacked_wheel(root / "wheels", torch, version)
-    if wheel and (build := _locate_build(root, torch, wheel, compiler)).is_complete:
-        return build  # nothing to wait for
     with _lock_folder(root):
         _remove_unfinished(root)
         wheel = fetch_wheel(root / "wheels", torch, version, modules)

@@ -13,6 +13,15 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
+_PRELOADED_MODULES = (
+    "pytest",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""Imported once by the process that ranks are forked from: a rank that starts cold imports for four seconds."""
+
 
 def find_free_port() -> int:
     """Return a port that nothing listens on, outside the range from which connections get theirs.
@@ -34,20 +43,39 @@ def spawn_ranks(function: Callable[..., None], world_size: int, *args: Any) -> N
 
     `function` must be importable (defined at the top of a module). An exception in any process is raised here.
     """
-    arguments = (world_size, find_free_port(), function, args)
-    multiprocessing.spawn(_run_rank, arguments, nprocs=world_size)
+    _start_ranks(function, world_size, args).join()
 
 
 def run_mortal_ranks(function: Callable[..., None], world_size: int, *args: Any) -> list[int]:
     """Do as `spawn_ranks`, but let the other processes run when one dies; return the exit codes of all."""
-    arguments = (world_size, find_free_port(), function, args)
-    context = multiprocessing.spawn(_run_rank, arguments, nprocs=world_size, join=False)
+    context = _start_ranks(function, world_size, args)
     for process in context.processes:
         process.join()
     return [process.exitcode for process in context.processes]
 
 
-def _run_rank(rank: int, world_size: int, port: int, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _start_ranks(
+    function: Callable[..., None], world_size: int, args: tuple[Any, ...]
+) -> multiprocessing.ProcessContext:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED_MODULES))
+    arguments = (world_size, find_free_port(), dict(os.environ), function, args)
+    started = multiprocessing.start_processes(
+        _run_rank, arguments, nprocs=world_size, join=False, start_method="forkserver"
+    )
+    assert started is not None
+    return started
+
+
+def _run_rank(
+    rank: int,
+    world_size: int,
+    port: int,
+    environment: dict[str, str],
+    function: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ.clear()  # the server's are those of its own start
+    os.environ.update(environment)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

@@ -7,22 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from anabatic.testing.tiny_models import write_tiny_text
-from e2e.conftest import base, base2, both
+from e2e.fixtures import base, base2, both, build_home, home
 from e2e.home import Home
 from npu_sim.conftest import CACHE
 
-__all__ = ["base", "base2", "both"]
+__all__ = ["base", "base2", "both", "home"]
 
 
 @pytest.fixture(scope="session")
-def home(_built: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
+def shared_home(_built: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Text and a tokenizer trained on it; commands run under `anabatic sim`, whose wheel and build are the user's."""
-    root = tmp_path_factory.mktemp("npus")
-    cache = root / "cache"
-    cache.mkdir()
-    (cache / "sim").symlink_to(CACHE / "sim")
-    plain = Home(root, write_tiny_text(root), root / "tokenizer", cache)
-    plain.anabatic("tokenizer", "train", "--data.train", plain.text, "--vocab-size", 320, "--out", plain.tokenizer)
+    plain = build_home(tmp_path_factory, "npus", CACHE / "sim")
     program = (sys.executable, "-m", "anabatic", "sim", "--npus", "2", "--")
     return replace(plain, device="npu", program=program)

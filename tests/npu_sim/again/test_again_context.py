@@ -2,7 +2,6 @@
 
 from e2e.test_context import (
     pairs,
-    pytestmark,
     test_a_pretraining_changes_its_mesh_twice,
     test_an_adapter_is_killed_and_goes_on_bit_by_bit,
     test_answers_that_lie_on_two_processes_are_compared,
@@ -11,7 +10,6 @@ from e2e.test_context import (
 
 __all__ = [
     "pairs",
-    "pytestmark",
     "test_a_pretraining_changes_its_mesh_twice",
     "test_an_adapter_is_killed_and_goes_on_bit_by_bit",
     "test_answers_that_lie_on_two_processes_are_compared",

@@ -2,8 +2,7 @@
 
 from e2e.test_expert_parallel import (
     mixture,
-    pytestmark,
     test_experts_are_divided_put_together_and_divided_again,
 )
 
-__all__ = ["mixture", "pytestmark", "test_experts_are_divided_put_together_and_divided_again"]
+__all__ = ["mixture", "test_experts_are_divided_put_together_and_divided_again"]

@@ -2,14 +2,12 @@
 
 from e2e.test_linear_attention import (
     model,
-    pytestmark,
     test_two_processes_divide_the_heads,
     test_two_processes_share_the_tokens_of_a_batch,
 )
 
 __all__ = [
     "model",
-    "pytestmark",
     "test_two_processes_divide_the_heads",
     "test_two_processes_share_the_tokens_of_a_batch",
 ]

@@ -1,3 +1,3 @@
-"""The tests of `tests/e2e` on two simulated NPUs."""
+"""The test of `tests/smoke` on two simulated NPUs."""
 
-from e2e.test_pipeline import *  # noqa: F403 - the same tests with another home
+from smoke.test_pipeline import *  # noqa: F403 - the same tests with another home

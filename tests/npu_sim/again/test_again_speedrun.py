@@ -9,8 +9,6 @@ import pytest
 from e2e import test_speedrun
 from e2e.home import Home
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.skipif(not test_speedrun.ALL, reason="ANABATIC_TEST_SPEEDRUN=all runs it")
 def test_every_stage_of_the_speedrun(home: Home, shared_data: Path, tmp_path: Path) -> None:

@@ -1,3 +1,3 @@
-"""The tests of `tests/e2e` on two simulated NPUs."""
+"""The tests of `tests/smoke` on two simulated NPUs."""
 
-from e2e.test_train import *  # noqa: F403 - the same tests with another home
+from smoke.test_train import *  # noqa: F403 - the same tests with another home

@@ -12,9 +12,6 @@ import pytest
 
 from e2e.home import Home, Options
 
-pytestmark = pytest.mark.slow
-
-
 MORE: Options = {"log.every": 10, "save.every": 0, "eval.every": 0, "schedule.max-steps": 22, "device.dtype": "bf16"}
 """22 steps that log at 1, 10, 20 and 22."""
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster.nodes import two
 from e2e import warm
-from e2e.nodes import two
 from npu_sim.conftest import CACHE
 from npu_sim.guides import small
 from npu_sim.guides.page import Chapter, says, words_of

@@ -14,8 +14,6 @@ from anabatic.core import json_reader
 from npu_sim.guides import page, small, world
 from npu_sim.guides.run import Done, Story
 
-pytestmark = pytest.mark.slow
-
 SWIFT = "swift sft --model_type qwen1half-7b-chat --dataset blossom-math-zh --num_train_epochs 5 --sft_type lora"
 FOUR = f"NPROC_PER_NODE=4 ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 {SWIFT} --output_dir output"
 TORCHRUN = "torchrun --standalone --nproc_per_node=8 -m scripts"

@@ -19,8 +19,6 @@ from npu_sim.guides.page import ROOT, SPAN, Row
 from npu_sim.guides.run import Done, Story, machine
 from npu_sim.guides.values import VALUES, accepted
 
-pytestmark = pytest.mark.slow
-
 CHAPTERS = page.chapters()
 ROWS = [row for chapter in CHAPTERS.values() for row in chapter.rows]
 AS_IT_IS = ("doctor", "env", "monitor", "explain", "launch --check")

@@ -79,6 +79,7 @@ def test_what_cannot_be_measured(
     assert not list(tmp_path.rglob("bench.json"))
 
 
+@pytest.mark.process
 def test_two_programs_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_shortened_number_counts_whole(text: str, value: float) -> None:
     ) == pytest.approx(value)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -143,6 +145,7 @@ def test_a_peer_that_fails_is_named(
     assert "\x1b" not in said and len(said) < 1000
 
 
+@pytest.mark.process
 def test_a_peer_that_hangs_is_ended(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"peer did not end within 0\.2 s") as caught:
         command_comparison.run_command("peer", ["sh", "-c", "sleep 100 & wait"], tmp_path, None, 0.2)

@@ -68,6 +68,7 @@ def test_text_of_ones_own_or_made_up(
     assert not list(tmp_path.glob(".text-*"))
 
 
+@pytest.mark.process
 def test_files_are_written_and_read_as_a_training_does(model: Path, tmp_path: Path) -> None:
     job = BenchIoJob(out=str(tmp_path), model=str(model), batch_tokens=1024, device=CPU, **FEW)
     assert disk_io.run(job) == 0

@@ -355,12 +355,14 @@ def test_a_path_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     assert "10,000 bytes long" in told and "255" in told and len(told) < 400
 
 
+@pytest.mark.process
 def test_a_reader_that_leaves_is_not_an_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m anabatic config show pretrain | head -c 1 | wc -c"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
     assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
+@pytest.mark.process
 def test_a_full_disk_is_readable() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -375,6 +377,7 @@ def test_a_full_disk_is_readable() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_files(closed: str, tmp_path: Path) -> None:
     """The first file opened would take the place of a closed one, and messages would end up in it."""

@@ -53,6 +53,7 @@ def test_rare_options_are_offered_once_they_are_begun() -> None:
     assert "--optim.beta2" in {word for word, _ in completion.complete_words(["sft", "--optim."])}
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(st.sampled_from([*command_tree.COMMANDS, "--", "=", "--x=", "-", ""]), st.text(max_size=6))))
 def test_any_line_is_answered(words: list[str]) -> None:
@@ -79,6 +80,7 @@ def test_shells_are_named() -> None:
         assert "source <(anabatic completion bash)" in str(caught.value.hint)
 
 
+@pytest.mark.process
 def test_bash() -> None:
     script = (
         "source <(anabatic completion bash)\n"

@@ -156,6 +156,7 @@ MISTYPED = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("line", MISTYPED)
 def test_a_mistyped_model_is_found_out_before_torch_is_loaded(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,9 @@ import pytest
 
 from anabatic.testing.tiny_models import save_tiny_chat_model
 
+pytestmark = pytest.mark.process
+
+
 PAGE = Path(__file__).parents[3] / "docs" / "en" / "reference" / "python.md"
 
 

@@ -59,6 +59,7 @@ def test_dump_reads_back(tree: dict[str, object]) -> None:
     assert yaml_reader.parse_yaml(yaml_reader.dump_yaml(tree), "dump").tree == tree
 
 
+@pytest.mark.process
 @given(TREES.filter(lambda value: not isinstance(value, (dict, list))))
 def test_scalar_is_one_line(value: object) -> None:
     text = yaml_reader.dump_scalar(value)

@@ -42,6 +42,7 @@ def test_any_text_is_commands_or_an_error(text: str) -> None:
         assert all(one.words and one.line >= 1 for one in found)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "script",
     [

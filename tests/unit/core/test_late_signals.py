@@ -19,7 +19,10 @@ from anabatic.core.process_info import wait_for_exit
 from anabatic.launch.hosts import remote_agent
 from anabatic.sim import supervisor
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="operator.call is of Python 3.11")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.version_info < (3, 11), reason="operator.call is of Python 3.11"),
+]
 RAISE_SIGNAL = ctypes.CDLL(None)["raise"]
 """raise(3) of the C library: unlike `signal.raise_signal`, it runs no Python handler before it returns."""
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
+
 PROGRAM = """
 import resource, sys
 from anabatic.core.process_info import allow_open_files

@@ -22,6 +22,7 @@ with lock_folder(Path(sys.argv[1]), "test"):
 """
 
 
+@pytest.mark.process
 def test_the_second_writer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
     first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None and first.stdout.readline() == "held\n"

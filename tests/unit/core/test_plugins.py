@@ -121,6 +121,7 @@ def test_trackers_that_nobody_has() -> None:
     assert "made" in caught.value.hint
 
 
+@pytest.mark.process
 def test_a_reward_of_a_package() -> None:
     point = plugins.find_plugin("anabatic.rewards", "vowels")
     assert point is not None

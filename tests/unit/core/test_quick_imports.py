@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
+
 HEAVY = """heavy = [name for name in ("torch._dynamo", "torch._inductor", "torch.distributed.tensor",
     "torch.distributed.fsdp", "sympy", "scipy.optimize") if name in sys.modules]
 """

@@ -114,6 +114,7 @@ def until(process: subprocess.Popen[str], line: str) -> None:
         assert read, process.communicate()[1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(TERM, 143), (USR1, 143), (HUP, 143), (INT, 130)])
 def test_before_there_is_anything_to_save_it_ends(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = begin(tmp_path, "starts")
@@ -126,6 +127,7 @@ def test_before_there_is_anything_to_save_it_ends(tmp_path: Path, number: signal
     )
 
 
+@pytest.mark.process
 def test_afterwards_it_comes_to_its_own_end(tmp_path: Path) -> None:
     process = begin(tmp_path, "reports")
     until(process, "trains")
@@ -140,6 +142,7 @@ def test_afterwards_it_comes_to_its_own_end(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0.code").read_text() == "143"
 
 
+@pytest.mark.process
 def test_a_library_that_keeps_the_process_is_not_waited_for(tmp_path: Path) -> None:
     process = begin(tmp_path, "library")
     until(process, "starts")
@@ -148,6 +151,7 @@ def test_a_library_that_keeps_the_process_is_not_waited_for(tmp_path: Path) -> N
     assert process.returncode == 143
 
 
+@pytest.mark.process
 def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
     """A launcher ends the others by SIGTERM when one of them fails: they are often telling the same error then."""
     code = (

@@ -195,6 +195,7 @@ def test_folders_without_anything_to_read(tmp_path: Path, tok: Path) -> None:
     assert ".jsonl" in caught.value.hint
 
 
+@pytest.mark.process
 def test_what_looks_bad_and_is_not(tmp_path: Path, tok: Path) -> None:
     """Emoji of several code points, surrogate pairs, an escaped NUL, a row of a megabyte, turns spelt as JSON."""
     long, family = "x" * 2**20, "👨‍👩‍👧 👋🏽"

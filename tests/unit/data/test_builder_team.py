@@ -127,6 +127,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("ranks", "machines"), [(2, 2), (3, 3)])
 def test_shards_are_those_of_one_process(corpora: Path, tmp_path: Path, ranks: int, machines: int) -> None:
     specs = [str(corpora / name) for name in ("rows.jsonl", "chats.jsonl", "rows.parquet", "many")]
@@ -138,6 +139,7 @@ def test_shards_are_those_of_one_process(corpora: Path, tmp_path: Path, ranks: i
     assert all(one["tokens"] == told[0]["tokens"] for one in told)
 
 
+@pytest.mark.process
 def test_a_rank_waits_longer_than_a_collective_may_last(corpora: Path, tmp_path: Path) -> None:
     """And the launcher, which counts what does not move for a while as hung, sees progress of both ranks."""
     beats = tmp_path / "beats"
@@ -177,6 +179,7 @@ def build_slowly(corpora: Path, folder: Path, beats: Path) -> None:
     build(corpora, [str(corpora / "rows.jsonl")], 1, str(folder), 0.6)
 
 
+@pytest.mark.process
 def test_a_failure_is_reported_on_all_ranks_with_its_machine(corpora: Path, tmp_path: Path) -> None:
     rows = ['{"text": "fine"}'] * 300 + ["{broken"] + ['{"text": "fine"}'] * 300
     (tmp_path / "bad.jsonl").write_text("\n".join(rows))
@@ -207,6 +210,7 @@ def fail(corpora: Path, folder: Path, _: str) -> None:
             time.sleep(1.5)  # the store of this job lives in this process
 
 
+@pytest.mark.process
 def test_a_lost_machine_ends_the_job_and_its_finished_parts_are_kept(corpora: Path, tmp_path: Path) -> None:
     source = corpora / "rows.jsonl"
     codes = run_mortal_ranks(lose, 3, corpora, tmp_path, str(source))
@@ -272,6 +276,7 @@ def build_one(corpora: Path, folder: Path, source: str, world: World) -> None:
         dataset_cache.build_dataset(source, corpora / "tok", data, "train", team=team)
 
 
+@pytest.mark.process
 def test_machines_without_a_common_cache_build_for_themselves(corpora: Path, tmp_path: Path) -> None:
     spawn_ranks(build, 2, corpora, [str(corpora / "rows.jsonl")], 2, str(tmp_path / "RANK"))
     assert files_of(tmp_path / "0") == files_of(tmp_path / "1") != {}

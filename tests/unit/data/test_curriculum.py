@@ -80,6 +80,7 @@ def test_a_short_level_comes_round_evenly(sets: list[ShardSet]) -> None:
     assert len(times) == 5 and max(times.values()) - min(times.values()) <= 2
 
 
+@pytest.mark.process
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 39), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
 def test_it_continues_at_any_batch_with_any_number_of_ranks(

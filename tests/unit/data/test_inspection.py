@@ -94,6 +94,7 @@ def test_signatures_of_strangers_have_nothing_in_common():
         compute_signature(np.empty(0, np.uint64))
 
 
+@pytest.mark.process
 def test_near_duplicates_are_those_of_the_slow_comparison():
     generator = random.Random(3)
     texts = []
@@ -208,6 +209,7 @@ def test_the_signature_size_is_that_of_its_bins():
     assert compute_signature(hash_ngrams("a" * 16, 16)).shape == (SIGNATURE_SIZE,)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not REAL.is_dir(), reason="the shared data is not on this machine")
 def test_equal_rows_of_a_real_file():
     rows = json.loads((REAL / "sft" / "glaive_toolcall_en_demo.json").read_text(encoding="utf-8"))

@@ -200,6 +200,7 @@ def test_text_files_that_are_not_utf8(content: bytes, words: str, tmp_path: Path
     assert [document.text for document in read(tmp_path, on_bad_row="skip")] == ["good"]
 
 
+@pytest.mark.process
 def test_a_line_of_a_gigabyte_is_refused_without_being_held(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.zst"
     with open(path, "wb") as file, zstandard.ZstdCompressor().stream_writer(file) as stream:
@@ -382,6 +383,7 @@ def test_the_standard_library_is_real_text() -> None:
     assert read("stdlib:", rows=3) == found[:3]
 
 
+@pytest.mark.process
 def test_docstrings_share_their_source_s_held_out_fate() -> None:
     found = read("stdlib:docs")
     by_id = {document.id: document.text or "" for document in found}

@@ -46,6 +46,7 @@ def test_the_reference_reply_is_right(name, split):
         assert row.choices is None or row.answer in row.choices
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["spelling", "counting"])
 def test_a_test_word_is_never_taught_in_any_task(name):
     asked = {words_asked(row) for row in synthetic_tasks.generate_task_rows(name, "test", 500, 0)}
@@ -60,6 +61,7 @@ def test_a_test_word_is_never_taught_in_any_task(name):
     assert not asked & set(synthetic_tasks.list_real_words())
 
 
+@pytest.mark.process
 def test_a_test_sum_is_never_taught_in_either_order():
     asked = {operands(row) for row in synthetic_tasks.generate_task_rows("arithmetic", "test", 800, 0)}
     taught = {
@@ -129,6 +131,7 @@ def test_score_never_fails_on_any_reply(reply, name):
     assert synthetic_tasks.is_reply_correct(name, row.answer, reply) in (True, False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", NAMES)
 def test_chance_is_the_best_constant_reply_by_brute_force(name):
     drawn = list(synthetic_tasks.generate_task_rows(name, "test", synthetic_tasks.CHANCE_ROWS, 0))
@@ -149,6 +152,7 @@ def test_no_answer_to_counting_is_much_more_frequent_than_another():
     assert max(asked.values()) < 360  # problems with three of a letter are used up first
 
 
+@pytest.mark.process
 def test_chance_of_all_is_the_weighted_mean():
     total = sum(task.mixture_weight for task in synthetic_tasks.TASKS.values())
     mean = (

@@ -267,6 +267,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         train_tokenizer(job(tmp_path / "file" / "out", vocab_size=300))
 
 
+@pytest.mark.process
 def test_encoding_does_not_import_transformers(trained: Path) -> None:
     code = (
         "import sys; from anabatic.data.tokenizer.hf_folder import load_fast_tokenizer; "

@@ -101,6 +101,7 @@ def test_a_store_that_refuses_ends_nothing(tmp_path: Path, capsys: pytest.Captur
     assert (code.work / LIBRARY).read_bytes() == b"new"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["Read-only file system", "No space left on device"])
 def test_a_store_that_is_read_only_or_full(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     from anabatic.core import log
@@ -162,7 +163,7 @@ print(y.item(), x.grad.tolist(), counters["inductor"]["fxgraph_cache_hit"] > 0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_torch_works_with_a_damaged_store(tmp_path: Path) -> None:
     """Each kind of torch's files, emptied, cut short and overwritten; torch itself would end with SIGBUS."""
 

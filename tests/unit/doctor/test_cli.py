@@ -14,6 +14,8 @@ import pytest
 from unit.doctor import roots
 from unit.doctor.states import STATES
 
+pytestmark = pytest.mark.process
+
 
 def typed(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `anabatic WORDS`."""

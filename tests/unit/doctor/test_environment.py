@@ -30,6 +30,7 @@ def evaluated(shell: str, lines: str, env: dict[str, str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in run.stdout.split("\0") if pair)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("shell", ["bash", "sh", "zsh", "fish"])
 def test_a_shell_evaluates_it(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

@@ -42,6 +42,7 @@ def seen(block: bytes) -> dict[tuple[str, str, int | None, str], tuple[int, str,
     return {(one.entry.id, one.code, one.rank, one.role): (one.line, one.text, one.count) for one in scan.sightings}
 
 
+@pytest.mark.process
 @given(logs())
 def test_lines_that_tell_the_same_are_counted_as_if_each_were_read(block: bytes) -> None:
     fewest = matcher_module.MIN_GROUPED_LINES

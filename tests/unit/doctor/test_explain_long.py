@@ -6,6 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
+
 _FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    x()\n'
 _ODD = {
     "blanks behind error": "x error" + " " * 20_000 + "y",

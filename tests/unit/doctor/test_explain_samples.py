@@ -90,6 +90,7 @@ for name, samples in yaml.safe_load(open(sys.argv[1], encoding="utf-8")).items()
 """
 
 
+@pytest.mark.process
 def test_the_answer_does_not_depend_on_the_hash_seed() -> None:
     """Strings hash differently in every process: an answer that follows the order of a set changes with it."""
     answers = {

@@ -36,6 +36,7 @@ def test_state(name: str, tmp_path: Path) -> None:
             assert bool(line.describe_fix(language)) == (line.finding_type.fix_text is not None)
 
 
+@pytest.mark.process
 def test_every_verdict_is_seen(tmp_path: Path) -> None:
     seen = set(ELSEWHERE)
     for number, (base, change, _) in enumerate([*STATES.values(), *CASES.values()]):

@@ -163,6 +163,7 @@ def test_environ_of_the_first_process(tmp_path: Path) -> None:
     assert parse_environ("A=1=2\n\nodd line\n9=x\n") == {"A": "1=2"}
 
 
+@pytest.mark.process
 def test_a_program_that_hangs_is_left(tmp_path: Path) -> None:
     script = tmp_path / "npu-smi"
     script.write_text("#!/bin/sh\necho half\nsleep 60 & sleep 60\n")
@@ -201,6 +202,7 @@ def test_what_is_left_out_of_a_full_folder_is_said(tmp_path: Path, monkeypatch: 
     assert any("miniconda3" in line and "first 1 of" in line for line in said)
 
 
+@pytest.mark.process
 def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = roots.smi(2)["text"]
     script = tmp_path / "npu-smi"
@@ -216,6 +218,7 @@ def test_npu_smi_on_the_path_of_this_machine(tmp_path: Path, monkeypatch: pytest
     assert told["text"].strip() == text.strip()
 
 
+@pytest.mark.process
 def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '9.9'\nclass version: cuda = None\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -234,6 +237,7 @@ def test_the_child_tells_how_far_it_came(tmp_path: Path) -> None:
     assert machine_facts.parse_probe_output('anabatic-probe:{"stage": "to\nanabatic-probe:[1]\n') == {}
 
 
+@pytest.mark.process
 def test_libraries_are_loaded_without_the_import(tmp_path: Path) -> None:
     told = machine_facts.run_import_probe([], 120, dict(os.environ))
     assert told["loaded"] is True and told["stage"] == "done"

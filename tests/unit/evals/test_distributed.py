@@ -43,6 +43,7 @@ def measure(root: Path, run_folder: Path) -> None:
     evaluate.run(job(root, run_folder, "two"))
 
 
+@pytest.mark.process
 def test_two_processes_find_what_one_finds(tmp_path, run_folder, monkeypatch, capsys):
     rows = [{"words": "the wind moves " * (n % 5 + 1), "right": n % 4} for n in range(30)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

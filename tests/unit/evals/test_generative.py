@@ -33,6 +33,7 @@ def load(run_folder):
     return load_model(folder, torch.device("cpu")), tokenizers.load_tokenizer(folder)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", list(synthetic_tasks.TASKS))
 def test_right_replies_score_one_and_the_best_constant_scores_chance(name):
     (planned,) = registry.plan_tasks([f"task:{name}"]).tasks

@@ -38,6 +38,7 @@ def content(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.process
 def test_transformers_alone_loads_a_merged_adapter(write, lora, model, tokenizer):
     settings = content(model / "generation_config.json") | {"top_p": 0.8, "do_sample": True}
     (model / "generation_config.json").write_text(json.dumps(settings))

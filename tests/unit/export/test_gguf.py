@@ -80,6 +80,7 @@ def llama(tmp_path_factory):
     return mode
 
 
+@pytest.mark.process
 def test_the_converter_reads_the_whole_folder(write, llama):
     folder = Path(llama())
     out = write(gguf="q8_0", llama_cpp=str(folder), name="mine")
@@ -100,6 +101,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", FAILURES)
 def test_a_converter_that_fails_leaves_nothing(write, llama, mode, tmp_path):
     kind, words, hint = FAILURES[mode]
@@ -109,6 +111,7 @@ def test_a_converter_that_fails_leaves_nothing(write, llama, mode, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_converter_that_is_not_there(write, tmp_path, monkeypatch, llama):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no convert_hf_to_gguf.py on PATH") as caught:

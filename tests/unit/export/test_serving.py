@@ -144,6 +144,7 @@ def test_modelfile(write, model, caplog):
     assert "PARAMETER num_ctx 64" in text and 'TEMPLATE """{{ if .Messages }}' in text
 
 
+@pytest.mark.process
 def test_the_command_of_vllm_runs_with_the_folder_wherever_it_lies(write, tmp_path):
     out = write(devices=2, dtype="fp16", name="my.model")
     moved = tmp_path / "else where"

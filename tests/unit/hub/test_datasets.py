@@ -180,12 +180,14 @@ def test_a_check_logs_nothing(scheme: Scheme, served: Hub, caplog: pytest.LogCap
     assert caplog.text.count("license apache-2.0") == 1
 
 
+@pytest.mark.process
 @BOTH
 def test_a_cut_download_is_continued(scheme: Scheme, served: Hub) -> None:
     served.cut_once = {"data/train-a.jsonl", "data/train-b.jsonl"}
     assert len(read(f"{scheme}:acme/rows")) == 100
 
 
+@pytest.mark.process
 @BOTH
 def test_a_download_that_always_breaks_off_leaves_nothing_half(scheme: Scheme, served: Hub) -> None:
     served.cut = "data/test.jsonl"

@@ -126,6 +126,7 @@ def test_a_hub_that_is_down(which: model_download.Hub, served: Hub) -> None:
     assert "HF_ENDPOINT" in caught.value.hint
 
 
+@pytest.mark.process
 @BOTH
 def test_a_download_that_breaks_off_leaves_nothing_half(which: model_download.Hub, served: Hub, tmp_path: Path) -> None:
     served.cut = "model.safetensors"
@@ -210,6 +211,7 @@ def fetch_together(cache: str) -> None:
     leave_world(world)
 
 
+@pytest.mark.process
 def test_one_process_of_a_node_fetches(served: Hub, tmp_path: Path) -> None:
     spawn_ranks(fetch_together, 2, str(tmp_path / "hf"))
     sent = [one for one in served.asked if one.startswith("FILE")]

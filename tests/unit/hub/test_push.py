@@ -146,6 +146,7 @@ def test_without_a_token(which: HubName, served: PushHub, model: Path, monkeypat
     assert "TOKEN" in caught.value.hint
 
 
+@pytest.mark.process
 @BOTH
 def test_nobody_answers(which: HubName, model: Path, served: PushHub, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):

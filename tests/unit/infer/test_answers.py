@@ -17,6 +17,7 @@ from anabatic.infer.sampling import Sampling, sample_tokens
 from anabatic.infer.text_stream import StopStringFilter
 
 
+@pytest.mark.process
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.randoms())
 @settings(max_examples=200, deadline=None)
 def test_what_passes_is_the_text_before_the_first_stop_string(text, stops, random):

@@ -50,6 +50,7 @@ def dialogue(model, tokenizer, max_len=128, sampling=SHORT, **settings):
     return Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len), sampling, **settings)
 
 
+@pytest.mark.process
 def test_lines_are_answered_until_the_input_ends(talk, tmp_path):
     out, told = talk("hello\n\nhow are\\\nyou\n", out=str(tmp_path / "run"))
     said = rows(tmp_path / "run" / "chat.jsonl")
@@ -59,6 +60,7 @@ def test_lines_are_answered_until_the_input_ends(talk, tmp_path):
     assert told.count("tok/s") == 2
 
 
+@pytest.mark.process
 def test_prompts_are_said_one_after_another(talk, tmp_path):
     out, told = talk("never read", prompt=["one", "two"], system="be brief", out=str(tmp_path))
     said = rows(tmp_path / "chat.jsonl")
@@ -69,6 +71,7 @@ def test_prompts_are_said_one_after_another(talk, tmp_path):
     assert talk("", prompt=["one", "two"], system="be brief")[0] == out
 
 
+@pytest.mark.process
 def test_commands(talk, tmp_path):
     saved = tmp_path / "talk.jsonl"
     typed = f"/help\n/system be kind\nhello\n/save {saved}\n/reset\n/sav\n/save\n/system\n/quit\nnever\n"
@@ -84,6 +87,7 @@ def test_commands(talk, tmp_path):
     assert told.count("tok/s") == 1
 
 
+@pytest.mark.process
 def test_a_line_that_is_too_long_is_told_and_the_talk_goes_on(talk, tmp_path):
     out, told = talk("long " * 100 + "\nshort\n", out=str(tmp_path))
     assert "error: the message has" in told and "at most 200 fit" in told
@@ -93,6 +97,7 @@ def test_a_line_that_is_too_long_is_told_and_the_talk_goes_on(talk, tmp_path):
         talk(prompt=["long " * 100])
 
 
+@pytest.mark.process
 def test_a_file_that_cannot_be_written_is_told(talk, tmp_path):
     _, told = talk(f"hello\n/save {tmp_path}/none/file\nhello\n")
     assert "error: cannot write" in told and told.count("tok/s") == 2
@@ -158,6 +163,7 @@ def test_seeds_repeat_a_conversation_but_not_an_answer(model, tokenizer):
     assert talks[0][0] != talks[0][2]
 
 
+@pytest.mark.process
 def test_without_a_template_a_line_is_continued_alone(folder, model, tokenizer, talk, tmp_path):
     import shutil
 

@@ -78,6 +78,7 @@ class Terminal:
         return self.until(until)
 
 
+@pytest.mark.process
 def test_a_conversation_at_a_terminal(talker, tokenizer, tmp_path):
     save_model(talker, tmp_path / "model", tokenizer)
     options = ["--sampling.temperature", "0", "--sampling.max-new-tokens", "4", "--device.type", "cpu"]

@@ -19,6 +19,8 @@ from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
 from anabatic.testing.random_models import build_random_model
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def sandbox():

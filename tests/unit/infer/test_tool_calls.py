@@ -262,6 +262,7 @@ def test_malformed_calls_stay_text(about):
     assert said(read(MAKERS["llama3"](), list(bare))) == bare
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 def test_cost_is_linear(kind):
     """A megabyte in pieces of eight characters: far more seconds where anything is read twice."""

@@ -142,6 +142,7 @@ show("own")
 """
 
 
+@pytest.mark.process
 def test_a_process_takes_its_share() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     last = allowed[-1]

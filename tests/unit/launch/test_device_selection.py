@@ -62,6 +62,7 @@ def choose(
     return placement.select_devices(wanted, nproc, environ, lambda: (source, []))
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_four_of_eight(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(8, "910B3", {}, busy=(0, 2, 5)), 4)
@@ -70,6 +71,7 @@ def test_four_of_eight(tmp_path: Path) -> None:
     assert [device.bus_id for device in found.devices] == [f"0000:0{index}:00.0" for index in (1, 3, 4, 6)]
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_memory_of_a_process_that_is_not_shown_counts(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(4, "910B3", {0: 30_000, 1: 3400}, busy=()), 2)
@@ -78,18 +80,21 @@ def test_memory_of_a_process_that_is_not_shown_counts(tmp_path: Path) -> None:
         choose(tmp_path, readings(4, "910B3", {0: 30_000}, busy=()), 4)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_all_of_them_need_no_variable(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(2, "910B3", {}, busy=()), 2)
     assert found is not None and (found.variables, found.summary, found.indices) == ({}, "", (0, 1))
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_dies_of_cards_are_counted_as_torch_counts_them(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(8, "Ascend910", {}, busy=(0, 1, 3), per_card=2), 3, "A3")
     assert found is not None and found.variables == {"ASCEND_RT_VISIBLE_DEVICES": "2,4,5"}
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_the_first_generation_stays_in_one_ring(tmp_path: Path) -> None:
     found = choose(tmp_path, readings(8, "910A", {}, busy=(0, 5)), 2, "910")
@@ -99,6 +104,7 @@ def test_the_first_generation_stays_in_one_ring(tmp_path: Path) -> None:
     assert choose(tmp_path, readings(8, "910A", {}, busy=(0, 5)), 6, "910") is not None
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_too_few_are_free(tmp_path: Path) -> None:
     with pytest.raises(DeviceError) as caught:
@@ -109,6 +115,7 @@ def test_too_few_are_free(tmp_path: Path) -> None:
     assert "ASCEND_RT_VISIBLE_DEVICES" in caught.value.hint
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_a_device_that_is_broken_is_left_out(tmp_path: Path) -> None:
     rows = [replace(one, health="Alarm" if one.logic_id == 0 else "OK") for one in readings(3, "910B3", {}, busy=())]
@@ -116,6 +123,7 @@ def test_a_device_that_is_broken_is_left_out(tmp_path: Path) -> None:
     assert found is not None and found.indices == (1, 2)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_a_lost_device_leaves_a_gap_in_the_numbers(tmp_path: Path) -> None:
     rows = [one for one in readings(8, "910B3", {}, busy=(0,)) if one.logic_id != 2]
@@ -133,12 +141,14 @@ def test_a_lost_device_leaves_a_gap_in_the_numbers(tmp_path: Path) -> None:
     assert last is not None and last.indices == (5, 6, 7)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_more_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="9 processes need as many NPUs, and there are 8"):
         choose(tmp_path, readings(8, "910B3", {}, busy=()), 9)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_the_users_own_choice_is_kept(tmp_path: Path) -> None:
     rows = readings(4, "910B3", {}, busy=(0, 1, 2, 3))
@@ -175,6 +185,7 @@ def test_gpus_go_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placement.select_devices("npu", 1, {}, lambda: (Gpus(), [])) is None
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = readings(4, "910B3", {}, busy=(0,))
@@ -199,6 +210,7 @@ def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert cpu_info.CORES_VARIABLE not in loose and loose["OMP_NUM_THREADS"] == "8"
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_one_process_takes_a_free_device_or_shares_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -29,6 +29,7 @@ def variables(**more: str) -> dict[str, str]:
     return {**os.environ, **more}
 
 
+@pytest.mark.process
 def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forkserver, tmp_path: Path) -> None:
     """The code is also left in the folder of reports, as by any worker."""
     worker = server.fork_worker(["config", "show", "nope"], variables(RANK="3", ANABATIC_REPORTS=str(tmp_path)))
@@ -38,6 +39,7 @@ def test_a_worker_runs_the_command_with_its_own_variables_and_code(server: Forks
     assert "nope" in (tmp_path / "rank-3.error").read_text()
 
 
+@pytest.mark.process
 def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # reading it lasts for ever
@@ -49,6 +51,7 @@ def test_a_worker_is_named_killed_and_counted_as_killed(server: Forkserver, tmp_
     assert worker.wait(timeout=240) == -signal.SIGKILL == worker.poll()
 
 
+@pytest.mark.process
 def test_a_worker_can_be_signalled_at_once(server: Forkserver) -> None:
     """The agent signals the group, which exists when the worker's number is known."""
     for _ in range(20):
@@ -58,6 +61,7 @@ def test_a_worker_can_be_signalled_at_once(server: Forkserver) -> None:
         assert worker.wait(60) in (-signal.SIGKILL, 0)
 
 
+@pytest.mark.process
 def test_a_worker_keeps_its_number_until_its_end_is_known(server: Forkserver) -> None:
     """The agent signals the groups of workers that it takes for running: their numbers must be theirs."""
     worker = server.fork_worker(["--version"], variables())
@@ -70,6 +74,7 @@ def test_a_worker_keeps_its_number_until_its_end_is_known(server: Forkserver) ->
     until(lambda: not process.is_running())
 
 
+@pytest.mark.process
 def test_workers_end_with_their_server(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -84,6 +89,7 @@ def test_workers_end_with_their_server(tmp_path: Path) -> None:
     server.close()
 
 
+@pytest.mark.process
 def test_a_server_that_cannot_import_forks_nobody(capfd: pytest.CaptureFixture[str]) -> None:
     server = Forkserver("anabatic.nothing_of_that_name")
     assert server.fork_worker([], variables()) is None
@@ -114,6 +120,7 @@ def run_program(server: Forkserver, folder: Path, text: str, *words: str, **more
     return worker.wait(timeout=240)
 
 
+@pytest.mark.process
 def test_a_program_runs_as_with_its_own_python(server: Forkserver, tmp_path: Path) -> None:
     """Arguments, variables, its folder for imports, a main module whose classes can be pickled, and its exit code."""
     (tmp_path / "neighbour.py").write_text("VALUE = 7\n", encoding="utf-8")
@@ -131,6 +138,7 @@ sys.exit(neighbour.VALUE)
     assert run_program(server, tmp_path, text, "--word", RANK="5") == 7
 
 
+@pytest.mark.process
 def test_a_program_that_fails_shows_its_own_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     server = Forkserver("json")
     assert run_program(server, tmp_path, "def broken():\n    raise ValueError('no')\n\nbroken()\n") == 1

@@ -156,6 +156,7 @@ def test_the_rank_table_of_an_ascendjob() -> None:
     assert source in find_pod([job])["spec"]["volumes"]
 
 
+@pytest.mark.process
 def test_a_pod_waits_for_the_whole_rank_table(tmp_path: Path) -> None:
     (container,) = find_pod(all_made(ranktable=True))["spec"]["containers"]
     shell, flag, script = container["command"]

@@ -187,6 +187,7 @@ def test_another_job_that_comes_later_is_refused_alone(site: Site) -> None:
     assert not any(machine.num_nodes_waiting() for machine in site.made[:2])
 
 
+@pytest.mark.process
 def test_machines_of_another_job_on_the_port_are_told(site: Site) -> None:
     ours = Joining(site.machine(0, seconds=3.0))
     others = Joining(site.machine(1, job="others"))
@@ -195,6 +196,7 @@ def test_machines_of_another_job_on_the_port_are_told(site: Site) -> None:
     assert str(ours.failure()) == f"waiting for machine 1 at 127.0.0.1:{site.port} (1 of 2 are here)"
 
 
+@pytest.mark.process
 def test_machines_that_cannot_understand_each_other_are_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Joining(site.machine(0, seconds=3.0))
     until(lambda: site.made[0]._server and site.made[0]._server._coordinator.waiting)
@@ -341,6 +343,7 @@ def test_another_program_on_the_port_is_named(site: Site) -> None:
     assert str(caught.value) == "what answers there is another program, no training"
 
 
+@pytest.mark.process
 def test_a_machine_0_that_is_busy_is_asked_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_client, "_ATTEMPT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -363,6 +366,7 @@ def test_one_that_never_answers_is_named(site: Site, monkeypatch: pytest.MonkeyP
     assert str(failure) == "what listens there does not answer: another program, or too busy"
 
 
+@pytest.mark.process
 def test_a_killed_machine_is_found_by_its_connection(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     joining = [Joining(site.machine(number)) for number in (0, 1)]
     assert [each.place() for each in joining] == [(0, 2), (1, 2)]

@@ -212,6 +212,7 @@ def test_names_that_kubernetes_does_not_take(changed: dict[str, Any], message: s
         assert message in str(caught.value)
 
 
+@pytest.mark.process
 @given(st.text(st.characters(blacklist_categories=["Cs"]), max_size=40))
 def test_any_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     job = made(env=[f"A={value}"])
@@ -255,6 +256,7 @@ def kubectl(folder: Path, body: str) -> str:
     return f"{folder}:/usr/bin:/bin"
 
 
+@pytest.mark.process
 def test_submitting_asks_the_server_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", kubectl(tmp_path, "echo job.batch.volcano.sh/a created"))
     assert kubectl_module.submit_manifests("kind: Job\n", "lab") == "job.batch.volcano.sh/a created"
@@ -263,6 +265,7 @@ def test_submitting_asks_the_server_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "last.yaml").read_text() == "kind: Job\n"
 
 
+@pytest.mark.process
 def test_a_cluster_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", kubectl(tmp_path, 'echo "error: no matches for kind \\"Job\\"" >&2; exit 1'))
     with pytest.raises(Failure, match="no matches for kind") as caught:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from anabatic.core import relaunch
 from anabatic.core.errors import TRACEBACK_HINT
 from anabatic.launch.local import worker_reports
@@ -22,6 +24,7 @@ os.abort()
 """
 
 
+@pytest.mark.process
 def test_a_library_that_takes_a_rank_down(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
     ran = subprocess.run([sys.executable, "-c", WORKER, tmp_path], capture_output=True, text=True, env=environment)

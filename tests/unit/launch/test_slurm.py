@@ -43,6 +43,7 @@ def run(folder: Path, text: str, programs: dict[str, str] | None = None, **varia
     return done.returncode, (folder / "said").read_text().splitlines()
 
 
+@pytest.mark.process
 def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
     batch = slurm.SlurmJob("job", 2, 8, options=("--partition=train",), setup=("export GREETING=hello",))
     text = slurm.render_script(batch, ["sft", "-c", "my recipe.yaml", "--seed", "$HOME"])
@@ -53,6 +54,7 @@ def test_every_machine_gets_its_launcher(tmp_path: Path) -> None:
     assert (code, said) == (0, [f"first:20007 {number} {words}" for number in (0, 1)])
 
 
+@pytest.mark.process
 def test_tasks_of_an_array_have_their_number(tmp_path: Path) -> None:
     batch = slurm.SlurmJob("job", 1, 1, options=("--array=3-4",))
     text = slurm.render_script(batch, ["sft", "--out", "my runs/%a-$x/%a", "--seed", "%a", "", "100%"])
@@ -74,6 +76,7 @@ def test_names_are_quoted_where_they_must() -> None:
     assert "#SBATCH --gres=gpu:a100:8\n#SBATCH" in text and "#SBATCH -p train\n" in text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("code", "again"), [(143, True), (1, False), (2, False), (130, False), (137, True)])
 def test_a_job_that_has_saved_or_was_killed_is_queued_again(tmp_path: Path, code: int, again: bool) -> None:
     ended, said = run(tmp_path, slurm.render_script(slurm.SlurmJob("job", 1, 1, gres=""), ["sft"]), ENDS_0=str(code))
@@ -86,6 +89,7 @@ ENDS = [((143, 143), 143, True), ((143, 137), 143, True)]
 ENDS += [((137, 1), 1, False), ((143, 1), 1, False), ((2, 143), 2, False)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("codes", "code", "again"), ENDS)
 def test_a_job_that_failed_on_one_machine_is_not(
     tmp_path: Path, codes: tuple[int, int], code: int, again: bool
@@ -97,6 +101,7 @@ def test_a_job_that_failed_on_one_machine_is_not(
     assert ("requeue 40007" in said) is again
 
 
+@pytest.mark.process
 def test_a_signal_does_not_end_the_shell_before_its_launcher(tmp_path: Path) -> None:
     """Slurm signals every process of a step, the shell among them."""
     saves = 'trap "sleep 0.5; echo saved >> said; exit 143" TERM'
@@ -109,6 +114,7 @@ def test_a_signal_does_not_end_the_shell_before_its_launcher(tmp_path: Path) -> 
     assert (ended, said) == (143, ["began", "saved", "requeue 40007"])
 
 
+@pytest.mark.process
 def test_submitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no sbatch"):

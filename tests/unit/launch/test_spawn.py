@@ -14,6 +14,9 @@ import pytest
 
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 
+pytestmark = pytest.mark.process
+
+
 # Imported by every interpreter at its start, because its folder is on PYTHONPATH.
 CUSTOMIZE = """
 import sys, types

@@ -25,6 +25,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path, monkeypatch)
 
 
+@pytest.mark.process
 def test_every_machine_gets_its_words(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     assert site.run("noisy slots=4\nsecond", {}) == 0
     out, err = capfd.readouterr()
@@ -55,6 +56,7 @@ def test_every_machine_gets_its_words(site: Site, capfd: pytest.CaptureFixture[s
         assert f"hello from {name}\n" in (site.folder / "out" / f"host-{place}.log").read_text()
 
 
+@pytest.mark.process
 def test_no_command_line_shows_what_is_handed_on(site: Site) -> None:
     lines: list[str] = []
 
@@ -70,6 +72,7 @@ def test_no_command_line_shows_what_is_handed_on(site: Site) -> None:
     assert any("-m anabatic launch" in line for line in lines) and not any("s3cret" in line for line in lines)
 
 
+@pytest.mark.process
 def test_who_cannot_take_part_is_named(site: Site) -> None:
     with pytest.raises(Failure) as caught:
         site.run("good\ndead\nstranger", {})
@@ -79,6 +82,7 @@ def test_who_cannot_take_part_is_named(site: Site) -> None:
     assert "dead port=2222" in caught.value.hint and "ssh-copy-id stranger" in caught.value.hint
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -106,6 +110,7 @@ def test_options_that_do_not_fit_the_file(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.process
 def test_versions_and_missing_packages(site: Site) -> None:
     site.package("0.0.0")
     with pytest.raises(ConfigError, match=f"a .line 1.: it has anabatic 0.0.0, this machine {__version__}"):
@@ -115,6 +120,7 @@ def test_versions_and_missing_packages(site: Site) -> None:
         site.run("a", {})
 
 
+@pytest.mark.process
 def test_a_port_that_is_taken(site: Site) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 29713))
@@ -123,6 +129,7 @@ def test_a_port_that_is_taken(site: Site) -> None:
             site.run("a\nb", {})
 
 
+@pytest.mark.process
 def test_one_fails_and_the_others_are_ended(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     assert site.run("a\nb\nc", {"a": "wait", "b": {"code": 2, "after": ["a", "c"]}, "c": "wait"}) == 2
     err = capfd.readouterr().err
@@ -130,6 +137,7 @@ def test_one_fails_and_the_others_are_ended(site: Site, capfd: pytest.CaptureFix
     until(lambda: site.gone("a") and site.gone("c"))
 
 
+@pytest.mark.process
 def test_a_lost_machine_ends_the_job(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     def cut() -> None:
         until(lambda: site.begun("a") and site.begun("b"))
@@ -141,6 +149,7 @@ def test_a_lost_machine_ends_the_job(site: Site, capfd: pytest.CaptureFixture[st
     until(lambda: site.gone("a") and site.gone("b"))
 
 
+@pytest.mark.process
 def test_a_lost_machine_is_left_behind_where_fewer_will_do(site: Site) -> None:
     def cut() -> None:
         until(lambda: site.begun("a") and site.begun("b"))
@@ -152,6 +161,7 @@ def test_a_lost_machine_is_left_behind_where_fewer_will_do(site: Site) -> None:
         assert site.run("a\nb", {"a": "wait", "b": "wait"}, nodes=(1, 2)) == 143
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_reaches_every_machine_once(site: Site, number: signal.Signals, code: int) -> None:
     program = site.folder / "program.py"
@@ -172,6 +182,7 @@ def test_a_signal_reaches_every_machine_once(site: Site, number: signal.Signals,
     until(lambda: site.gone("a") and site.gone("b"))
 
 
+@pytest.mark.process
 def test_the_command_checks_a_machine_of_a_file(site: Site) -> None:
     (site.folder / "hosts").write_text("here slots=3\n")
     words = [sys.executable, "-m", "anabatic", "launch", "--hosts", "hosts", "--check", "--master-addr", "127.0.0.1"]

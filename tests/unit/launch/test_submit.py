@@ -14,7 +14,10 @@ from unit.launch import api_server
 from unit.launch.rendered import RECIPE, find_tool, order
 
 KUBECTL = find_tool("kubectl")
-pytestmark = pytest.mark.skipif(KUBECTL is None, reason="no kubectl: python scripts/fetch_kubernetes_tools.py")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(KUBECTL is None, reason="no kubectl: python scripts/fetch_kubernetes_tools.py"),
+]
 Connect = Callable[[api_server.ApiServer], str]
 
 

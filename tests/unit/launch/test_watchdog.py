@@ -87,6 +87,7 @@ def test_who_has_ended_does_not_count(tmp_path: Path) -> None:
     assert not watch.is_hung()
 
 
+@pytest.mark.process
 def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
     workers = [worker(tmp_path, rank) for rank in (0, 1)]
     workers[1].send_signal(signal.SIGSTOP)
@@ -99,6 +100,7 @@ def test_stacks_are_told_and_all_are_ended(tmp_path: Path) -> None:
     assert not watch.is_hung(), "it is told once"
 
 
+@pytest.mark.process
 def test_a_process_that_does_not_train_yet_moves_by_its_cpu_time(tmp_path: Path) -> None:
     clock = Clock()
     process = worker(tmp_path, 0, heartbeat.STEP_NOT_TRAINING)
@@ -118,6 +120,7 @@ def test_a_process_that_does_not_train_yet_moves_by_its_cpu_time(tmp_path: Path)
     assert not watch.is_hung(), "this test has worked meanwhile"
 
 
+@pytest.mark.process
 def test_waiting_for_other_machines_is_no_hang(tmp_path: Path) -> None:
     """A lost machine has the seconds that --join-seconds grants it, however soon a hang counts."""
     clock = Clock()
@@ -239,6 +242,7 @@ def test_the_meeting_point_is_checked_first() -> None:
     assert rendezvous_endpoint.is_local_address("127.0.0.1") and not rendezvous_endpoint.is_local_address("192.0.2.1")
 
 
+@pytest.mark.process
 def test_a_process_that_is_gone_does_not_hang(tmp_path: Path) -> None:
     """Its agent may be gone with it, and another one on its way."""
     process = subprocess.Popen([sys.executable, "-c", ""])

@@ -120,6 +120,7 @@ def test_two_models_of_a_family_keep_their_own_operators() -> None:
     assert len(calls) == 4
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_norms_and_gated_blocks_are_compiled() -> None:
     assert fused_ops.compile_blocks(build_tiny_model()) == 11

@@ -22,6 +22,8 @@ from anabatic.cli.app import main
 from anabatic.monitor.sources import dcmi
 from unit.monitor import fake
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

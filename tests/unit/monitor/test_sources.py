@@ -16,6 +16,7 @@ from anabatic.sim import npu_smi_layout
 from unit.monitor import fake
 
 
+@pytest.mark.process
 def test_npu_smi_gives_devices_processes_and_logic_ids(tmp_path: Path) -> None:
     readings = fake.dies(16)
     folder = fake.printing(
@@ -32,6 +33,7 @@ def test_npu_smi_gives_devices_processes_and_logic_ids(tmp_path: Path) -> None:
     assert format_device_label(1, 1, count_devices_per_card(found)) == "1.1"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "says", "hint"),
     [
@@ -67,6 +69,7 @@ def test_an_npu_smi_that_this_user_may_not_run_is_named(tmp_path: Path, monkeypa
     assert isinstance(said, str) and str(program) in said and "HwHiAiUser" in said
 
 
+@pytest.mark.process
 def test_an_npu_smi_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     folder = fake.install(tmp_path / "bin", f"sleep 60 & echo $! > {note}; wait")
@@ -94,6 +97,7 @@ def test_without_any_tool_there_is_the_processor(monkeypatch: pytest.MonkeyPatch
     assert selection.MachineSource(processor=False).read().error == "no accelerator can be read"
 
 
+@pytest.mark.process
 def test_processes_of_this_machine_get_user_and_command() -> None:
     child = subprocess.Popen(["/bin/sleep", "30"])
     try:
@@ -147,6 +151,7 @@ def _library(folder: Path, result: int) -> Path:
     return library
 
 
+@pytest.mark.process
 def test_dcmi_reads_cards_by_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcmi, "LIBRARY_PATHS", (str(tmp_path / "absent.so"), str(_library(tmp_path, 0))))
     source = dcmi.open_source()
@@ -163,6 +168,7 @@ def test_dcmi_reads_cards_by_their_own_numbers(tmp_path: Path, monkeypatch: pyte
     assert found.driver_version == "25.5.1" and found.notes == ["DCMI refused 4 values: not permitted"]
 
 
+@pytest.mark.process
 def test_dcmi_that_refuses_gives_way_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcmi, "LIBRARY_PATHS", (str(_library(tmp_path, -8020)),))
     assert dcmi.open_source() == "DCMI does not start: -8020 (the device is owned by another container)"

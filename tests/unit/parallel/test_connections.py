@@ -8,10 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
+
+pytestmark = pytest.mark.process
+
 
 LITTLE = 300
 PROGRAM = f"""

@@ -115,6 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_four_processes_train_as_one_does(folder: Path, name: str) -> None:
     case = CASES[name]

@@ -15,6 +15,8 @@ from anabatic.testing.multiprocess import spawn_ranks
 from unit.parallel import family_grid
 from unit.parallel.one_step import DEVICE
 
+pytestmark = pytest.mark.process
+
 
 def together(folder: Path) -> None:
     device = select_device(DEVICE)

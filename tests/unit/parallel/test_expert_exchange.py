@@ -20,6 +20,9 @@ from anabatic.models.experts.expert_layers import EXPERT_GROUP, choose_expert_fo
 from anabatic.parallel.process_groups import RankGroup
 from anabatic.testing.multiprocess import spawn_ranks
 
+pytestmark = pytest.mark.process
+
+
 EXPERTS, HIDDEN, INNER, CHOSEN = 8, 16, 12, 2
 TOKENS = (7, 0, 3, 11)
 """Of each rank; one has none."""

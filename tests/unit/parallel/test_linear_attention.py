@@ -80,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_train_as_one_does(folder: Path, name: str) -> None:
     case = CASES[name]

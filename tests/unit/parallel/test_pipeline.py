@@ -200,6 +200,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
 def test_stages_train_as_one_process_does(folder: Path, case: str) -> None:
     expected = trained(folder, case, World())

@@ -22,6 +22,9 @@ from anabatic.parallel.process_groups import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.testing.multiprocess import spawn_ranks
 
+pytestmark = pytest.mark.process
+
+
 MIB = 2**20
 ADAPTED = "model.layers.1.self_attn.q_proj.weight"
 

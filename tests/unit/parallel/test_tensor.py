@@ -53,6 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
 def test_four_processes_train_as_one_does(folder: Path, case: str) -> None:
     expected = train_step(folder / case, CASES[case], World(), BATCHES)

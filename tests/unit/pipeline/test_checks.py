@@ -205,6 +205,7 @@ def test_all_problems_are_told_together_and_by_the_dry_run(
     assert "tokenizer train -> " in said and "; checked" in said and "; 2 problems" in said
 
 
+@pytest.mark.process
 def test_stages_that_do_not_run_are_not_looked_at(bench: Bench) -> None:
     assert bench.run() == 0
     shutil.rmtree(bench.root / "books")
@@ -216,6 +217,7 @@ def test_stages_that_do_not_run_are_not_looked_at(bench: Bench) -> None:
         bench.run(only=["sft"])
 
 
+@pytest.mark.process
 def test_a_full_disk_is_warned_of_before_the_first_stage(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_full_disk_is_warned_of_before_the_first_stage(
     assert re.search("the stages write about .* has .* free", caplog.text)
 
 
+@pytest.mark.process
 def test_nothing_heavy_is_imported(bench: Bench, files: Path) -> None:
     """Paths, columns and settings are told before torch, which takes seconds."""
     code = (

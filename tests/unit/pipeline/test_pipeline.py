@@ -24,6 +24,7 @@ from anabatic.core.stop_signals import SECOND_SIGINT_SECONDS
 from unit.pipeline.bench import ALL, Bench
 
 
+@pytest.mark.process
 def test_all_stages_run_in_order_and_then_none(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run() == 0
     assert bench.ran() == ALL
@@ -40,6 +41,7 @@ def test_all_stages_run_in_order_and_then_none(bench: Bench, capsys: pytest.Capt
     assert capsys.readouterr().err.count("skipped, done and unchanged") == 4
 
 
+@pytest.mark.process
 def test_events_and_seconds(bench: Bench) -> None:
     bench.run()
     rows = [row for row in json_reader.read_json_lines(bench.out / "pipeline.jsonl") if row["event"] == "stage"]
@@ -53,6 +55,7 @@ def test_events_and_seconds(bench: Bench) -> None:
     assert json.loads((bench.out / "tok" / "stage.json").read_text())["state"] == "done"
 
 
+@pytest.mark.process
 def test_a_changed_stage_and_its_dependents_run_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.run()
     bench.ran()
@@ -69,6 +72,7 @@ def test_a_changed_stage_and_its_dependents_run_again(bench: Bench, capsys: pyte
     assert (bench.out / "sft.old" / "checkpoint").is_file()  # what was saved before is not lost
 
 
+@pytest.mark.process
 def test_a_variable_changes_only_its_users(bench: Bench) -> None:
     bench.run()
     bench.ran()
@@ -77,6 +81,7 @@ def test_a_variable_changes_only_its_users(bench: Bench) -> None:
     assert bench.read("base")["schedule"]["max_steps"] == 6
 
 
+@pytest.mark.process
 def test_titles_change_nothing(bench: Bench) -> None:
     bench.run()
     bench.ran()
@@ -85,6 +90,7 @@ def test_titles_change_nothing(bench: Bench) -> None:
     assert bench.ran() == []
 
 
+@pytest.mark.process
 def test_a_failing_stage_stops_and_the_rest_goes_on_later(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.behave(base="fail")
     assert bench.run() == 3
@@ -95,6 +101,7 @@ def test_a_failing_stage_stops_and_the_rest_goes_on_later(bench: Bench, capsys: 
     assert bench.ran() == ["base", "sft", "talk"]
 
 
+@pytest.mark.process
 def test_a_training_stage_is_done_only_when_it_says_so(bench: Bench) -> None:
     bench.behave(base="stop")
     assert bench.run() == 1
@@ -107,6 +114,7 @@ def test_a_training_stage_is_done_only_when_it_says_so(bench: Bench) -> None:
     assert not (bench.out / "base.old").exists()
 
 
+@pytest.mark.process
 def test_an_explicit_out_is_what_a_reference_means(bench: Bench, tmp_path: Path) -> None:
     bench.tree["stages"]["base"]["job"]["out"] = str(tmp_path / "elsewhere")
     assert bench.run() == 0
@@ -190,6 +198,7 @@ def start(bench: Bench) -> subprocess.Popen[str]:
     raise AssertionError(f"no stage became busy: {process.communicate()[1]}")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_lets_the_stage_save(bench: Bench, number: signal.Signals, code: int) -> None:
     bench.behave(base="slow")
@@ -209,6 +218,7 @@ def test_a_signal_lets_the_stage_save(bench: Bench, number: signal.Signals, code
     assert bench.ran() == ["base", "sft", "talk"]
 
 
+@pytest.mark.process
 def test_a_second_interrupt_kills(bench: Bench) -> None:
     bench.behave(base="stubborn")
     process = start(bench)
@@ -227,6 +237,7 @@ def test_a_second_interrupt_kills(bench: Bench) -> None:
     assert process.returncode == 130
 
 
+@pytest.mark.process
 def test_two_runs_in_one_folder(bench: Bench) -> None:
     bench.behave(base="slow")
     process = start(bench)

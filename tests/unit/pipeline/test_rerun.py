@@ -11,6 +11,7 @@ from anabatic.core.errors import ConfigError, DataError
 from unit.pipeline.bench import ALL, Bench
 
 
+@pytest.mark.process
 def test_from_and_only(bench: Bench) -> None:
     bench.run()
     bench.ran()
@@ -26,6 +27,7 @@ def test_from_and_only(bench: Bench) -> None:
         bench.run(start="base", only=["base"])
 
 
+@pytest.mark.process
 def test_from_starts_over_where_the_plain_command_goes_on(bench: Bench) -> None:
     bench.behave(base="stop")
     assert bench.run() == 1
@@ -38,6 +40,7 @@ def test_from_starts_over_where_the_plain_command_goes_on(bench: Bench) -> None:
     assert (bench.out / "base.old" / "mine").exists()
 
 
+@pytest.mark.process
 def test_from_that_fails_half_way_is_finished_by_the_plain_command(bench: Bench) -> None:
     bench.run()
     bench.ran()
@@ -49,6 +52,7 @@ def test_from_that_fails_half_way_is_finished_by_the_plain_command(bench: Bench)
     assert bench.ran() == ["sft", "talk"]
 
 
+@pytest.mark.process
 def test_a_broken_stage_json_means_run_again(bench: Bench) -> None:
     bench.run()
     bench.ran()
@@ -57,6 +61,7 @@ def test_a_broken_stage_json_means_run_again(bench: Bench) -> None:
     assert bench.ran() == ALL  # what was made from it may not fit the new one
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lost", ["tok/tokenizer.json", "base/best_model", "base/final_model/tokenizer.json"])
 def test_what_a_stage_made_is_gone(bench: Bench, capsys: pytest.CaptureFixture[str], lost: str) -> None:
     bench.run()
@@ -71,6 +76,7 @@ def test_what_a_stage_made_is_gone(bench: Bench, capsys: pytest.CaptureFixture[s
     assert bench.ran() == ALL[ALL.index(first) :] and path.exists()
 
 
+@pytest.mark.process
 def test_a_lost_model_with_checkpoints_is_made_from_them(bench: Bench) -> None:
     bench.run()
     bench.ran()
@@ -80,6 +86,7 @@ def test_a_lost_model_with_checkpoints_is_made_from_them(bench: Bench) -> None:
     assert (bench.out / "base" / "checkpoint-5").is_dir() and not (bench.out / "base.old").exists()
 
 
+@pytest.mark.process
 def test_interrupted_after_a_change_and_back(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.run()
     bench.ran()
@@ -112,6 +119,7 @@ def test_data_that_is_not_there_stops_before_the_first_stage(bench: Bench) -> No
     assert bench.ran() == [] and not bench.out.exists()
 
 
+@pytest.mark.process
 def test_a_failure_does_not_push_out_an_earlier_result(bench: Bench) -> None:
     bench.run()
     for steps, how in (("6", "good"), ("7", "fail"), ("8", "fail"), ("9", "good")):

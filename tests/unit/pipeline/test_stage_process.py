@@ -46,6 +46,7 @@ def write_recipe(folder: Path, **more: object) -> Path:
     return recipe
 
 
+@pytest.mark.process
 def test_a_forked_stage_makes_what_a_started_one_makes(tmp_path: Path) -> None:
     made = []
     for name, preload in (("forked", "anabatic.cli.app"), ("started", "")):
@@ -58,6 +59,7 @@ def test_a_forked_stage_makes_what_a_started_one_makes(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.process
 def test_a_server_that_cannot_fork_is_said_and_the_stage_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +79,7 @@ def wait_for_worker() -> psutil.Process:
         time.sleep(0.01)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("victim", "number", "code"), [("worker", signal.SIGKILL, 137), ("server", signal.SIGKILL, 137)]
@@ -104,6 +107,7 @@ def test_what_kills_a_forked_stage_is_its_code(tmp_path: Path, victim: str, numb
         time.sleep(0.02)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(240)
 def test_a_signal_reaches_the_forked_stage_once_and_no_further_one_runs(tmp_path: Path) -> None:
     pipe = tmp_path / "stage.yaml"

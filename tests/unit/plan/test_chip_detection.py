@@ -41,6 +41,7 @@ def found(folder: Path, name: str, used: tuple[int, ...], npus: int = 1, wanted:
     return detect_chip.detect_job_chip(wanted, npus, lambda: (source, []))
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("torch_npu")
 def test_devices_with_what_is_free_of_them(tmp_path: Path) -> None:
     chip, said = found(tmp_path, "910B3", (30_000, 3_400), npus=2)

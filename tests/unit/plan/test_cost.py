@@ -78,6 +78,7 @@ def test_every_chip_has_rates(chip: str) -> None:
     assert (rates.card > 0) == chip.startswith("Ascend910_93")
 
 
+@pytest.mark.process
 @given(st.sampled_from(cost_model.COLLECTIVES), st.integers(1, 64), st.floats(0, 1e12))
 def test_more_bytes_take_longer(kind: str, ranks: int, total: float) -> None:
     less, more = (cost_model.estimate_collective_ns(RATES, kind, size, ranks) for size in (total, 2 * total + 1))

@@ -70,6 +70,7 @@ def run_plan(options: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_the_printed_settings_are_planned_alike(capsys: pytest.CaptureFixture[str]) -> None:
     text = run_plan(f"--npus 8 --nodes 2 --layouts -- {JOB}", capsys)
     rows = [line.split() for line in text.splitlines()[1:] if "micro-batch" in line and line[0] == " "]

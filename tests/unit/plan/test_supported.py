@@ -120,6 +120,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_refuses_before_torch_is_loaded(command: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(REFUSED["Qwen3-VL"][0]))

@@ -130,6 +130,7 @@ def answers(place: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("line", "message", "code"), ALL, ids=[line for line, _, _ in ALL])
 def test_it_is_told_at_once_and_before_anything_else(
     line: str, message: str, code: int, answers: dict[str, tuple[int, str]]
@@ -139,6 +140,7 @@ def test_it_is_told_at_once_and_before_anything_else(
     assert said.startswith("error: "), said
 
 
+@pytest.mark.process
 def test_nothing_is_left_of_the_looks(place: Path, answers: dict[str, tuple[int, str]]) -> None:
     assert {path.name for path in place.iterdir()} == {
         "m",

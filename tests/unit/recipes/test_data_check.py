@@ -208,6 +208,7 @@ def test_wrong_settings(job_class, settings):
         job_class(**settings)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not REAL.is_dir(), reason="the shared data is not on this machine")
 def test_real_rows():
     file = str(REAL / "sft" / "alpaca_zh_demo.json")

@@ -147,6 +147,7 @@ def test_rows_without_an_answer_are_named() -> None:
         judges.require_answers([question(" ")])
 
 
+@pytest.mark.process
 def test_faults_are_counted_and_shown(file: Path) -> None:
     specs = [f"{file}:{name}" for name in ("length", "raises", "nan", "none", "slow", "dies", "leaves")]
     with rewards(*specs, timeout=0.5) as judges:
@@ -161,6 +162,7 @@ def test_faults_are_counted_and_shown(file: Path) -> None:
     assert bad.faults["leaves"].startswith("SystemExit: 4")
 
 
+@pytest.mark.process
 def test_turns_come_from_the_file(file: Path) -> None:
     with rewards(f"{file}:length") as judges:
         turn = judges.get_turn_function()
@@ -169,6 +171,7 @@ def test_turns_come_from_the_file(file: Path) -> None:
         judges.get_turn_function()
 
 
+@pytest.mark.process
 def test_a_function_that_reads_forks_or_prints_is_answered_once(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with RewardWorker(str(file), 10) as mine:
         mine.require_function("reads")
@@ -181,6 +184,7 @@ def test_a_function_that_reads_forks_or_prints_is_answered_once(file: Path, capf
     assert 0 < capfd.readouterr().err.count("x") <= 1 << 16
 
 
+@pytest.mark.process
 def test_what_is_long_is_told_short(file: Path) -> None:
     with rewards(*(f"{file}:{name}" for name in ("says", "much", "shouts"))) as judges:
         one = rollout("a")
@@ -190,6 +194,7 @@ def test_what_is_long_is_told_short(file: Path) -> None:
     assert max(map(len, one.faults.values())) < 700
 
 
+@pytest.mark.process
 def test_a_call_that_is_given_up_leaves_nobody(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +207,7 @@ def test_a_call_that_is_given_up_leaves_nobody(
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
+@pytest.mark.process
 def test_a_process_does_not_outlive_its_call(file: Path) -> None:
     with RewardWorker(str(file), 0.3) as mine:
         began = time.monotonic()
@@ -210,6 +216,7 @@ def test_a_process_does_not_outlive_its_call(file: Path) -> None:
         assert mine.call_function("slow", "fast", {}) == 1.0 and time.monotonic() - began < 30
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -237,6 +244,7 @@ HUMAN_EVAL = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("row", "text", "passes"),
     [
@@ -254,6 +262,7 @@ def test_programs_are_run_against_their_tests(box: Sandbox, row: dict[str, Any],
     assert score_tests(rollout(text), question(None, **row), box) == passes
 
 
+@pytest.mark.process
 def test_a_program_that_writes_outside_has_not_written(box: Sandbox, tmp_path: Path) -> None:
     text = f"def double(x):\n    open({str(tmp_path / 'out')!r}, 'w').write('x')\n    return 2 * x\n"
     assert score_tests(rollout(text), question(None, **HUMAN_EVAL), box) == 0.0 and not (tmp_path / "out").exists()

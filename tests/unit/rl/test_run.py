@@ -24,6 +24,9 @@ from anabatic.rl.rewards import RewardSet
 from anabatic.rl.rollout import Rollout
 from unit.rl.conftest import Make
 
+pytestmark = pytest.mark.process
+
+
 TIMES = ("time", "rollout_s", "reward_s", "rollout_tokens_per_s", "tokens_per_s", "mfu", "eta_s", "data_wait")
 TIMES += ("memory_bytes",)
 

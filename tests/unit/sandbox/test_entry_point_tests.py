@@ -14,6 +14,9 @@ from anabatic.sandbox.entry_point_tests import check_entry_point
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
 
+pytestmark = pytest.mark.process
+
+
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
 PROMPT = 'def square(x: int) -> int:\n    """Return x times x."""\n'
 

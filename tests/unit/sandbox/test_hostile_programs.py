@@ -75,12 +75,14 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", CHEATS)
 def test_cheats_do_not_pass(box: Sandbox, kind: str) -> None:
     assert not box.check_program(CHEATS[kind], TEST).passed
     assert box.check_program("def square(x): return x * x", TEST).passed
 
 
+@pytest.mark.process
 def test_a_program_does_not_end_the_loops_of_its_tests(box: Sandbox) -> None:
     test = "assert all(map(lambda one: square(one) == one * one, [2, 3]))"
     assert not box.check_program("def square(x): raise StopIteration", test).passed
@@ -88,6 +90,7 @@ def test_a_program_does_not_end_the_loops_of_its_tests(box: Sandbox) -> None:
     assert box.check_program("def walk(x): yield x", "assert list(walk(3)) == [3]").passed
 
 
+@pytest.mark.process
 def test_program_never_sees_the_tests(box: Sandbox) -> None:
     """Not in what any of its objects holds."""
     program = """
@@ -125,12 +128,14 @@ RIGHT = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("at", range(len(RIGHT)))
 def test_right_programs_pass(box: Sandbox, at: int) -> None:
     done = box.check_program(*RIGHT[at])
     assert done.passed, (done.status, done.stderr, RIGHT[at])
 
 
+@pytest.mark.process
 def test_helpers_are_the_prompts_own(box: Sandbox) -> None:
     prompt = "def poly(x):\n    return x - 2\n\ndef root():\n    import math\n    '''Find x with poly(x) == 0.'''\n"
     test = "assert poly(root()) == 0"
@@ -143,6 +148,7 @@ def test_helpers_are_the_prompts_own(box: Sandbox) -> None:
     ).passed
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("program", "test", "status", "said"),
     [
@@ -163,6 +169,7 @@ def test_what_became_of_it(box: Sandbox, program: str, test: str, status: str, s
     assert said in done.stderr
 
 
+@pytest.mark.process
 def test_memory_of_all_processes_is_bounded() -> None:
     """Four processes with 200 MiB each, 256 MiB allowed; files in memory are refused."""
     try:
@@ -203,6 +210,7 @@ DATA = st.recursive(
 )
 
 
+@pytest.mark.process
 @given(DATA)
 @settings(max_examples=200)
 def test_values_come_back(value: object) -> None:

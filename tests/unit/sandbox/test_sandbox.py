@@ -20,6 +20,9 @@ from anabatic.sandbox.isolation.modes import CHROOT, ISOLATION_MODES, LANDLOCK, 
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox, probe_protections
 
+pytestmark = pytest.mark.process
+
+
 LIMIT = ResourceLimits(seconds=5, cpu_seconds=2, memory_mib=256, file_mib=4, output_bytes=20_000, processes=8)
 BRIEF = ResourceLimits(seconds=0.3, memory_mib=256)
 

@@ -31,6 +31,7 @@ def test_a_torn_wheel_does_not_count(tmp_path: Path) -> None:
     assert torch_npu_wheel.find_unpacked_wheel(tmp_path, TORCH) is None
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="no pip here")
 def test_an_index_that_does_not_answer_is_no_missing_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
@@ -67,6 +68,7 @@ def test_what_a_killed_first_use_left_is_swept(tmp_path: Path) -> None:
     assert all(folder.exists() for folder in whole)
 
 
+@pytest.mark.process
 def test_a_compiler_that_was_killed_is_named() -> None:
     with pytest.raises(Failure, match=r"\(ops/copy.cpp\): sh was ended by SIGKILL"):
         native_build._run_compiler(["sh", "-c", "kill -9 $$"], "ops/copy.cpp")

@@ -6,9 +6,12 @@ import os
 import subprocess
 
 import psutil
+import pytest
 
 from anabatic.bench import training_probe
 from anabatic.core import process_info
+
+pytestmark = pytest.mark.process
 
 
 def test_one_that_has_ended_holds_nothing_even_if_nobody_waits_for_it() -> None:

@@ -32,6 +32,7 @@ def test_more_devices_than_the_host_can_hold(monkeypatch: pytest.MonkeyPatch) ->
         session.run_simulation(["true"], npus=2, chip="910B3", hbm=None)
 
 
+@pytest.mark.process
 def test_two_machines_stand_side_by_side() -> None:
     one = shared_memory.create_segment(machine_spec.build_machine(1))
     child = os.fork()

@@ -57,6 +57,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStudio]
         yield one
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_no_body_is_an_error_of_the_server(running: RunningStudio, path: str, body: str) -> None:

@@ -56,6 +56,7 @@ def run_until(queue, store, job_id, *wanted, seconds=120):
     return record
 
 
+@pytest.mark.process
 def test_jobs_run_in_order_and_keep_their_output(made, tmp_path, text):
     queue, store = made()
     first = queue.submit_job("tokenizer train", quick(tmp_path, text, "one"))
@@ -70,6 +71,7 @@ def test_jobs_run_in_order_and_keep_their_output(made, tmp_path, text):
     assert "280 entries" in log and queue.read_log(first.id, end) == ("", end)
 
 
+@pytest.mark.process
 def test_a_job_that_fails_says_why_and_can_run_again(made, tmp_path, text):
     queue, store = made()
     job = queue.submit_job("tokenizer train", quick(tmp_path, tmp_path / "nowhere.txt"))
@@ -88,6 +90,7 @@ def test_a_wrong_recipe_is_not_queued(made):
     assert store.list_jobs() == []
 
 
+@pytest.mark.process
 def test_a_running_job_is_stopped_and_then_killed(made, tmp_path, text):
     queue, store = made()
     corpus = tmp_path / "big.txt"
@@ -125,6 +128,7 @@ def test_a_queued_job_is_not_started_when_stopped_and_moves(made, tmp_path, text
         queue.stop_job(jobs[0].id)
 
 
+@pytest.mark.process
 def test_devices_are_taken_once_and_given_back(made, tmp_path, text):
     asked = []
 
@@ -147,6 +151,7 @@ def test_devices_are_taken_once_and_given_back(made, tmp_path, text):
     run_until(queue, store, second.id, states.FAILED)
 
 
+@pytest.mark.process
 def test_a_job_outlives_the_studio_and_is_found_again(made, tmp_path, text):
     queue, store = made()
     done = queue.submit_job("tokenizer train", quick(tmp_path, text, "one"))
@@ -158,6 +163,7 @@ def test_a_job_outlives_the_studio_and_is_found_again(made, tmp_path, text):
     assert run_until(queue, store, done.id, states.FINISHED).exit_code == 0
 
 
+@pytest.mark.process
 def test_relative_paths_start_where_the_job_was_written(made, tmp_path, text, monkeypatch):
     queue, store = made()
     monkeypatch.chdir(tmp_path)
@@ -181,6 +187,7 @@ def test_a_log_is_read_on_in_whole_characters(made, tmp_path, text):
     assert queue.read_log(job.id, 99) == ("\ufffd!", 2)
 
 
+@pytest.mark.process
 def test_a_process_that_vanished_is_lost(made, tmp_path, text):
     queue, store = made()
     job = queue.submit_job("tokenizer train", quick(tmp_path, text))

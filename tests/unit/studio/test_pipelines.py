@@ -55,6 +55,7 @@ def test_a_pipeline_gets_the_devices_of_its_largest_stage():
     assert pipelines.find_device_settings(settings.parse_job("run", alone, "recipe")) is None
 
 
+@pytest.mark.process
 def test_the_queue_runs_a_pipeline_and_skips_what_is_done(tmp_path, text):
     root = tmp_path / "runs"
     root.mkdir()

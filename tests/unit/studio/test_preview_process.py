@@ -11,6 +11,8 @@ from anabatic.core.errors import AnabaticError
 from anabatic.studio import preview_process
 from anabatic.testing.tiny_models import save_tiny_chat_model
 
+pytestmark = pytest.mark.process
+
 
 def make_model() -> None:
     save_tiny_chat_model(Path())

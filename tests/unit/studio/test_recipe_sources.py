@@ -9,6 +9,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.studio import forms, pickers, planning, recipe_sources
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", shipped_recipes.RECIPES)
 def test_a_shipped_recipe_has_its_command_and_its_comments(name):
     found = recipe_sources.read_shipped_recipe(name)

@@ -52,6 +52,7 @@ def choose(
     return dict(zip(NAMES, way, strict=True))
 
 
+@pytest.mark.process
 def test_tokens_are_shared_where_a_segment_does_not_fit() -> None:
     job = job_of("Qwen/Qwen3-32B", 32768, tuner="lora")
     assert choose(job, 8)["context"] == 8
@@ -84,6 +85,7 @@ def test_processes_on_one_processor_are_divided_for_memory_alone() -> None:
     assert [found[name] for name in auto_sizing._LAYOUT_DIMENSIONS] == [1] * 6
 
 
+@pytest.mark.process
 def test_what_ran_out_of_memory_is_not_tried_again() -> None:
     job = job_of("Qwen/Qwen3-32B", 32768, tuner="lora")
     state, needed = AutoState(), []

@@ -143,6 +143,7 @@ def two_ranks(root: Path) -> None:
     parallel.leave_world(world)
 
 
+@pytest.mark.process
 def test_all_ranks_do_the_same(tmp_path: Path) -> None:
     spawn_ranks(two_ranks, 2, tmp_path)
     (found,) = lines(tmp_path / "run" / "bad_steps.jsonl")

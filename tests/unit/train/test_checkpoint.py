@@ -218,6 +218,7 @@ def save_shards(root: str) -> None:
     leave_world(world)
 
 
+@pytest.mark.process
 def test_each_rank_seals_its_own_files(tmp_path: Path) -> None:
     spawn_ranks(save_shards, 2, str(tmp_path))
     path = RunFolder(tmp_path).checkpoint_path(3)

@@ -215,6 +215,7 @@ def lose_and_find(root: str) -> None:
     leave_world(world)
 
 
+@pytest.mark.process
 def test_a_machine_gets_its_part_from_its_neighbour_but_not_from_two_lost_ones(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     spawn_ranks(lose_and_find, 3, str(tmp_path))

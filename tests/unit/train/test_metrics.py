@@ -235,7 +235,7 @@ def test_a_tracker_keeps_its_run_when_resuming(tmp_path: Path) -> None:
     assert recorder._load_run_id(tmp_path / "id", 0) != first
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     code = """
@@ -259,6 +259,7 @@ print([event.step for event in events.Scalars("train/loss")], events.Tags()["ten
     assert done.stdout.strip() == "[1, 2, 3, 4] ['sample/p/text_summary']"
 
 
+@pytest.mark.process
 def test_neither_metrics_nor_report_load_torch() -> None:
     code = (
         "import sys, anabatic.train.metrics.recorder, anabatic.train.report.page\n"

@@ -131,6 +131,7 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.process
 def test_a_slow_rank_and_a_flipped_bit_are_named(tmp_path: Path) -> None:
     spawn_ranks(_train_with_faults, 2, tmp_path)
     found = [event for event in _events(tmp_path / "slow") if event["event"] in ("straggler", "corrupt_copy")]

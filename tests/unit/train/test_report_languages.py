@@ -81,6 +81,7 @@ def make_pages(tmp_path: Path, language: str) -> list[Page]:
     return [Page(path) for path in written]
 
 
+@pytest.mark.process
 def test_no_english_is_left_on_a_chinese_page(tmp_path: Path) -> None:
     allowed = PROPER | machine_words() | set(LATIN.findall(str(tmp_path)))
     for page in make_pages(tmp_path, "zh"):

@@ -168,6 +168,7 @@ def test_a_frozen_model_stays_as_it_is(rows: Path, pretrained: Path, tmp_path: P
     assert head_now["out.bias"].abs().max() > 1e-4  # it began at zero
 
 
+@pytest.mark.process
 def test_pretraining_learns_and_hands_on_its_split(rows: Path, pretrained: Path, tmp_path: Path) -> None:
     losses = list(logged(pretrained, "train", "loss").values())
     assert losses[-1] < 0.9 * losses[0]

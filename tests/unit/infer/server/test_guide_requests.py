@@ -44,6 +44,7 @@ def test_there_are_examples():
     assert all(ADDRESS in block for block in CURL + PYTHON)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("number", range(len(CURL)))
 def test_curl(guided, number):

@@ -23,6 +23,7 @@ def test_every_path_with_a_body_is_asked(schema):
     assert set(PATHS) == {path for path in schema if "post" in list(schema[path])}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("path", PATHS)
 def test_what_the_document_allows_and_what_it_does_not(schema, path, mode):

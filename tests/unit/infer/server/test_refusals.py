@@ -279,6 +279,7 @@ def test_other_pages_may_ask_only_when_told(server, engine_parts):
         assert client.get("/v1/models", headers=origin).headers["access-control-allow-origin"] == origin["Origin"]
 
 
+@pytest.mark.process
 def test_a_full_queue_a_slow_body_and_a_long_answer(engine_parts):
     small = catalogue_of(engine_parts, queue=4, body_seconds=2.0, seconds=0.001)
     with serving(small) as running:

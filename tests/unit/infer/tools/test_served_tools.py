@@ -196,6 +196,7 @@ def test_a_call_that_has_to_come(ask):
         assert (got.message.content, got.finish_reason) == (None, "tool_calls")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="the extra constrain is not installed")
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_bounded_and_those_that_were_whole_outlive_a_cut(server, stream):
