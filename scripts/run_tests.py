@@ -248,6 +248,9 @@ def main() -> int:
     if given.command != "rest":
         shutil.rmtree(record.ARTIFACTS, ignore_errors=True)
     record.ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    for path in record.ARTIFACTS.glob("*.jsonl"):
+        if not path.name.startswith("quick-"):  # of the `test` before this `rest`
+            path.unlink()
     if given.command == "pick":
         words = [sys.executable, "-m", "pytest", "-n", str(given.jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
         return subprocess.run([*words, *given.arguments], cwd=ROOT, check=False).returncode

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,12 @@ class Result:
 Running = subprocess.Popen[str] | warm.Warm
 
 
-def start(words: Sequence[object], cache: Path, program: Sequence[str] = ()) -> Running:
-    """Start `PROGRAM anabatic WORDS`; its tokenised shards go to `cache`."""
+def start(
+    words: Sequence[object], cache: Path, program: Sequence[str] = (), more: Mapping[str, str] | None = None
+) -> Running:
+    """Start `PROGRAM anabatic WORDS`; its tokenised shards go to `cache`, and `more` are further variables."""
     line = [*program, sys.executable, "-m", "anabatic", *map(str, words)]
-    variables = {**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000"}
+    variables = {**os.environ, "ANABATIC_CACHE": str(cache), "GOMP_SPINCOUNT": "1000", **(more or {})}
     server = warm.simulated(cache) if "sim" in program else warm.plain()
     if (started := server.start(line, variables, Path.cwd())) is not None:
         return started

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e import command
@@ -28,6 +28,8 @@ class Home:
     device: str = "cpu"
     program: tuple[str, ...] = ()
     """What the commands run under; empty: nothing."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More variables of the commands."""
 
     def anabatic(self, *words: object, code: int | None = 0) -> command.Result:
         """Run a command to its end."""
@@ -39,7 +41,7 @@ class Home:
 
     def start(self, *words: object) -> command.Running:
         """Start a command."""
-        return command.start(words, self.cache, self.program)
+        return command.start(words, self.cache, self.program, self.variables)
 
     def pretrain(self, out: Path, processes: int = 1, more: Options | None = None) -> list[object]:
         """Pretrain from scratch."""

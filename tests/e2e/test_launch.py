@@ -117,7 +117,7 @@ def test_a_lost_machine_continues_from_its_neighbours_memory(home: Home, tmp_pat
 
     def machine(number: int) -> command.Running:
         at = ("--nnodes", 2, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port, "--nproc", 1)
-        own = replace(home, program=("env", f"ANABATIC_MEMORY_DIR={memory[number]}"))
+        own = replace(home, variables={"ANABATIC_MEMORY_DIR": str(memory[number])})
         return own.start(*launch(*at, "--max-restarts", 3, "--join-seconds", 120), *job)
 
     one, zero = machine(1), machine(0)

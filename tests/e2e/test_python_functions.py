@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from anabatic.config.loading import command_table
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, MultipleErrors, UserError
+from e2e import command, warm
 from e2e.small_training import make_place, train_small
 
 SETTINGS: dict[str, Any] = {
@@ -42,6 +42,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(place: Path, out: str, **more: Any) -> anabatic.Run:
     return train_small(place, out, **{**SETTINGS, **more})
+
+
+PROGRAM = """
+import anabatic, sys
+try:
+    run = anabatic.sft(model={model!r}, data={data!r}, out={out!r}, **{settings!r})
+except anabatic.core.errors.Failure as error:
+    sys.exit(f"goes on: {{error}}")
+"""
+
+
+def start_program(place: Path, out: str, settings: dict[str, Any]) -> command.Running:
+    """Start a program that calls `anabatic.sft`, forked as commands are."""
+    program = place / f"{out}.py"
+    paths = {"model": str(place / "model"), "data": str(place / "rows.jsonl"), "out": str(place / out)}
+    program.write_text(PROGRAM.format(**paths, settings=settings))
+    started = warm.plain().start([sys.executable, str(program)], {**os.environ, "GOMP_SPINCOUNT": "1000"}, Path.cwd())
+    assert started is not None
+    return started
 
 
 def weights(folder: Path) -> str:
@@ -107,31 +126,17 @@ def test_a_run_answers_and_is_opened_again(place: Path) -> None:
 
 @pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_signal_saves_and_the_next_call_continues(place: Path, nproc: int, number: signal.Signals) -> None:
-    out = place / f"stopped-{nproc}-{number.name}"
-    settings = {**SETTINGS, "schedule": {"max_steps": 60}, "log": {"every": 1}, "nproc": nproc}
-    program = place / "stopped.py"
-    program.write_text(
-        "import anabatic, sys\n"
-        "try:\n"
-        f"    run = anabatic.sft(model={str(place / 'model')!r}, data={str(place / 'rows.jsonl')!r},\n"
-        f"        out={str(out)!r}, **{settings!r})\n"
-        "except anabatic.core.errors.Failure as error:\n"
-        "    sys.exit(f'goes on: {error}')\n"
-    )
-    with subprocess.Popen([sys.executable, program], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if re.match(r"step +3/", line):
-                process.send_signal(number)
-                break
-        rest = process.stderr.read()
-    assert process.returncode == 1 and "goes on: anabatic sft ended with exit code" in rest, rest
-    assert f"{number.name}: saving at the end of this step" in rest and "Logging error" not in rest
-    stopped = anabatic.open_run(out)
+    name, settings = f"stopped-{nproc}-{number.name}", {**SETTINGS, **LONG, "log": {"every": 1}, "nproc": nproc}
+    process = start_program(place, name, settings)
+    said = command.interrupt(process, place / name, 3, number, 1).err
+    assert "goes on: anabatic sft ended with exit code" in said
+    assert f"{number.name}: saving at the end of this step" in said and "Logging error" not in said
+    stopped = anabatic.open_run(place / name)
     assert not stopped.is_finished and stopped.checkpoints[-1]["step"] < 60
-    again = train(place, out.name, **{name: value for name, value in settings.items() if name not in SETTINGS}, **LONG)
-    whole = train(place, f"whole-{nproc}-{number.name}", nproc=nproc, **LONG)
-    assert again.is_finished and weights(again.folder) == weights(whole.folder)
+    whole = f"whole-{nproc}-{number.name}"
+    for process in [start_program(place, out, settings) for out in (name, whole)]:
+        command.end(process)
+    assert anabatic.open_run(place / name).is_finished and weights(place / name) == weights(place / whole)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_divided_run_goes_on_in_other_numbers_of_processes(home: Home, base: P
     """From one to two, four, two and one: each reads the parts that the ones before wrote."""
     out, single = tmp_path / "run", tmp_path / "single"
     more: Options = {"optim.lr": 0.003, "batch.micro-batch-tokens": 128}
-    stages = ((1, 3), (2, 6), (4, 9), (2, 12)) if home.device == "cpu" else ((1, 3), (2, 6))  # two simulated devices
+    stages = ((1, 3), (2, 6), (4, 9), (2, 12))
     for processes, step in stages:
         divided = {**more, "parallel.strategy": "zero3"} if processes > 1 else more
         words = home.sft(out, base, processes, more=divided)

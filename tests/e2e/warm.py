@@ -316,7 +316,8 @@ def _leave(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).exit(code)  # what libraries have registered: the simulator's counters are written there
+    # What libraries have registered: the simulator writes its counters there. PyDLL keeps the lock, as torch_npu needs.
+    ctypes.PyDLL(None).exit(code)
     raise AssertionError
 
 

@@ -92,7 +92,9 @@ def start_fork() -> None:
 
 
 def start_spawned() -> None:
-    multiprocessing.get_context("spawn").Process(target=print).start()
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
 
 
 @pytest.mark.parametrize("start", [start_program, start_fork, start_spawned, lambda: os.system("true")])

@@ -124,7 +124,8 @@ def test_the_buffers_of_a_communicator_take_memory(sim: Sim) -> None:
         try:
             dist.all_reduce(torch.ones(1, device="npu"), group=dist.new_group())
         except torch.OutOfMemoryError as error:
-            print("EI0007" in str(error), "HCCL_BUFFSIZE" in str(error))
+            print("EI0007" in str(error), "HCCL_BUFFSIZE" in str(error), flush=True)
+        os._exit(0)  # at an ordinary end, torch_npu's watchdog of the groups may ask for functions that are gone
         """
     lines = sim.python(code, flags=["--hbm", "512MiB"]).splitlines()
     assert 400 <= int(lines[0]) < 440  # two of 200 MB, and torch's own first block

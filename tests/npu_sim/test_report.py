@@ -103,7 +103,7 @@ def test_collectives_wait_for_the_slowest(sim: Sim) -> None:
         model(data).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
-    ctypes.CDLL(None).exit(0)  # not Python's own end, right after a backward pass (e2e/warm.py, _leave)
+    ctypes.PyDLL(None).exit(0)  # not Python's own end, right after a backward pass (e2e/warm.py, _leave)
     """
     file = sim.folder / "ddp.py"
     file.write_text(textwrap.dedent(code), encoding="utf-8")

@@ -18,16 +18,16 @@ from pathlib import Path
 from anabatic.cli import command_tree, job_command
 from anabatic.cli.launch import option_parsing
 from anabatic.config.loading import command_table, settings
-from anabatic.core import paths
 from anabatic.core.errors import AnabaticError
 from anabatic.testing.multiprocess import find_free_port
 from e2e import command
 from house import tree
 from pages import blocks, stand
 from pages.how import ALL, How, how, sized
+from suite import isolation
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m anabatic "$@"\n'
-CACHE = paths.get_cache_root()  # before a test gets its own cache
+CACHE = Path(os.environ[isolation.SIM_CACHE])
 PORT = "8000"
 """Where the pages' servers listen."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import httpx2
 import pytest
 from safetensors.torch import load_file
 
+from anabatic.core.errors import UserError
 from anabatic.sim import native_build
 from anabatic.testing.multiprocess import find_free_port
 from e2e import command
-from e2e.home import Home, Options
+from e2e.home import Home
 from suite import isolation
 
 
@@ -58,17 +60,38 @@ def test_a_plan_fits_the_chip(home: Home, base: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_step_on_a_simulated_npu(home: Home, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANABATIC_CACHE", os.environ[isolation.SIM_CACHE])
-    if native_build.find_build() is None:
-        pytest.skip("the simulated NPU is not compiled yet; `anabatic sim -- true` does it, in minutes")
-    cache = tmp_path / "cache"
+WHEEL = "ANABATIC_TEST_SIM_WHEEL"
+"""Variable that names a wheel of anabatic-sim with compiled libraries, for machines without a build or a compiler."""
+
+
+def simulated(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """Return a home whose commands run on a simulated NPU, by the user's build or a wheel; skips where none is."""
+    user = Path(os.environ[isolation.SIM_CACHE])
+    cache = folder / "cache"
     cache.mkdir()
-    (cache / "sim").symlink_to(native_build.simulator_folder())
-    more: Options = {"tuner": "lora", "schedule.max-steps": 2}
+    (cache / "sim").symlink_to(user / "sim")
+    npu = replace(home, device="npu", cache=cache)
+    if wheel := os.environ.get(WHEEL):
+        (user / "sim").mkdir(parents=True, exist_ok=True)  # torch_npu is fetched into it
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder / "wheel")
+        program = (sys.executable, "-m", "anabatic_sim.sim.standalone_command", "--")
+        return replace(npu, program=program, variables={"PYTHONPATH": str(folder / "wheel")})
+    monkeypatch.setenv("ANABATIC_CACHE", str(user))
+    try:
+        built = native_build.find_build()
+    except UserError as error:
+        pytest.skip(f"no simulated NPU: {error}")
+    if built is None:
+        pytest.skip(
+            f"no simulated NPU is compiled: `anabatic sim -- true` does it, in minutes; or name a wheel by {WHEEL}"
+        )
+    return replace(npu, program=(sys.executable, "-m", "anabatic", "sim", "--"))
+
+
+def test_a_step_on_a_simulated_npu(home: Home, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npu, more = simulated(home, tmp_path, monkeypatch), {"tuner": "lora", "schedule.max-steps": 2}
     home.anabatic(*home.sft(tmp_path / "cpu", base, more=more))
-    program = (sys.executable, "-m", "anabatic", "sim", "--")
-    npu = replace(home, device="npu", program=program, cache=cache)
     npu.anabatic(*npu.sft(tmp_path / "npu", base, more=more))
     found, expected = (command.losses(tmp_path / name) for name in ("npu", "cpu"))
     assert list(found) == [1, 2] and list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)

@@ -21,6 +21,8 @@ DRIVER_PREFIXES = ("ASCEND_", "CUDA_", "NVIDIA_", "LD_LIBRARY_PATH", "PYTHONPATH
 """What vendors' libraries need; kept only where there is a device, whose tests are run."""
 DEVICE_FILES = ("/dev/davinci_manager", "/dev/nvidiactl")
 HOME = "ANABATIC_TEST_HOME"
+OUTER = "between-tests-"
+"""Beginning of the name of the folder in which fixtures of modules and sessions run."""
 SIM_CACHE = "ANABATIC_TEST_SIM_CACHE"
 """The user's cache, of which tests use one part: the build of the simulator, and the wheel it was built with."""
 FIXED = {
@@ -64,13 +66,28 @@ def isolate_process() -> None:
 
 
 @contextmanager
+def outer_place() -> Iterator[None]:
+    """Work in an empty folder while tests run: fixtures of modules and sessions find nothing there."""
+    at = os.getcwd()
+    os.chdir(tempfile.mkdtemp(prefix=OUTER, dir=os.environ[HOME]))
+    try:
+        yield
+    finally:
+        os.chdir(at)
+
+
+@contextmanager
 def own_place(folder: Path) -> Iterator[None]:
-    """Give a test a home, a cache and a working folder below `folder`; put everything back afterwards."""
+    """Give a test a home, a cache and a working folder below `folder`; put everything back afterwards.
+
+    A working folder that a fixture of the module has chosen stays: a server in this process may rely on it.
+    """
     before, at = dict(os.environ), os.getcwd()
     for name in ("home", "work"):
         (folder / name).mkdir(parents=True)
     os.environ |= {"HOME": str(folder / "home"), "ANABATIC_CACHE": str(folder / "cache")}
-    os.chdir(folder / "work")
+    if os.path.basename(at).startswith(OUTER):
+        os.chdir(folder / "work")
     try:
         yield
     finally:

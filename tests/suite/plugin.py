@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from suite import isolation
 from suite.groups import ROOT, Group, find_group, read_groups
 from suite.record import ARTIFACT, Measured, read_record
 
@@ -97,6 +98,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Leave the folder in which pytest was started."""
+    with isolation.outer_place():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,3 +1,0 @@
-"""The tests of `tests/e2e` on two simulated NPUs."""
-
-from e2e.test_disk import *  # noqa: F403 - the same tests with another home
