@@ -33,7 +33,7 @@ OLDEST_TORCH = "2.7.1"
 """Of torch, as pyproject.toml says."""
 TESTED_TORCH = ("2.13.0", "2.7.1", "2.14.0")
 """Versions of torch that the end-to-end tests run with: what set-up installs, the oldest, the newest with a torch_npu
-(`make test`, `make test-oldest`, `make test-newest`)."""
+(`make test-all`, `make test-oldest`, `make test-newest`)."""
 
 TORCH_NPU_RELEASES = (
     TorchNpuRelease("26.2.0", "9.2", ("2.7.1.post11", "2.9.0.post9", "2.10.0.post7", "2.11.0.post3", "2.12.0.post3",
