@@ -294,6 +294,16 @@ def get_cache_root() -> Path:
     return Path(base) / "anabatic"
 
 
+def get_state_root() -> Path:
+    """Return `$XDG_STATE_HOME/anabatic`, else `~/.local/state/anabatic`: what belongs to a user, never to a cache.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "anabatic"
+
+
 HUB_ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """Id of a model on a hub, `OWNER/NAME`."""
 LOCAL_FOLDERS = ("runs", "output", "outputs", "saves", "checkpoints", "exported")

@@ -66,8 +66,9 @@ def use_cached_code() -> CompiledCode | None:
     """Give torch the code that earlier starts have compiled; None: the user has set torch's folder, which stays.
 
     Torch's own default is below the temporary folder, which a new container does not have. A store belongs to one
-    version of torch and one kind of processor: the C++ is compiled for its instructions, and homes are shared among
-    machines. What torch says of damaged files is one line from then on.
+    version of torch, one kind of processor and one user: the C++ is compiled for its instructions, homes are shared
+    among machines, and nobody runs what another has compiled. What torch says of damaged files is one line from then
+    on.
     """
     global _CODE
     given = get_torch_folder()
@@ -101,7 +102,7 @@ def _report_damage_once(folder: str) -> None:
 
 def _choose_store() -> Path:
     facts = cpu_info.read_cpuinfo()
-    kind = f"{platform.machine()} {facts.get('flags', '')} {facts.get('Features', '')}"
+    kind = f"{platform.machine()} {facts.get('flags', '')} {facts.get('Features', '')} {os.getuid()}"
     name = f"{torch.__version__}-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
     return get_cache_root() / "compiled" / name
 

@@ -2,29 +2,40 @@
 
 Torch trusts what lies in its folder: a library cut short by a full disk or a killed compiler ends the next process with
 SIGBUS, and a damaged source file is a syntax error. So each start gets a folder of its own, with the files of the
-store whose checksums are right, and what was compiled is sealed into the store afterwards. A store that cannot be
+store whose seals are right, and what was compiled is sealed into the store afterwards. A store that cannot be
 written only costs the next start its time.
+
+What lies in the store is code: libraries, sources and pickles. A seal is therefore one that only this user's key can
+make (HMAC, RFC 2104), and the key lies outside of the cache: what somebody else has put into the store, or a cache that
+was copied from elsewhere, is compiled again and never loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import itertools
 import os
+import secrets
 import shlex
 import shutil
+import stat
 import struct
 import tempfile
 import uuid
-import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 from anabatic.core import log, relaunch
+from anabatic.core.paths import get_state_root
 
 _SUFFIX = ".sealed"
-_HEADER = struct.Struct("<QI")
-"""Bytes and CRC-32 of what follows."""
+_HEADER = struct.Struct("<Q32s")
+"""Bytes of what follows, and its seal: HMAC-SHA256 of the file's name in the store and of the content."""
+_KEY_FILE = "compiled-code.key"
+_KEY_BYTES = 32
 _LOCK_SUFFIX = ".lock"
 """Torch's own locks are empty and belong to the folder in which they lie."""
 _MAX_STORE_BYTES = 256 * 1024**2
@@ -44,6 +55,7 @@ class CompiledCode:
         self.store = store
         self.work = work or _make_work_folder()
         self._known: set[Path] = set()
+        self._key = read_key()
         self._is_refusal_reported = False
 
     def load_files(self) -> int:
@@ -52,7 +64,7 @@ class CompiledCode:
         for sealed in self._iter_sealed():
             name = sealed.relative_to(self.store).with_name(sealed.name.removesuffix(_SUFFIX))
             try:
-                content = _unseal(sealed.read_bytes())
+                content = _unseal(sealed.read_bytes(), name, self._key)
             except FileNotFoundError:  # another process has removed it
                 continue
             except OSError as error:
@@ -66,8 +78,8 @@ class CompiledCode:
             self._known.add(name)
         if damaged:
             log.warn(
-                f"{len(damaged)} of the files of compiled code in {self.store} are damaged, such as {damaged[0].name}: "
-                f"they are compiled again"
+                f"{len(damaged)} of the files of compiled code in {self.store} are damaged or not sealed by this user, "
+                f"such as {damaged[0].name}: they are compiled again"
             )
             for sealed in damaged:
                 self._try_to_remove(sealed)
@@ -81,7 +93,7 @@ class CompiledCode:
             for path in new:
                 name = path.relative_to(self.work)
                 content = path.read_bytes()
-                header = _HEADER.pack(len(content), zlib.crc32(content))
+                header = _HEADER.pack(len(content), _compute_seal(content, name, self._key))
                 _write((self.store / name).with_name(name.name + _SUFFIX), header + content)
                 self._known.add(name)
             if new:
@@ -118,13 +130,52 @@ def _make_work_folder() -> Path:
     return work
 
 
-def _unseal(content: bytes) -> bytes | None:
-    """Return what was sealed; None: it is damaged."""
+def read_key() -> bytes:
+    """Return this user's key, made at the first call. One that cannot be kept is good for this process alone."""
+    try:
+        path = get_state_root() / _KEY_FILE
+        if not path.exists():
+            _make_key(path)
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            key = file.read(_KEY_BYTES + 1)
+    except (OSError, RuntimeError) as error:
+        log.warn(f"there is no key for compiled code: {error}; what is compiled is not kept for the next start")
+        return secrets.token_bytes(_KEY_BYTES)
+    if len(key) == _KEY_BYTES and about.st_uid == os.getuid() and not about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return key
+    log.warn(f"{path} is not used: others can read or write it, or it is damaged")
+    log.info(f"hint: rm {shlex.quote(str(path))}; the next start makes a new one and compiles again")
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def _make_key(path: Path) -> None:
+    """Write a new key, whole or not at all; of processes that do so at the same time, the first one wins."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _compute_seal(content: bytes, name: Path, key: bytes) -> bytes:
+    found = hmac.new(key, name.as_posix().encode("utf-8", "surrogateescape") + b"\0", hashlib.sha256)
+    found.update(content)
+    return found.digest()
+
+
+def _unseal(content: bytes, name: Path, key: bytes) -> bytes | None:
+    """Return what was sealed; None: it is damaged, or this user has not sealed it under this name."""
     if len(content) < _HEADER.size:
         return None
-    size, checksum = _HEADER.unpack_from(content)
+    size, seal = _HEADER.unpack_from(content)
     content = content[_HEADER.size :]
-    return content if len(content) == size and zlib.crc32(content) == checksum else None
+    is_intact = len(content) == size and hmac.compare_digest(seal, _compute_seal(content, name, key))
+    return content if is_intact else None
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from anabatic.core import relaunch
 from anabatic.device import compiled_code
 from anabatic.device.compiled_code import CompiledCode
+from fuzz.planted import every_form
 
 LIBRARY = Path("qs", "cqs.main.so")
 
@@ -63,6 +66,60 @@ def test_a_damaged_file_never_comes_out(
     sealed.write_bytes(content)
     assert fetch(store, folder / "second") is None
     assert not sealed.exists()
+
+
+def test_what_another_has_sealed_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that came from elsewhere, with every checksum right: its seals are those of another key."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "theirs"))
+    store = make_store(tmp_path)
+    assert fetch(store, tmp_path / "second") == b"\x7fELF code"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "mine"))
+    assert fetch(store, tmp_path / "third") is None and not list(store.rglob("*.sealed"))
+    keys = {path.read_bytes() for path in tmp_path.glob("*/anabatic/compiled-code.key")}
+    assert len(keys) == 2 and {len(key) for key in keys} == {32}
+    assert not any(path.stat().st_mode & 0o077 for path in tmp_path.glob("*/anabatic/compiled-code.key"))
+
+
+def test_a_file_under_another_name_is_not_loaded(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    (store / "qs" / "cqs.main.so.sealed").rename(store / "qs" / "other.so.sealed")
+    assert CompiledCode(store, tmp_path / "second").load_files() == 0
+
+
+@pytest.mark.parametrize("kind", ["open to others", "short", "a folder", "no home"])
+def test_without_a_key_nothing_is_shared_and_nothing_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    from anabatic.core import log
+
+    log.setup_logging()
+    store = make_store(tmp_path)
+    key = Path(os.environ["HOME"], ".local", "state", "anabatic", "compiled-code.key")
+    if kind == "open to others":
+        key.chmod(0o644)
+    elif kind == "short":
+        key.write_bytes(b"")
+    else:
+        key.unlink()
+        if kind == "a folder":
+            key.mkdir()
+        else:
+            monkeypatch.setenv("XDG_STATE_HOME", str(store / "qs" / "cqs.main.so.sealed"))
+    assert fetch(store, tmp_path / "second") is None
+    assert "key" in capsys.readouterr().err
+
+
+def test_a_planted_pickle_is_not_given_to_torch(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    store = make_store(tmp_path)
+    sealed = store / "qs" / "cqs.main.so.sealed"
+    good = sealed.read_bytes()
+    for form, content in every_form(marker):
+        old = struct.pack("<QI", len(content), zlib.crc32(content))  # a seal that anyone can compute
+        for planted in (content, old + content, good[:40] + content, struct.pack("<Q", len(content)) + good[8:40]):
+            sealed.write_bytes(planted)
+            assert fetch(store, tmp_path / "second") is None, form
+    assert not marker.exists()
 
 
 def test_damage_is_told_once_with_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +190,7 @@ def test_processes_of_a_launcher_have_folders_of_their_own(tmp_path: Path, monke
 
 
 def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_code, "_MAX_STORE_BYTES", 100)
+    monkeypatch.setattr(compiled_code, "_MAX_STORE_BYTES", 200)
     code = CompiledCode(tmp_path / "store", tmp_path / "work")
     for number, name in enumerate(("a", "b", "c")):
         (code.work).mkdir(exist_ok=True)
