@@ -130,7 +130,12 @@ def _load_model(folder: Path, adapters: Sequence[merging.WeightedAdapter]) -> Pr
         with _silence_transformers():
             model: PreTrainedModel
             model, loading_info = AutoModelForSequenceClassification.from_pretrained(
-                base, local_files_only=True, output_loading_info=True, **changes
+                base,
+                local_files_only=True,
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **changes,
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(f"{folder}: {error}", "is it the folder of a sequence classifier?") from error

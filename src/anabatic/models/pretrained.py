@@ -41,6 +41,9 @@ from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.parallel.process_groups import World, materialize_parameters
 from anabatic.plan.model_shape import require_supported_folder
 
+_NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""For transformers, which otherwise asks at the terminal whether to run the code of a model folder."""
+
 
 def resolve_model_folder(path: str | Path, hub: model_download.Hub | None = None, world: World | None = None) -> Path:
     """Return the model folder for `path`: itself, the best or final model of a run folder, or a hub's `OWNER/NAME`.
@@ -154,7 +157,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
             "a newer transformers may know it: pip install -U transformers",
         )
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, **_NO_CODE)
     except (OSError, *BROKEN_DATA_ERRORS, StrictDataclassError) as error:
         raise DataError(f"{folder / 'config.json'}: {_first_line(error)}", "copy the folder again") from error
     return config
@@ -218,7 +221,9 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         )
     try:
         with init_empty_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="eager", **_NO_CODE
+            )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
