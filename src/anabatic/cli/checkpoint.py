@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 EXIT_BROKEN = 1
-"""Exit code if a file differs from what was written."""
+"""Exit code if a file differs from what was written, or if it is not known."""
 
 
 def list_checkpoints(path: Path, /, *, json_: bool = False) -> None:
@@ -28,7 +28,7 @@ def list_checkpoints(path: Path, /, *, json_: bool = False) -> None:
 
 
 def verify(path: Path, /, *, json_: bool = False) -> int:
-    """Compare every file with its size and checksum. Exit code 1: something is not as it was written.
+    """Compare every file with its size and checksum. Exit code 1: not all is whole and sealed.
 
     Parameters
     ----------
@@ -46,4 +46,4 @@ def verify(path: Path, /, *, json_: bool = False) -> int:
         sys.stdout.write(json.dumps([result.to_dict() for result in results], indent=2) + "\n")
     else:
         sys.stdout.write("".join(result.format_text() for result in results))
-    return EXIT_BROKEN if any(result.faults for result in results) else 0
+    return EXIT_BROKEN if not all(result.is_complete for result in results) else 0

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import PreTrainedModel
 
@@ -34,7 +33,7 @@ from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.recipes.prechecks import data_files
 from anabatic.recipes.training import pretrain, trained_model
-from anabatic.train.checkpoint import manifest, storage
+from anabatic.train.checkpoint import dcp_reader, manifest, storage
 from anabatic.train.run_folder import collect_weights
 
 ModelWriter = Callable[[Path], None]
@@ -75,7 +74,7 @@ def run(job: CheckpointExportJob) -> None:
 
 def _load_checkpoint_weights(model: PreTrainedModel, path: Path) -> None:
     """Read what was trained, in the format it was trained in."""
-    stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    stored = dcp_reader.read_index(path).state_dict_metadata
     for name, parameter in model.named_parameters():
         entry = stored.get(f"model.{name}")
         if parameter.requires_grad and isinstance(entry, TensorStorageMetadata):

@@ -38,7 +38,7 @@ const exportLink = (name, { path, step }) => {
 const checkpointsPart = (about) => (about.checkpoints.length ? [table(word("columns"), about.checkpoints.toReversed().map((one) => [
   String(one.step ?? "–"), span(one.age_s), bytes(one.bytes), String(one.world_size ?? "–"), one.strategy ?? "–", one.command ?? "–",
   [one.best ? word("best") : "", one.fault || word("whole")].filter(Boolean).join(" · "),
-  one.whole ? node("a", { href: exportLink(about.name, one) }, word("makeModel")) : "",
+  one.usable ? node("a", { href: exportLink(about.name, one) }, word("makeModel")) : "",
 ]))] : []);
 
 const configPart = (about) => (about.config ? [plain(about.config)] : []);

@@ -22,8 +22,8 @@ _COLUMNS = ("step", "age", "size", "ranks", "strategy", "command", "best", "stat
 
 
 def list_checkpoints(path: Path, evaluations: Iterable[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Return a row for each checkpoint, oldest first: step, path, age_s, bytes, whole, fault, best, world_size,
-    strategy, command. `whole` compares sizes alone.
+    """Return a row for each checkpoint, oldest first: step, path, age_s, bytes, usable, whole, fault, best, world_size,
+    strategy, command. Sizes alone are compared: `usable` where they agree, `whole` where the manifest is sealed, too.
 
     Args:
         evaluations: rows of the run's evaluations, where somebody has read them already; else `metrics.jsonl` is read.
@@ -41,6 +41,7 @@ def _describe_checkpoint(path: Path, best: int | None) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if not problem or not problem.startswith(manifest.MANIFEST_FILE):
         known = manifest.read_manifest(path)
+    fault = problem or ("" if manifest.is_sealed(known) else manifest.NOT_SEALED)
     step = int(path.name.rpartition("-")[2]) if path.name.rpartition("-")[2].isdigit() else known.get("step")
     saved = known.get("saved") or path.stat().st_mtime
     return {
@@ -48,8 +49,9 @@ def _describe_checkpoint(path: Path, best: int | None) -> dict[str, Any]:
         "path": str(path),
         "age_s": round(max(0.0, time.time() - saved), 1),
         "bytes": sum(file.stat().st_size for file in path.glob("*") if file.is_file()),
-        "whole": not problem,
-        "fault": problem,
+        "usable": not problem,
+        "whole": not fault,
+        "fault": fault,
         "best": step is not None and step == best,
         **{key: known.get(key) for key in ("world_size", "strategy", "command")},
     }
@@ -114,21 +116,29 @@ class VerificationResult:
     Attributes:
         files: of the manifest.
         faults: what is wrong, each with the name of the file.
+        sealed: the manifest has a checksum of its own, which it matches.
     """
 
     path: str
     files: int = 0
     bytes: int = 0
     faults: list[str] = field(default_factory=list)
+    sealed: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Everything is as it was written, and that is known."""
+        return self.sealed and not self.faults
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "whole": not self.faults}
+        return {**asdict(self), "whole": self.is_complete}
 
     def format_text(self) -> str:
         """A line, or one for each fault."""
         if not self.faults:
-            return f"{self.path}: whole, {self.files} files, {format_size(self.bytes)}\n"
+            state = "whole" if self.is_complete else f"{manifest.NOT_SEALED}; what it says matches"
+            return f"{self.path}: {state}, {self.files} files, {format_size(self.bytes)}\n"
         return "".join(f"{self.path}: {fault}\n" for fault in self.faults)
 
 
@@ -144,10 +154,9 @@ def verify_checkpoints(path: Path, advance: manifest.ByteCallback) -> list[Verif
     found = []
     for one in manifest.resolve_checkpoints(path):
         faults = list(manifest.find_faults(one, advance=advance))
-        known = (
-            {}
-            if any(fault.startswith(manifest.MANIFEST_FILE) for fault in faults)
-            else manifest.read_manifest(one)["files"]
-        )
-        found.append(VerificationResult(str(one), len(known), sum(entry["bytes"] for entry in known.values()), faults))
+        is_read = not any(fault.startswith(manifest.MANIFEST_FILE) for fault in faults)
+        known = manifest.read_manifest(one) if is_read else {}
+        files = known.get("files", {})
+        size = sum(entry["bytes"] for entry in files.values())
+        found.append(VerificationResult(str(one), len(files), size, faults, manifest.is_sealed(known)))
     return found

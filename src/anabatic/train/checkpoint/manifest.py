@@ -1,10 +1,13 @@
 """The files of a checkpoint folder: find it, commit it, verify that it is complete. No torch.
 
-A checkpoint is built under another name and renamed; a folder without a valid manifest is not a checkpoint.
+A checkpoint is built under another name and renamed; a folder without a valid manifest is not a checkpoint. The
+manifest carries a checksum of its own; one without, of an earlier version, is not sealed: its files are compared with
+what it says, but nothing tells whether it says what was written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -23,13 +26,21 @@ from anabatic.train.checkpoint.checksums import ByteCallback, FileEntry, compute
 
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
+USE_ANOTHER = "use another checkpoint, or copy this one again from where it was written"
+NOT_SEALED = f"not sealed: {MANIFEST_FILE} has no checksum of its own"
+_SEAL = "sha256"
+"""Key of the manifest's own checksum, of everything else in it."""
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)$")
 _MANIFEST_FIELDS: dict[str, tuple[type, ...]] = {
-    "step": (int,), "saved": (int, float), "world_size": (int,), "strategy": (str,), "command": (str,),
+    "step": (int,), "saved": (int, float), "world_size": (int,), "strategy": (str,), "command": (str,), _SEAL: (str,),
 }  # fmt: skip
 """Keys of the manifest beside `files`, and what they are."""
 _MAX_THREADS = 16
 """Threads that remove or read files: a network's disk answers many at a time, and zlib lets go of the interpreter."""
+
+
+class WrongSeal(ValueError):
+    """A manifest does not match its own checksum."""
 
 
 def list_checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
@@ -85,12 +96,24 @@ def commit_checkpoint(
                 f"{target} is not saved: {name}, which a rank has written, {problem} where rank 0 looks",
                 "the run folder must be on a file system that all machines share",
             )
+    content = {"step": step, **about, "files": dict(sorted(files.items()))}
     with open(built / MANIFEST_FILE, "w", encoding="utf-8") as file:
-        json.dump({"step": step, **about, "files": dict(sorted(files.items()))}, file, indent=1)
+        json.dump({_SEAL: _compute_seal(content), **content}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     fsync_folder(built)
     replace_folder(built, target)
+
+
+def _compute_seal(content: Mapping[str, Any]) -> str:
+    """Return the checksum of a manifest: of its values, not of its layout."""
+    rest = {key: value for key, value in content.items() if key != _SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def is_sealed(content: Mapping[str, Any]) -> bool:
+    """Return whether a manifest that was read carries its own checksum."""
+    return content.get(_SEAL) is not None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -98,6 +121,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
+        WrongSeal: it does not match its own checksum.
         ValueError, KeyError, TypeError, AttributeError, RecursionError: it is torn, or none of ours.
     """
     content: dict[str, Any] = json_reader.read_json_file(path / MANIFEST_FILE)
@@ -107,6 +131,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     for key, kinds in _MANIFEST_FIELDS.items():
         if not isinstance(content.get(key), (*kinds, type(None))):
             raise TypeError(key)
+    if is_sealed(content) and content[_SEAL] != _compute_seal(content):
+        raise WrongSeal(path / MANIFEST_FILE)
     return content
 
 
@@ -124,6 +150,9 @@ def find_faults(
         files = read_manifest(path)["files"]
     except OSError as error:
         yield f"{MANIFEST_FILE} cannot be read ({error.strerror})"
+        return
+    except WrongSeal:
+        yield f"{MANIFEST_FILE} does not match its own checksum"
         return
     except (ValueError, KeyError, TypeError, AttributeError):
         yield f"{MANIFEST_FILE} is torn"
@@ -168,10 +197,26 @@ def _check_file(file: Path, entry: FileEntry, checksum: bool, advance: ByteCallb
     return ""
 
 
+def log_seal(path: Path) -> None:
+    """Say where a checkpoint that is used is not sealed."""
+    if not is_sealed(read_manifest(path)):
+        log.info(f"{path} is {NOT_SEALED}; its files match what it says")
+
+
 def read_host_state(path: Path) -> dict[str, Any]:
-    """Return the host numbers of a whole checkpoint."""
-    content: dict[str, Any] = json_reader.read_json_file(path / STATE_FILE)
-    return content
+    """Return the host numbers of a whole checkpoint.
+
+    Raises:
+        CheckpointError: the file is sealed, but holds something else.
+    """
+    try:
+        content: Any = json_reader.read_json_file(path / STATE_FILE)
+        if isinstance(content, dict):
+            return content
+        fault = f"it is a {type(content).__name__}"
+    except ValueError as error:
+        fault = str(error)
+    raise CheckpointError(f"{path / STATE_FILE} does not hold the numbers of a run: {fault}", USE_ANOTHER)
 
 
 def resolve_checkpoints(path: Path) -> list[Path]:
@@ -202,6 +247,7 @@ def find_newest_valid(path: Path) -> Path:
     for one in reversed(known):
         problem = find_first_fault(one)
         if not problem:
+            log_seal(one)
             return one
         log.warn(f"{one} is not used: {problem}")
     what = f"{path} is not whole" if known == [path] else f"none of the {len(known)} checkpoints in {path} is whole"

@@ -215,7 +215,9 @@ def copy_tensors(found: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whe
 
 def _view_tensor(content: Tensor, row: Mapping[str, Any]) -> Tensor:
     part = content[row["offset"] : row["offset"] + row["bytes"]]
-    dtype = getattr(torch, row["dtype"])
+    dtype = getattr(torch, row["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"a copy in memory names the type {row['dtype']}", "continue with --save.memory-every 0")
     if not row["bytes"]:
         return torch.empty(row["shape"], dtype=dtype)
     return part.view(dtype).view(row["shape"])

@@ -10,6 +10,7 @@ valid manifest does not exist.
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor
 
 from anabatic.core import json_reader, log
-from anabatic.core.errors import CheckpointError
+from anabatic.core.errors import AnabaticError, CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.imports import quick_imports
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
@@ -154,6 +155,7 @@ def find_newest_checkpoint(folder: RunFolder, world: World, before: int | None =
         path = folder.checkpoint_path(step)
         problems = all_gather_text(manifest.find_first_fault(path, world.rank, world.size), world)
         if not any(problems):
+            manifest.log_seal(path)
             return CheckpointInfo(path, step, RunState.from_json(manifest.read_host_state(path), path))
         log.warn(f"{path} is not used: {next(filter(None, problems))}")
     return None
@@ -178,24 +180,50 @@ def load_checkpoint(found: CheckpointInfo, tensors: Mapping[str, Tensor], device
     drawn = (found.path / f"rng-{rank}.safetensors" for rank in (world.rank - world.tensor_group.rank, 0))
     own = next((file for file in drawn if file.is_file()), None)
     if own is not None:
-        device.set_rng_state(safetensors_torch.load_file(own))
+        device.set_rng_state(_read_rng_state(own))
+
+
+def _read_rng_state(file: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors_torch.load_file(file)
+    except Exception as error:  # safetensors raises its own class, straight from Rust
+        raise CheckpointError(f"{file} cannot be read: {_first_line(error)}", manifest.USE_ANOTHER) from error
 
 
 def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     """Fill `tensors`, all of a whole checkpoint's or some, in place.
 
     Raises:
-        CheckpointError: names or shapes differ from what was saved.
+        CheckpointError: names or shapes differ from what was saved, or the folder holds something else than data.
     """
     dcp = quick_imports.import_checkpoints()
-    from anabatic.train.checkpoint import dcp_writer  # imports sharded tensors
+    from anabatic.train.checkpoint import dcp_reader, dcp_writer  # import sharded tensors
 
     ignore_dcp_warnings()
-    try:
-        with dcp_writer.FullCollectionPause():
-            dcp.load(dict(tensors), checkpoint_id=str(path), no_dist=world.size == 1)
-    except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} does not fit this model or optimizer: {str(error).splitlines()[0]}",
-            "continue with the settings that saved it, or start over with --save.resume never",
-        ) from error
+    with dcp_writer.FullCollectionPause():
+        reader = dcp_reader.DataReader(path)
+        try:
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
+        except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
+            raise _explain_read_error(error, path) from error
+
+
+def _explain_read_error(error: Any, path: Path) -> Exception:
+    """Return our error for one of DCP, which wraps what its ranks met."""
+    failures = getattr(error, "failures", None)
+    cause = next(iter(failures.values()))[0] if failures else error
+    if isinstance(cause, AnabaticError):
+        return cause
+    if isinstance(cause, pickle.UnpicklingError):  # of torch.load with weights_only
+        return CheckpointError(
+            f"{path} holds a file of tensors with something else in it: {_first_line(cause)}",
+            manifest.USE_ANOTHER,
+        )
+    return CheckpointError(
+        f"{path} does not fit this model or optimizer: {_first_line(cause)}",
+        "continue with the settings that saved it, or start over with --save.resume never",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
