@@ -17,6 +17,7 @@ import base64
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,7 @@ class Scene:
 
     def open(self, path: str) -> None:
         """Open a page of the studio anew."""
+        self.browser.get(f"{self.studio.url}/?token={self.studio.token}")  # logs in: browsers keep the cookie
         self.browser.get("about:blank")
         self.browser.get(self.studio.url + path)
 
@@ -90,6 +92,7 @@ class Studio:
     """A running `anabatic studio`."""
 
     url: str
+    token: str
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return the JSON answer.
@@ -98,7 +101,8 @@ class Studio:
             RuntimeError: the studio refused, with what it said.
         """
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(self.url + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return json.load(answer)
@@ -163,10 +167,11 @@ def run_studio(home: Path) -> Iterator[Studio]:
     """Start a studio in `home`; end it, and the jobs that still run, at the end."""
     command = [sys.executable, "-m", "anabatic", "studio", "runs", "--port", "0"]
     environment = {**os.environ, "ANABATIC_CACHE": str(home / "cache"), "HF_HUB_CACHE": str(home / "no-hub")}
+    token = environment["ANABATIC_STUDIO_TOKEN"] = secrets.token_urlsafe(24)
     with open(home / "studio.log", "w+", encoding="utf-8") as log:
         process = subprocess.Popen(command, cwd=home, env=environment, stderr=log, stdout=log)
         try:
-            yield Studio(wait_for_address(process, home / "studio.log"))
+            yield Studio(wait_for_address(process, home / "studio.log"), token)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)

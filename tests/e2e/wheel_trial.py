@@ -25,6 +25,8 @@ SIZES = {
     "batch": {"seq_len": 64, "micro_batch_tokens": 128, "global_batch_tokens": 256},
     "device": {"type": "cpu", "threads": 1},
 }
+TOKEN = "of-the-trial"
+LOGIN = {"Authorization": f"Bearer {TOKEN}"}
 SCRIPTS = re.compile(r'<script src="([^"]+)"')
 
 
@@ -71,9 +73,10 @@ def visit(words: list[str], paths: list[str], use: Callable[[str], Any]) -> dict
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     line = [sys.executable, "-m", "anabatic", *words, "--port", str(port)]
+    variables = {**os.environ, "ANABATIC_STUDIO_TOKEN": TOKEN}
     pages: dict[str, int] = {}
     with open("server.log", "w+", encoding="utf-8") as log:
-        server = subprocess.Popen(line, stdout=log, stderr=log)
+        server = subprocess.Popen(line, stdout=log, stderr=log, env=variables)
         try:
             for path in paths:
                 pages[path], text = fetch(f"http://127.0.0.1:{port}/{path}", server)
@@ -91,7 +94,7 @@ def visit(words: list[str], paths: list[str], use: Callable[[str], Any]) -> dict
 def send(address: str, body: dict[str, Any] | None = None) -> Any:
     """Return the JSON of an answer; `body` is posted."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json", **LOGIN})
     with urllib.request.urlopen(request, timeout=120) as answer:
         return json.load(answer)
 
@@ -119,7 +122,7 @@ def fetch(address: str, server: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Return status and text; waits for a server that is starting."""
     for _ in range(1200):
         try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
+            with urllib.request.urlopen(urllib.request.Request(address, headers=LOGIN), timeout=60) as answer:
                 return int(answer.status), answer.read().decode("utf-8")
         except urllib.error.HTTPError as error:
             with error:

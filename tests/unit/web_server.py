@@ -16,7 +16,8 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installe
 @contextmanager
 def listening(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
     """Serve `app` in a thread; yield its address. `options`: of uvicorn; port 0 is a free one."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=2, **options))
+    options = {"log_level": "warning", "proxy_headers": False, "timeout_graceful_shutdown": 2, **options}
+    server = uvicorn.Server(uvicorn.Config(app, port=port, **options))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

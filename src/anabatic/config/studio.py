@@ -20,15 +20,15 @@ class StudioJob:
     models: list[str] = field(default_factory=lambda: ["."])
     """Folders with Hugging Face model folders, four levels deep, besides the runs and the Hugging Face cache."""
     host: str = "127.0.0.1"
-    """Address to listen at. Any address but a loopback one requires the token; it is printed at the start."""
+    """Address to listen at. Requests need the token, which is part of the address that the start prints."""
     port: int = 8800
     """Port to listen at; 0 takes a free one."""
     token_file: str | None = None
     """File with the access token in its first line. Also from the variable ANABATIC_STUDIO_TOKEN; otherwise a new token
     is made at each start."""
-    require_token: bool | None = None
-    """Require the token: by default at every address but a loopback one, where only processes of your own user (and
-    root) are let in."""
+    require_token: bool = True
+    """Require the token. Without it every user of this machine, and whoever else reaches the address, runs programs as
+    you."""
     allowed_hosts: list[str] = field(default_factory=list)
     """Names in the Host header of requests that are answered, besides those of this machine; `*`: any. Default: at a
     loopback address only localhost, 127.0.0.1 and [::1], at another address any."""

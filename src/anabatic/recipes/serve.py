@@ -24,8 +24,10 @@ from anabatic.infer.server.engine_worker import EngineWorker
 from anabatic.infer.server.listening import (
     allowed_host_names,
     ignore_reraised_signal,
-    make_protocol_class,
+    is_loopback,
+    make_server_config,
     open_listening_socket,
+    warn_of_open_secret,
 )
 from anabatic.infer.server.model_registry import InputClassifier, ModelRegistry, ServedModel
 from anabatic.models import classifier
@@ -59,20 +61,18 @@ def run(job: ServeJob) -> int:
         catalogue = _load_model_registry(job)
         worker = EngineWorker(catalogue.engines)
         worker.start()
-        config = uvicorn.Config(
+        config = make_server_config(
             create_app(catalogue, worker, keys, job.cors, allowed_host_names(job.allowed_hosts, listening)),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=30,
-            http=make_protocol_class(job.limits.body_seconds),
-            timeout_graceful_shutdown=int(job.limits.shutdown_seconds),
+            job.limits.body_seconds,
+            int(job.limits.shutdown_seconds),
         )
         host, port = listening.getsockname()[:2]
         names = ", ".join([served.name for served in catalogue.models] + list(catalogue.classifiers))
         log.info(f"serving {names} at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)")
-        if not keys and host not in ("127.0.0.1", "::1"):
+        if not keys and not is_loopback(listening):
             log.warn(f"whoever reaches {host}:{port} may ask: set {API_KEYS_VARIABLE} or --api-key-file")
+        elif not keys:
+            log.info(f"other users of this machine may ask, unless {API_KEYS_VARIABLE} or --api-key-file is set")
         with ignore_reraised_signal():
             uvicorn.Server(config).run(sockets=[listening])
         worker.stop()
@@ -92,6 +92,7 @@ def _read_api_keys(file: str | None) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "give a text file with a key a line") from error
+    warn_of_open_secret(path)
     keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"{path}: there is no key", "write one a line")

@@ -1,18 +1,18 @@
-"""Who may use the studio: names of this machine, requests of its own pages, and a token or a process of the same user.
+"""Who may use the studio: whoever has its token, under a name of this machine, from a page of its own.
 
 The studio starts programs, so its address must not be open to other users of the machine, to pages of other sites
-(cross-site request forgery) or to foreign names that point at this machine (DNS rebinding).
+(cross-site request forgery) or to foreign names that point at this machine (DNS rebinding). The address of who asks
+says nothing about who that is: a header can claim another one, and the kernel lists a socket that has been closed as
+one of root (`/proc/net/tcp`). Only a secret tells the users of a machine apart.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
-import os
-import struct
+import secrets
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
-from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -27,18 +27,33 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SAME_SITE = ("same-origin", "none")
 
 
+@dataclass(frozen=True)
+class LoginCookie:
+    """What a browser gets for the token.
+
+    Browsers send a cookie to every port of a host, so also to another user's server that listens at our port after we
+    have ended. It is therefore not the token, and it is worth nothing at the next start.
+
+    Attributes:
+        name: of the cookie.
+        secret: its value.
+    """
+
+    name: str
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+
 class AccessMiddleware:
     """ASGI middleware around the studio.
 
     Args:
-        token: requests need it, as cookie or `Authorization: Bearer`; empty: none is needed.
-        same_user: let in only processes of this user and root, by the owner of their end of the connection.
+        token: requests need it as `Authorization: Bearer`, or a login; empty: none is needed.
+        login: the cookie that who gave the token has got.
         hosts: names that requests may have in Host; None: any.
-        cookie: name of the cookie with the token.
     """
 
-    def __init__(self, app: ASGIApp, token: str, same_user: bool, hosts: Collection[str] | None, cookie: str) -> None:
-        self._app, self._token, self._same_user, self._cookie = app, token, same_user, cookie
+    def __init__(self, app: ASGIApp, token: str, login: LoginCookie, hosts: Collection[str] | None) -> None:
+        self._app, self._token, self._login = app, token, login
         self._hosts = None if hosts is None else {parse_host_name(host) for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,10 +66,8 @@ class AccessMiddleware:
             require_one_length(scope)
             self._require_host(headers)
             _require_own_page(scope, headers)
-            if self._same_user:
-                _require_same_user(scope)
             is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(PATH_PREFIX)
-            if self._token and not is_open and not self.has_token(headers):
+            if self._token and not is_open and not self._has_secret(headers):
                 raise ApiError(
                     401, "the token is missing or wrong; the start of the studio printed it", None, "no_token"
                 )
@@ -69,9 +82,11 @@ class AccessMiddleware:
         if body is not None:
             await self._app(scope, replay_body(body, receive), send)
 
-    def has_token(self, headers: dict[str, str]) -> bool:
-        """Return whether a request carries the token."""
-        return any(is_same_text(given, self._token) for given in _list_tokens(headers, self._cookie))
+    def _has_secret(self, headers: dict[str, str]) -> bool:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and is_same_text(bearer.strip(), self._token):
+            return True
+        return is_same_text(_read_cookie(headers, self._login.name), self._login.secret)
 
     def _require_host(self, headers: dict[str, str]) -> None:
         host = headers.get("host", "")
@@ -89,15 +104,13 @@ def _read_headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _list_tokens(headers: dict[str, str], cookie: str) -> list[str]:
-    kind, _, bearer = headers.get("authorization", "").partition(" ")
-    tokens = [bearer.strip()] if kind.lower() == "bearer" else []
-    jar = SimpleCookie()
+def _read_cookie(headers: dict[str, str], name: str) -> str:
+    jar: SimpleCookie = SimpleCookie()
     try:
         jar.load(headers.get("cookie", ""))
     except CookieError:  # another site's cookie on this host
-        return tokens
-    return [*tokens, jar[cookie].value] if cookie in jar else tokens
+        return ""
+    return jar[name].value if name in jar else ""
 
 
 def _require_own_page(scope: Scope, headers: dict[str, str]) -> None:
@@ -117,49 +130,3 @@ def _require_own_page(scope: Scope, headers: dict[str, str]) -> None:
     json_body = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if scope["method"] not in _SAFE_METHODS and not json_body:
         raise ApiError(415, "send JSON with Content-Type: application/json", None, "not_json")
-
-
-def _require_same_user(scope: Scope) -> None:
-    client, server = scope.get("client"), scope.get("server")
-    owner = find_peer_user(tuple(client), tuple(server)) if client and server else None
-    if owner not in (0, os.getuid()):
-        who = "another user" if owner is not None else "an unknown user"
-        raise ApiError(
-            403, f"{who} of this machine may not use the studio: start it with --require-token", None, "other_user"
-        )
-
-
-def find_peer_user(client: tuple[str, int], server: tuple[str, int], proc: Path = Path("/proc")) -> int | None:
-    """Return the user id that owns the client's end of a connection within this machine; None if it is unknown.
-
-    The kernel lists local connections with their owners (proc(5), /proc/net/tcp).
-    """
-    wanted = {(pack(client), pack(server)) for pack in (_pack_ipv4, _pack_ipv6)}
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if (fields[1], fields[2]) in wanted:
-                return int(fields[7])
-    return None
-
-
-def _pack_ipv4(address: tuple[str, int]) -> str:
-    ip = ipaddress.ip_address(address[0].partition("%")[0])
-    if ip.version == 6:
-        ip = ip.ipv4_mapped or ip
-    return f"{_format_words(ip.packed)}:{address[1]:04X}"
-
-
-def _pack_ipv6(address: tuple[str, int]) -> str:
-    ip = ipaddress.ip_address(address[0].partition("%")[0])
-    packed = ip.packed if ip.version == 6 else b"\0" * 10 + b"\xff\xff" + ip.packed
-    return f"{_format_words(packed)}:{address[1]:04X}"
-
-
-def _format_words(packed: bytes) -> str:
-    """The kernel prints each 32-bit word of an address, which is in network order, as a number of this machine."""
-    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))

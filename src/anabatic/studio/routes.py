@@ -30,7 +30,7 @@ from anabatic.infer.web import libraries
 from anabatic.monitor.sources.selection import DeviceSource
 from anabatic.recipes import plan_command
 from anabatic.studio import forms, pages, pickers, planning, proxy, recipe_sources
-from anabatic.studio.access import AccessMiddleware, is_same_text
+from anabatic.studio.access import AccessMiddleware, LoginCookie, is_same_text
 from anabatic.studio.job_queue import JobQueue
 from anabatic.studio.model_servers import ModelServers
 from anabatic.studio.preview_process import preview_rows
@@ -61,8 +61,8 @@ class StudioParts:
 class StudioApi:
     """Handlers of the paths; each that reads files runs in a thread."""
 
-    def __init__(self, parts: StudioParts, token: str, cookie: str) -> None:
-        self._parts, self._token, self._cookie = parts, token, cookie
+    def __init__(self, parts: StudioParts, token: str, login: LoginCookie) -> None:
+        self._parts, self._token, self._login = parts, token, login
         # Reading runs is one request at a time: the browser of runs keeps state between requests.
         self._runs_thread = ThreadPoolExecutor(1, "anabatic-runs")
         self._threads = ThreadPoolExecutor(_THREADS, "anabatic-studio")
@@ -154,7 +154,8 @@ class StudioApi:
         return response
 
     def _set_cookie(self, response: Response) -> None:
-        response.set_cookie(self._cookie, self._token, max_age=30 * 86400, httponly=True, samesite="strict")
+        name, secret = self._login.name, self._login.secret
+        response.set_cookie(name, secret, max_age=30 * 86400, httponly=True, samesite="strict")
 
     async def _answer_health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -319,21 +320,21 @@ class StudioApi:
         return {}
 
 
-def create_app(parts: StudioParts, token: str, same_user: bool, hosts: list[str] | None, cookie: str) -> Starlette:
+def create_app(parts: StudioParts, token: str, hosts: list[str] | None, cookie: str) -> Starlette:
     """Return the application.
 
     Args:
         token: needed for everything but the empty pages; empty: none.
-        same_user: let in only processes of this user.
         hosts: names in Host that are answered; None: any.
-        cookie: name of the cookie with the token.
+        cookie: name of the cookie of who has given the token.
     """
-    api = StudioApi(parts, token, cookie)
+    login = LoginCookie(cookie)
+    api = StudioApi(parts, token, login)
     app = Starlette(
         routes=api.list_routes(),
         exception_handlers={HTTPException: _handle_http_error, Exception: _handle_unexpected_error},
     )
-    app.add_middleware(AccessMiddleware, token=token, same_user=same_user, hosts=hosts, cookie=cookie)
+    app.add_middleware(AccessMiddleware, token=token, login=login, hosts=hosts)
     return app
 
 

@@ -67,7 +67,7 @@ class RunningStudio:
 
 @contextmanager
 def studio(root: Path, token: str = "", port: int = 0, **more: Any) -> Iterator[RunningStudio]:
-    """Serve the runs of a folder; `port` 0 is a free one; `more`: arguments of the queue."""
+    """Serve the runs of a folder; no `token`: for everybody; `port` 0 is a free one; `more`: arguments of the queue."""
     state = root / ".studio"
     state.mkdir(exist_ok=True)
     store = StudioStore(state / "studio.sqlite3")
@@ -75,7 +75,7 @@ def studio(root: Path, token: str = "", port: int = 0, **more: Any) -> Iterator[
     queue = JobQueue(store, state, **more)
     servers.reserve_devices_of(queue.list_assigned_devices)
     parts = StudioParts(StudioJob(), root, store, queue, servers, RunBrowser(root), MachineSource())
-    app = create_app(parts, token, not token, list(LOCAL_HOSTS), "studio-test")
+    app = create_app(parts, token, list(LOCAL_HOSTS), "studio-test")
     queue.start()
     try:
         with listening(app, port) as url:

@@ -1,4 +1,4 @@
-"""Listening: the socket, the names that are answered, and uvicorn's protocol with a time limit. No torch."""
+"""Listening: the socket, the names that are answered, uvicorn's settings, its protocol with a time limit. No torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from anabatic.config.serve import LOCAL_HOSTS
+from anabatic.core import log
 from anabatic.core.errors import ConfigError
 
 _LISTEN_BACKLOG = 2048
@@ -65,6 +69,40 @@ def allowed_host_names(allowed: list[str], listening: socket.socket) -> list[str
     if "*" in allowed or not (allowed or is_loopback(listening)):
         return None
     return [*LOCAL_HOSTS, f"[{address}]" if ":" in address else address, *allowed]
+
+
+def make_server_config(app: Any, head_seconds: float, shutdown_seconds: int) -> uvicorn.Config:
+    """Return uvicorn's settings for an application.
+
+    Its headers of proxies are off: it believes `X-Forwarded-For` of whatever asks from 127.0.0.1, so every user of the
+    machine could choose the address that requests seem to come from. Nothing here needs that address.
+
+    Args:
+        app: ASGI application.
+        head_seconds: longest time for the head of a request to arrive.
+        shutdown_seconds: time that answers under way have after a signal.
+    """
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        http=make_protocol_class(head_seconds),
+        timeout_graceful_shutdown=shutdown_seconds,
+    )
+
+
+def can_others_read(mode: int) -> bool:
+    """Return whether `st_mode` is that of a regular file that other users may read."""
+    return stat.S_ISREG(mode) and bool(mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
+def warn_of_open_secret(path: Path) -> None:
+    """Warn of a file of secrets that other users may read."""
+    if can_others_read(path.stat().st_mode):
+        log.warn(f"{path} can be read by other users of this machine: `chmod 600 {path}`")
 
 
 def make_protocol_class(seconds: float) -> type[asyncio.Protocol]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import stat
+from pathlib import Path
 
 import pytest
 
+import anabatic
 from anabatic.core.errors import ConfigError
 from anabatic.infer.server import listening
 
@@ -44,3 +48,27 @@ def test_a_signal_that_uvicorn_raises_again_ends_nothing():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_headers_of_proxies_are_off(monkeypatch):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    config = listening.make_server_config(lambda *_: None, 15.0, 3)
+    config.load()
+    assert not config.proxy_headers and config.loaded_app.__class__.__name__ != "ProxyHeadersMiddleware"
+
+
+def test_every_server_has_these_settings():
+    root = Path(anabatic.__file__).parent
+    texts = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in root.rglob("*.py")}
+    assert [name for name, text in texts.items() if "uvicorn.Config(" in text] == ["infer/server/listening.py"]
+    assert not [name for name, text in texts.items() if "uvicorn.run(" in text]
+
+
+@pytest.mark.parametrize(("mode", "open_to"), [(0o600, False), (0o640, True), (0o604, True), (0o622, False)])
+def test_a_file_of_secrets_that_others_may_read_is_named(mode, open_to, tmp_path, caplog):
+    path = tmp_path / "keys"
+    path.write_text("sk-one\n", encoding="utf-8")
+    path.chmod(mode)
+    listening.warn_of_open_secret(path)
+    assert ("chmod 600" in caplog.text) is open_to
+    assert not listening.can_others_read(stat.S_IFCHR | 0o666) and not listening.can_others_read(os.stat("/").st_mode)
