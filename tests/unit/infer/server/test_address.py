@@ -28,6 +28,17 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch):
                 served.sendall(bytes(2**20))
 
 
+def test_connections_are_known_to_be_tcp():
+    """asyncio sets TCP_NODELAY only on sockets with this protocol; without it every answer of two parts waits."""
+    with (
+        listening.open_listening_socket("127.0.0.1", 0) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        served, _ = server.accept()
+        with served:
+            assert served.proto == socket.IPPROTO_TCP
+
+
 def test_a_port_that_is_taken():
     with (
         listening.open_listening_socket("127.0.0.1", 0) as first,
