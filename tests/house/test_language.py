@@ -109,10 +109,13 @@ def pages(code: str) -> list[Path]:
     return files + [page for page in folder.rglob("*.md") if page.relative_to(folder).as_posix() not in GENERATED]
 
 
-def texts_of_the_program() -> list[Path]:
+PACKAGE = tree.ROOT / "src" / "anabatic"
+ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__")
+
+
+def texts_of_the_program(folder: Path) -> list[Path]:
     """Return the sources: their docstrings are the reference, their messages what users read."""
-    package = tree.ROOT / "src" / "anabatic"
-    return [path for kind in ("*.py", "*.yaml") for path in package.rglob(kind)]
+    return [path for kind in ("*.py", "*.yaml") for path in folder.rglob(kind)]
 
 
 TERMS = {"en": ENGLISH, "zh": CHINESE}
@@ -133,8 +136,14 @@ def test_pages_use_standard_terms(code: str) -> None:
     assert not wrong, wrong
 
 
-def test_the_program_uses_standard_terms() -> None:
-    wrong = find_words(texts_of_the_program(), ENGLISH)
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_program_uses_standard_terms(room: str) -> None:
+    wrong = find_words(texts_of_the_program(PACKAGE / room), ENGLISH)
+    assert not wrong, wrong
+
+
+def test_the_top_of_the_program_uses_standard_terms() -> None:
+    wrong = find_words(sorted(PACKAGE.glob("*.py")), ENGLISH)
     assert not wrong, wrong
 
 

@@ -143,7 +143,7 @@ def list_outside_classes(package: Package) -> set[str]:
     """Return the classes that inherit, at some remove, from a class of another package."""
     bases: dict[str, set[str]] = defaultdict(set)
     for module in package.values():
-        for node in ast.walk(module):
+        for node in tree.walk(module):
             if isinstance(node, ast.ClassDef):
                 bases[node.name].update(get_base_names(node))
     outside: set[str] = set()
@@ -167,12 +167,12 @@ def list_functions(package: Package) -> Iterator[tuple[str, str]]:
     for path, module in package.items():
         overrides = {
             id(inner)
-            for node in ast.walk(module)
+            for node in tree.walk(module)
             if isinstance(node, ast.ClassDef) and node.name in outside
             for inner in node.body
             if isinstance(inner, FUNCTIONS) and not inner.name.startswith("_")
         }
-        for node in ast.walk(module):
+        for node in tree.walk(module):
             if isinstance(node, FUNCTIONS) and not node.name.startswith("__") and id(node) not in overrides:
                 yield f"{path}:{node.lineno}", node.name
 
@@ -191,7 +191,7 @@ def list_names(package: Package) -> Iterator[tuple[str, str]]:
     for path, module in package.items():
         if not (stem := PurePosixPath(path).stem).startswith("__"):
             yield path, stem
-        for node in ast.walk(module):
+        for node in tree.walk(module):
             if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not node.name.startswith("__"):
                 yield f"{path}:{node.lineno}", node.name
 
@@ -207,7 +207,7 @@ def list_crowded(names: Iterable[tuple[str, str]]) -> list[str]:
 def list_classes(package: Package) -> Iterator[tuple[str, str]]:
     """Yield (path, name) of the classes, nested ones too."""
     for path, module in package.items():
-        yield from ((path, node.name) for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+        yield from ((path, node.name) for node in tree.walk(module) if isinstance(node, ast.ClassDef))
 
 
 def list_stems(package: Package) -> Iterator[tuple[str, str]]:

@@ -241,7 +241,7 @@ def test_optional_packages_are_imported_in_one_way() -> None:
     server = tree.SRC / "infer" / "server"
     found = []
     for path in tree.SRC.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in tree.nodes(path):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.partition(".")[0] in extras.OPTIONAL_PACKAGES for name in names):

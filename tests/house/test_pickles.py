@@ -41,7 +41,7 @@ def test_only_the_index_of_a_checkpoint_is_unpickled() -> None:
     for path in tree.sources():
         if path.relative_to(tree.SRC).as_posix() in OWN or not _WORDS.search(path.read_text(encoding="utf-8")):
             continue
-        for node in ast.walk(tree.parse(path)):
+        for node in tree.nodes(path):
             if isinstance(node, ast.Call) and (name := _find_reader(node)):
                 found.append(f"{tree.name(path)}:{node.lineno} {name}")
     assert not found, f"a pickle runs code: {', '.join(found)}"

@@ -30,7 +30,7 @@ def test_json_has_one_reader() -> None:
     found = []
     for path in tree.sources():
         name = path.relative_to(tree.SRC).as_posix()
-        for node in ast.walk(tree.parse(path)):
+        for node in tree.nodes(path):
             if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("json.load", "json.loads"):
                 continue
             if not any(name == own or (own.endswith("/") and name.startswith(own)) for own in OWN):

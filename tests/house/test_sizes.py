@@ -35,7 +35,7 @@ def test_functions_and_classes() -> None:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     found = []
     for path in tree.sources():
-        for node in ast.walk(tree.parse(path)):
+        for node in tree.nodes(path):
             if isinstance(node, kinds):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > limit(path, node):
@@ -55,7 +55,7 @@ def arms(node: ast.If) -> int:
 def test_ladders() -> None:
     found = []
     for path in tree.sources():
-        ladders = (node for node in ast.walk(tree.parse(path)) if isinstance(node, ast.If))
+        ladders = (node for node in tree.nodes(path) if isinstance(node, ast.If))
         found += [f"{tree.name(path)}:{node.lineno}: {arms(node)} arms" for node in ladders if arms(node) > ARMS]
     assert not found, "write a table instead of a ladder:\n  " + "\n  ".join(found)
 

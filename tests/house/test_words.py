@@ -35,7 +35,7 @@ LOCAL = {
 def device_words(module: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, word) of device names in texts that are values, and in attribute names."""
     skipped = tree.docstrings(module) | choices(module)
-    for node in ast.walk(module):
+    for node in tree.walk(module):
         if isinstance(node, ast.Attribute) and DEVICE_WORD.fullmatch(node.attr):
             yield node.lineno, node.attr
             continue
@@ -48,7 +48,7 @@ def choices(module: ast.Module) -> set[int]:
     """Return the ids of the constants inside `Literal[...]`."""
     literals = (
         node
-        for node in ast.walk(module)
+        for node in tree.walk(module)
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Literal", "typing.Literal")
     )
     return {id(inner) for node in literals for inner in ast.walk(node)}
@@ -82,7 +82,7 @@ def test_nothing_local_is_committed(what: str) -> None:
 
 def swallowed(module: ast.Module) -> Iterator[int]:
     """Yield the lines of handlers that catch everything, or that catch and do nothing."""
-    for node in ast.walk(module):
+    for node in tree.walk(module):
         if isinstance(node, ast.ExceptHandler):
             if node.type is None or all(isinstance(one, ast.Pass) for one in node.body):
                 yield node.lineno
@@ -105,7 +105,7 @@ def public(path: Path) -> Iterator[tuple[int, str]]:
     """
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     module = tree.parse(path)
-    explained = {n.name for n in ast.walk(module) if isinstance(n, kinds) and ast.get_docstring(n)}
+    explained = {n.name for n in tree.walk(module) if isinstance(n, kinds) and ast.get_docstring(n)}
     for node in module.body:
         inner = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else []
         if isinstance(node, kinds) and not node.name.startswith("_") and ast.get_docstring(node) is None:

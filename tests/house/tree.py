@@ -28,6 +28,17 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@functools.cache
+def walk(module: ast.Module) -> tuple[ast.AST, ...]:
+    """Return all nodes of a syntax tree, as `ast.walk`; a dozen tests look at each."""
+    return tuple(ast.walk(module))
+
+
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's syntax tree."""
+    return walk(parse(path))
+
+
 def name(path: Path) -> str:
     """Return a path relative to the project."""
     return path.relative_to(ROOT).as_posix()
@@ -61,6 +72,6 @@ def docstrings(tree: ast.Module) -> set[int]:
     """Return the ids of the constants that are texts standing alone: docstrings, also those below a field."""
     return {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }

@@ -137,4 +137,4 @@ def render_table(record: Record) -> str:
 
 
 def _in_cell(name: str) -> str:
-    return name.removeprefix("tests/").replace("|", "\\|")
+    return name.replace("|", "\\|")

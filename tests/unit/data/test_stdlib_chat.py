@@ -23,6 +23,7 @@ def test_many_conversations_take_turns_and_say_something(conversations):
     assert any(len(messages) > 2 for messages in conversations)
 
 
+@pytest.mark.process
 def test_the_order_is_fixed_and_rows_is_a_prefix(conversations):
     assert list(stdlib.generate_conversations(25)) == conversations[:25]
 

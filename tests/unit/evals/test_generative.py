@@ -71,6 +71,7 @@ def test_the_replies_are_the_engines(run_folder, tmp_path):
         assert written[name]["n"] == number
 
 
+@pytest.mark.process
 def test_eval_writes_and_prints_both_parts(run_folder, tmp_path, capsys):
     (tmp_path / "valid.txt").write_text("Some text that is held out, with ümlauts. " * 20)
     evaluate.run(

@@ -144,6 +144,7 @@ def test_layers_that_do_more_stay_by_themselves(options: dict[str, Any]) -> None
     assert group_adapters(adapted(**options)) is None
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
 def test_compiled_blocks_compute_their_layers_one_by_one() -> None:
     alone, ours = adapted(), adapted()

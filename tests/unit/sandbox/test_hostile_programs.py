@@ -230,6 +230,7 @@ def test_values_of_derived_classes_are_pythons_own() -> None:
     assert back == [3, Decimal("1.50"), Fraction(1, 3), math.inf]
 
 
+@pytest.mark.process
 @given(
     st.recursive(
         NUMBERS.filter(lambda one: not isinstance(one, (bytes, complex))), lambda inner: st.lists(inner, max_size=4)

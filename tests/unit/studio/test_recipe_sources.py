@@ -22,6 +22,7 @@ def test_a_shipped_recipe_has_its_command_and_its_comments(name):
     assert settings.parse_job(recipe.command, found["text"], "recipe") == settings.load_job(recipe.command, files)
 
 
+@pytest.mark.process
 def test_an_overlay_keeps_the_comments_of_its_base():
     found = recipe_sources.read_shipped_recipe("overlays/tiny")
     assert "Laid over speedrun" in found["text"] and "The NanoChat speedrun" in found["text"]
