@@ -18,7 +18,10 @@ from unit.launch.rendered import find_pod, find_tool, made
 
 CHART = tree.ROOT / "charts" / "anabatic-serve"
 HELM = find_tool("helm")
-pytestmark = pytest.mark.skipif(HELM is None, reason="no helm: python scripts/fetch_kubernetes_tools.py")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(HELM is None, reason="no helm: python scripts/fetch_kubernetes_tools.py"),
+]
 
 
 def run_helm(*arguments: str, values: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
