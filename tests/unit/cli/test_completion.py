@@ -92,6 +92,7 @@ def test_bash() -> None:
     assert done.stdout == "<lora><launch>complete -o default -F _anabatic anabatic\n", done.stderr
 
 
+@pytest.mark.process
 def test_fish() -> None:
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")
@@ -100,6 +101,7 @@ def test_fish() -> None:
     assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["lora", "launch"], done.stderr
 
 
+@pytest.mark.process
 def test_zsh() -> None:
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
