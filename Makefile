@@ -6,6 +6,8 @@ SHELL := bash
 # The set-up leaves compiling to the first import, and some containers forbid Python to store what it has compiled:
 # every start would compile torch and transformers anew, twice the time.
 unexport PYTHONDONTWRITEBYTECODE
+# Another package of our name would be tested.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONOPTIMIZE
 
 BIN := .venv/bin
 PYTEST_ARGS ?=
@@ -13,7 +15,7 @@ DEMO_ARGS ?=
 JOBS ?= $(shell nproc)
 SHARD ?=
 BASE ?= main
-RUN_TESTS = env -u MAKEFLAGS -u MFLAGS $(BIN)/python scripts/run_tests.py --jobs $(JOBS) $(if $(SHARD),--shard $(SHARD))
+RUN_TESTS = env -u MAKEFLAGS -u MFLAGS $(BIN)/python scripts/run_tests.py --jobs "$(JOBS)" $(if $(SHARD),--shard "$(SHARD)")
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
@@ -33,6 +35,12 @@ check: setup ## lint, format, types, layers
 test: setup ## before every commit, 10 minutes: checks, house, unit and smoke tests; PYTEST_ARGS="tests/unit -k loader -x" runs those alone
 	@$(RUN_TESTS) $(if $(PYTEST_ARGS),pick -- $(PYTEST_ARGS),test)
 
+ifneq ($(filter test-all test-rest test-changed,$(MAKECMDGOALS)),)
+ifneq ($(PYTEST_ARGS),)
+$(error PYTEST_ARGS is for `make test`: make test PYTEST_ARGS="$(PYTEST_ARGS)")
+endif
+endif
+
 test-all: setup ## everything, 35 minutes: `make test`, then commands, pages, browsers, clusters, simulated NPUs; SHARD=2/4 runs a part
 	@$(RUN_TESTS) all
 
@@ -40,7 +48,7 @@ test-rest: setup ## what `make test-all` runs after `make test`
 	@$(RUN_TESTS) rest
 
 test-changed: setup ## the tests that the files that differ from main can affect; BASE=HEAD: from the last commit
-	@$(RUN_TESTS) changed --base $(BASE)
+	@$(RUN_TESTS) changed --base "$(BASE)"
 
 test-record: setup ## keep the seconds of the last `make test-all` in tests/seconds.json
 	@$(RUN_TESTS) record

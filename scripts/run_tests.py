@@ -27,9 +27,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 from suite import groups, record  # noqa: E402
 
@@ -38,6 +39,12 @@ NOTHING_SELECTED = 5
 """Exit code of pytest when there was no test to run (https://docs.pytest.org/en/stable/reference/exit-codes.html)."""
 CHECKS = (("ruff", "check"), ("ruff", "format", "--check"), ("lint-imports",), ("mypy",))
 TENTH = "0.1"
+PYTEST = ("-m", "pytest", "--dist", "loadfile", "--no-loadscope-reorder")
+END_SECONDS = 20.0
+"""What an interrupted part has to end by itself."""
+INTERRUPTED = 130
+LEFT_OUT = ("PYTEST_ADDOPTS", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "MAKEFLAGS", "MFLAGS")
+"""Variables that would change which tests run, or what they test."""
 
 
 @dataclass
@@ -49,6 +56,8 @@ class Part:
     variables: dict[str, str] = field(default_factory=dict)
     shown: bool = False
     """Whether it writes to the terminal while it runs; the others write to a file, which is shown if they fail."""
+    may_be_empty: bool = False
+    """Whether it may find no test to run: a shard has not every group."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,7 +67,8 @@ class Part:
 
     def start(self) -> None:
         """Start it."""
-        environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
+        STARTED.append(self)
+        environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
         output = None if self.shown else self.log.open("wb")
         self.process = subprocess.Popen(
             self.words,
@@ -73,13 +83,28 @@ class Part:
         """Wait for its end, show what it wrote if it failed, and return whether it succeeded."""
         assert self.process is not None
         code = self.process.wait()
-        passed = code in (0, NOTHING_SELECTED if "pytest" in self.words else 0)
+        passed = code == 0 or (code == NOTHING_SELECTED and self.may_be_empty)
+        if not passed:
+            FAILED.append(self.name if self.shown else f"{self.name} ({self.log.relative_to(ROOT)})")
         if not self.shown:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
-            lines = text.rstrip().splitlines()
+            lines = self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
             print(f"\n== {self.name}: {'passed' if passed else f'FAILED, exit code {code}'}")
             print("\n".join(lines[-1:] if passed else lines[-400:]), flush=True)
         return passed
+
+    def end(self) -> None:
+        """Let it end by itself after a signal to all processes; then end it."""
+        if self.process is not None and self.process.poll() is None:
+            try:
+                self.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.terminate()
+                self.process.wait()
+
+
+FAILED: list[str] = []
+"""Names of the parts that failed, for the last line."""
+STARTED: list[Part] = []
 
 
 def build_pytest(
@@ -87,7 +112,7 @@ def build_pytest(
 ) -> Part:
     """Return pytest over some groups, or over some files of them."""
     names = [group.name for group in chosen]
-    words = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", "-q"]
+    words = [sys.executable, *PYTEST, "-n", str(jobs), "-q"]
     words += ["--groups", ",".join(names), *groups.folders_of(names)]
     if files is not None:
         listed = record.ARTIFACTS / f"{name}.files"
@@ -96,7 +121,7 @@ def build_pytest(
     variables = {record.ARTIFACT: str(record.ARTIFACTS / name)}
     if name == "quick":
         variables["ANABATIC_TEST_FUZZ"] = os.environ.get("ANABATIC_TEST_FUZZ", TENTH)
-    return Part(name, words, variables, shown)
+    return Part(name, words, variables, shown, may_be_empty=files is not None)
 
 
 def list_test_files() -> list[str]:
@@ -185,19 +210,26 @@ def report(started: float, left: bool) -> None:
     counts = ", ".join(f"{number:,} {outcome}" for outcome, number in sorted(outcomes.items()))
     if left:
         rest = [group.name for group in groups.read_groups() if not group.is_quick]
-        print(f"left to make test-all: {', '.join(rest)}, and nine tenths of fuzz")
+        fuzz = ", and nine tenths of fuzz" if "ANABATIC_TEST_FUZZ" not in os.environ else ""
+        print(f"left to make test-all: {', '.join(rest)}{fuzz}")
     omitted = [one.test for one in measured if one.group == "smoke" and one.outcome == "skipped"]
     for test in omitted:
         print(f"left out here: {test.removeprefix('tests/')} (its reason is above, in the short test summary)")
     print(f"{counts}, {wall:.1f} minutes, {cpu:.1f} CPU minutes", flush=True)
+    if FAILED:
+        print(f"FAILED: {', '.join(FAILED)}", flush=True)
 
 
 def write_record() -> int:
     """Keep the seconds of the last whole run in the repository."""
     measured = record.read_artifacts()
     files = {one.file for one in measured}
-    if missing := [file for file in list_test_files() if file not in files]:
-        print(f"error: the last run is not a whole one: {len(missing)} files are missing, {missing[0]} among them")
+    missing = [file for file in list_test_files() if file not in files]
+    failed = [one.test for one in measured if one.outcome == "failed"]
+    if missing or failed or not record.WHOLE.exists():
+        first = f"{len(failed)} tests failed, {failed[0]} among them" if failed else "it did not come to its end"
+        why = f"{len(missing)} files are missing, {missing[0]} among them" if missing else first
+        print(f"error: the last run is not a whole one: {why}")
         print("hint: make test-all, then this command again")
         return 2
     record.write_record(record.build_record(measured, _describe_machine()))
@@ -227,33 +259,52 @@ def parse_shard(text: str) -> tuple[int, int]:
     """
     first, _, second = text.partition("/")
     if not (first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with 1 <= I <= N, such as 2/4")
+        raise argparse.ArgumentTypeError(f"SHARD is {text!r}, not I/N with 1 <= I <= N\nhint: make test-all SHARD=2/4")
     return int(first), int(second)
 
 
-def main() -> int:
-    """Run one of the commands above and return its exit code."""
-    parser = argparse.ArgumentParser(usage=str(__doc__).partition("usage: ")[2])
-    parser.add_argument("command", choices=("test", "rest", "all", "changed", "pick", "record", "matrix"))
-    parser.add_argument("arguments", nargs="*")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--shard", type=parse_shard)
-    parser.add_argument("--base", default="main")
-    given = parser.parse_args()
-    if given.command == "record":
-        return write_record()
-    if given.command == "matrix":
-        return print_matrix()
+def parse_jobs(text: str) -> int:
+    """Return a number of tests at a time; 0 is one without worker processes.
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"JOBS is {text!r}, not a number from 0\nhint: make test JOBS=4")
+    return int(text)
+
+
+class Parser(argparse.ArgumentParser):
+    """One that says what is wrong as the commands of the package do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and end."""
+        self.exit(2, f"error: {message.partition(': ')[2] or message}\n")
+
+
+def run_pick(arguments: Sequence[str], jobs: int) -> int:
+    """Run pytest with arguments of the user; nothing is measured, and an earlier measurement stays."""
+    if not arguments or arguments[0] == "--":
+        print("error: PYTEST_ARGS names no test\nhint: make test PYTEST_ARGS='tests/unit -k loader -x'")
+        return 2
+    part = Part("pytest", [sys.executable, *PYTEST, "-n", str(jobs), *arguments], shown=True)
+    part.start()
+    assert part.process is not None
+    return part.process.wait()
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """Run one of the commands and return its exit code."""
     started = time.monotonic()
-    if given.command != "rest":
+    if given.command == "pick":
+        return run_pick(given.arguments, given.jobs)
+    if given.command in ("test", "all", "changed"):
         shutil.rmtree(record.ARTIFACTS, ignore_errors=True)
     record.ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    record.WHOLE.unlink(missing_ok=True)
     for path in record.ARTIFACTS.glob("*.jsonl"):
         if not path.name.startswith("quick-"):  # of the `test` before this `rest`
             path.unlink()
-    if given.command == "pick":
-        words = [sys.executable, "-m", "pytest", "-n", str(given.jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
-        return subprocess.run([*words, *given.arguments], cwd=ROOT, check=False).returncode
     if given.command == "changed":
         return run_changed(given.base, given.jobs)
     files = select_shard(list_test_files(), given.shard) if given.shard else None
@@ -264,9 +315,39 @@ def main() -> int:
     if simulator is not None:
         if not simulator.wait():
             print("tests on simulated NPUs are skipped, with the reason")
+            FAILED[:] = [name for name in FAILED if not name.startswith(simulator.name)]
         passed &= run_rest(given.jobs, files)
     report(started, left=given.command == "test")
+    if passed and files is None and given.command != "test":
+        record.WHOLE.touch()
     return 0 if passed else 1
+
+
+def main() -> int:
+    """Read the command line and run one command."""
+    parser = Parser(usage=str(__doc__).partition("usage: ")[2])
+    parser.add_argument("command", choices=("test", "rest", "all", "changed", "pick", "record", "matrix"))
+    parser.add_argument("arguments", nargs="*")
+    parser.add_argument("--jobs", type=parse_jobs, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--shard", type=parse_shard)
+    parser.add_argument("--base", default="main")
+    given = parser.parse_args()
+    started = time.monotonic()
+    try:
+        if given.command in ("record", "matrix"):
+            return write_record() if given.command == "record" else print_matrix()
+        return run_command(given)
+    except groups.SuiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}\nhint: rm -rf build", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        for part in STARTED:
+            part.end()
+        print(f"\nerror: interrupted after {time.monotonic() - started:.0f} s", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from house import tree
-from suite import groups, record
+from suite import groups, plugin, record
 
 TESTS = tree.ROOT / "tests"
 CONTRIBUTING = (tree.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -45,6 +45,17 @@ def test_contributing_repeats_the_table() -> None:
 def test_workflows_read_the_table() -> None:
     text = (WORKFLOWS / "ci.yml").read_text(encoding="utf-8")
     assert "scripts/run_tests.py matrix" in text and "fromJSON" in text
+
+
+def test_the_marker_moves_tests_of_quick_folders_alone() -> None:
+    """Elsewhere processes may start anyway, and no session would collect the folder for the group `process`."""
+    for file, name in (
+        ("unit/core/test_paths.py", "process"),
+        ("e2e/test_dpo.py", "e2e"),
+        ("smoke/test_train.py", "smoke"),
+    ):
+        group = groups.find_group(f"tests/{file}", {groups.PROCESS})
+        assert group is not None and group.name == name
 
 
 def is_marked(path: Path, function: str) -> bool:
@@ -98,9 +109,10 @@ def start_spawned() -> None:
 
 
 @pytest.mark.parametrize("start", [start_program, start_fork, start_spawned, lambda: os.system("true")])
-def test_no_process_starts_here(start: Callable[[], None]) -> None:
-    with pytest.raises(RuntimeError, match="mark it with @pytest.mark.process"):
+def test_no_process_starts_here(start: Callable[[], None], request: pytest.FixtureRequest) -> None:
+    with pytest.raises(plugin.ProcessRefused, match="mark it with @pytest.mark.process"):
         start()
+    plugin.allow_tried_process(request.node)
 
 
 @pytest.mark.process

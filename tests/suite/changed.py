@@ -18,7 +18,7 @@ from pathlib import Path
 
 import grimp
 
-from suite.groups import ROOT, TESTS, Group, find_group, read_groups
+from suite.groups import ROOT, TESTS, SuiteError, find_group
 from suite.record import read_record
 
 PACKAGE = "anabatic"
@@ -28,8 +28,12 @@ TABLES = frozenset({f"{PACKAGE}.config.loading.command_table", f"{PACKAGE}.cli.c
 MODULE_TEXT = re.compile(rf"{PACKAGE}(\.\w+)+(:\w+)?")
 EVERYTHING = ("pyproject.toml", "constraints.txt", "tests/conftest.py", "tests/suite/", "tests/groups.toml")
 """What can affect every test."""
-READ_BY_HOUSE = ("src/", "docs/", "scripts/", "benchmarks/", ".github/")
+READ_BY_HOUSE = (
+    "src/", "docs/", "scripts/", "benchmarks/", "examples/", "charts/", "containers/", "packaging/", ".github/", ".ci/",
+)  # fmt: skip
 """Folders whose files the house tests read."""
+READ_BY_TESTS = ("charts/", "containers/", "packaging/", "examples/", "scripts/", "benchmarks/")
+"""Folders whose files tests name by their path: whose text has the name of the file or its folder is affected."""
 RUNNERS = frozenset({"e2e.command", "e2e.home", "e2e.fixtures", "e2e.warm", f"{PACKAGE}.cli.app", PACKAGE})
 """Who imports one of these may run commands."""
 SHARED = frozenset({"e2e.home", "e2e.fixtures", "e2e.command", "e2e.warm"})
@@ -42,29 +46,36 @@ def list_changes(base: str) -> list[str]:
     """Return the files that differ from where this branch left `base`, with those that git does not know yet.
 
     Raises:
-        SystemExit: git does not know `base`.
+        SuiteError: git does not know `base`.
     """
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise SystemExit(
-                f"error: git {' '.join(words)}: {done.stderr.strip()}\nhint: make test-changed BASE=HEAD~1"
-            )
+            refs = [ref for ref in ("origin/main", "HEAD") if ref != base and _is_commit(ref)]
+            hint = f"make test-changed BASE={refs[0]}" if refs else "make test"
+            raise SuiteError(f"git {' '.join(words)}: {done.stderr.strip().splitlines()[0]}", hint)
         return done.stdout
 
-    start = git("merge-base", base, "HEAD").strip()
-    names = git("diff", "--name-only", start).split("\n") + git("ls-files", "--others", "--exclude-standard").split(
-        "\n"
-    )
-    return sorted({name for name in names if name})
+    start = git("merge-base", "--end-of-options", base, "HEAD").strip()
+    known = git("diff", "--name-only", "--no-renames", "-z", start)  # of what was renamed, both names
+    new = git("ls-files", "--others", "--exclude-standard", "-z")
+    return sorted({name for name in (known + new).split("\0") if name})
+
+
+def _is_commit(ref: str) -> bool:
+    words = ["git", "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 class TestGraph:
     """Which test file depends on which module of the package."""
 
     def __init__(self) -> None:
-        self._graph = grimp.build_graph(PACKAGE, cache_dir=str(ROOT / ".import_linter_cache"))
+        try:
+            self._graph = grimp.build_graph(PACKAGE, cache_dir=str(ROOT / ".import_linter_cache"))
+        except grimp.exceptions.SourceSyntaxError as error:
+            raise SuiteError(str(error), "fix it first: what imports the file is not known") from error
         self._commands: dict[str, set[str]] = {}
         for module in sorted(self._graph.modules):
             path = _module_path(module)
@@ -106,12 +117,22 @@ class TestGraph:
 
     def _is_affected(self, test: Path, changed: set[str], reached: set[str], whole: bool) -> bool:
         files = {test, *_helpers(test)}
-        if any(_relative(file) in changed for file in files):
+        if any(_relative(file) in changed for file in files) or self._reads(test, changed):
             return True
         group = find_group(_relative(test))
         if group is not None and group.name == "house":
             return whole or any(name.startswith("tests/") for name in changed)
-        return not reached.isdisjoint(self._dependencies(test, files))
+        return not reached.isdisjoint(self._dependencies(test, {file for file in files if file.is_file()}))
+
+    def _reads(self, test: Path, changed: set[str]) -> bool:
+        """Whether a test reads a changed file that is no module: data beside it, or of a folder that it names."""
+        beside = _relative(test.parent) + "/"
+        if any(name.startswith(beside) and not name.endswith(".py") for name in changed):
+            return True
+        named = {
+            part for name in changed if name.startswith(READ_BY_TESTS) for part in (name.split("/")[0], Path(name).stem)
+        }
+        return bool(named & _words(test))
 
     def _dependencies(self, test: Path, files: set[Path]) -> set[str]:
         imported = {name for file in files for name in _imports(file)}
@@ -159,7 +180,11 @@ def _module_path(module: str) -> Path | None:
 
 @functools.cache
 def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except SyntaxError as error:
+        where = f"{_relative(path)}, line {error.lineno}: {error.msg}"
+        raise SuiteError(where, "fix it first: what it imports is not known") from error
 
 
 @functools.cache
@@ -206,6 +231,11 @@ def _conftests(test: Path) -> Iterator[Path]:
 
 
 @functools.cache
+def _folders() -> frozenset[str]:
+    return frozenset(path.name for path in TESTS.iterdir() if path.is_dir())
+
+
+@functools.cache
 def _helpers(test: Path) -> frozenset[Path]:
     """Return the files of tests/ that a test imports, directly or not, and the conftest.py of its folders."""
     found: set[Path] = set()
@@ -217,19 +247,27 @@ def _helpers(test: Path) -> frozenset[Path]:
         found.add(path)
         for name in _imports(path):
             file = TESTS / Path(*name.split(".")).with_suffix(".py")
-            if file.is_file() and TESTS / "suite" not in file.parents:
+            if TESTS / "suite" in file.parents or name.split(".")[0] not in _folders():
+                continue
+            if file.is_file():
                 waiting.append(file)
+            else:
+                found.add(file)  # a helper that was removed affects who imports it
     return frozenset(found - {test})
 
 
 def split_quick(files: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files of the quick groups, and the others."""
-    groups: dict[str, Group] = {group.name: group for group in read_groups()}
+    """Return the files of the quick groups, and the others.
+
+    Raises:
+        SuiteError: one is in no group.
+    """
     quick, others = [], []
     for file in files:
         group = find_group(file)
-        assert group is not None, file
-        (quick if groups[group.name].is_quick else others).append(file)
+        if group is None:
+            raise SuiteError(f"{file} is in no group", "add its folder to tests/groups.toml")
+        (quick if group.is_quick else others).append(file)
     return quick, others
 
 

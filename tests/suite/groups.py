@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -16,8 +16,17 @@ else:
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
 TABLE = TESTS / "groups.toml"
+PROCESS = "process"
+"""The marker, and the group that it moves a test to."""
 QUICK = "test"
 """The command for everything that is run before each commit."""
+
+
+class SuiteError(Exception):
+    """What is wrong with the files of the test suite itself, and what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}\nhint: {hint}")
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,19 @@ def read_groups() -> tuple[Group, ...]:
     """Return the rows in their order.
 
     Raises:
-        TypeError: a row has an unknown column, or lacks one.
+        SuiteError: it cannot be read, or a row has an unknown column or lacks one.
     """
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["group"]
+    try:
+        rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["group"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise SuiteError(f"{TABLE.relative_to(ROOT)}: {error}", "git diff tests/groups.toml") from error
+    wanted = {column.name for column in fields(Group)}
+    for number, row in enumerate(rows, start=1):
+        if wrong := wanted ^ row.keys():
+            what = (
+                f"row {number} ({row.get('name', 'no name')}): unknown or missing columns: {', '.join(sorted(wrong))}"
+            )
+            raise SuiteError(f"{TABLE.relative_to(ROOT)}: {what}", f"a row has {', '.join(sorted(wanted))}")
     return tuple(Group(**row) for row in rows)
 
 
@@ -63,14 +82,11 @@ def find_group(path: str, markers: Collection[str] = ()) -> Group | None:
 
     Args:
         path: of its file, relative to the project: `tests/unit/core/test_paths.py`.
-        markers: names of its markers; one that is a group without a folder decides.
+        markers: names of its markers; `process` counts where the folder's group may start no processes.
     """
     for group in read_groups():
-        if group.name in markers and not group.folder:
-            return group
-    for group in read_groups():
         if group.folder and path.startswith(f"tests/{group.folder}/"):
-            return group
+            return group if group.processes or PROCESS not in markers else group_by_name(PROCESS)
     return None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing.process
+import multiprocessing.util
 import os
+import shutil
 import sys
 import time
 from collections.abc import Generator
@@ -16,7 +18,7 @@ import psutil
 import pytest
 
 from suite import isolation
-from suite.groups import ROOT, Group, find_group, read_groups
+from suite.groups import ROOT, Group, SuiteError, find_group, read_groups
 from suite.record import ARTIFACT, Measured, read_record
 
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
@@ -26,6 +28,8 @@ HARMLESS = frozenset({"git", "uname", "ldconfig"})
 _GROUP = pytest.StashKey[Group]()
 _OUTCOME = pytest.StashKey[str]()
 _CALL = pytest.StashKey[float]()
+_STARTED = pytest.StashKey[str]()
+"""What a test of a group without processes tried to start."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,9 +39,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make each group a marker, so that `-m "unit or house"` works, and watch who starts processes."""
-    for group in read_groups():
-        config.addinivalue_line("markers", f"{group.name}: {group.about}")
+    """Make each group a marker, so that `-m "unit or house"` works, and watch who starts processes.
+
+    Raises:
+        pytest.UsageError: the table, the record or the option `--groups` is wrong.
+    """
+    try:
+        for group in read_groups():
+            config.addinivalue_line("markers", f"{group.name}: {group.about}")
+        read_record()
+    except SuiteError as error:
+        raise pytest.UsageError(str(error)) from error
+    _chosen_groups(config)
     sys.addaudithook(_watch)
     _watch_multiprocessing()
 
@@ -130,11 +143,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Remember how the test ended, and how long it took without its fixtures."""
     report = yield
+    tried = item.stash.get(_STARTED, "")
+    if report.when == "call" and report.passed and tried:  # it was refused, and the code under test has caught that
+        report.outcome, report.longrepr = "failed", tried
     if report.when == "call":
         item.stash[_CALL] = round(report.duration, 3)
     if report.outcome != "passed":
         item.stash[_OUTCOME] = report.outcome
     return report
+
+
+class ProcessRefused(RuntimeError):
+    """A test tried to start a process and may not."""
+
+
+def allow_tried_process(item: pytest.Item) -> None:
+    """Forget a start that was refused: for the tests of the refusal itself."""
+    item.stash[_STARTED] = ""
 
 
 class _Watch:
@@ -147,28 +172,43 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
     if event not in STARTS or (item := _Watch.item) is None or item.stash[_GROUP].processes:
         return
     program = str(args[0]) if event == "subprocess.Popen" else event
-    if os.path.basename(program) not in HARMLESS:
+    if not _is_harmless(program):
         _refuse(item, program)
+
+
+def _is_harmless(program: str) -> bool:
+    """Whether it is one of the programs that any test may start, from where the system has it."""
+    name = os.path.basename(program)
+    return name in HARMLESS and program in (name, shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))
 
 
 def _refuse(item: pytest.Item, program: str) -> None:
     name = item.stash[_GROUP].name
-    raise RuntimeError(
+    item.stash[_STARTED] = (
         f"a test of the group {name} starts a process ({program}): mark it with @pytest.mark.process, "
         "which leaves it to make test-all (tests/groups.toml)"
     )
+    raise ProcessRefused(item.stash[_STARTED])
 
 
 def _watch_multiprocessing() -> None:
-    """`multiprocessing` starts its processes by functions that no audit event reports."""
-    start = multiprocessing.process.BaseProcess.start
+    """`multiprocessing` starts its processes, and its trackers and servers, by functions without an audit event."""
+    start, spawn = multiprocessing.process.BaseProcess.start, multiprocessing.util.spawnv_passfds
 
-    def watched(process: multiprocessing.process.BaseProcess) -> None:
+    def refuse() -> None:
         if (item := _Watch.item) is not None and not item.stash[_GROUP].processes:
             _refuse(item, "multiprocessing")
+
+    def watched_start(process: multiprocessing.process.BaseProcess) -> None:
+        refuse()
         start(process)
 
-    multiprocessing.process.BaseProcess.start = watched  # type: ignore[method-assign]
+    def watched_spawn(*args: Any) -> int:
+        refuse()
+        return int(spawn(*args))
+
+    multiprocessing.process.BaseProcess.start = watched_start  # type: ignore[method-assign]
+    multiprocessing.util.spawnv_passfds = watched_spawn
 
 
 def _cpu_seconds() -> float:
@@ -194,7 +234,8 @@ def _chosen_groups(config: pytest.Config) -> frozenset[str] | None:
         return None
     chosen = frozenset(str(names).split(","))
     if unknown := chosen - {group.name for group in read_groups()}:
-        raise pytest.UsageError(f"--groups: {sorted(unknown)} are not in tests/groups.toml")
+        known = ", ".join(group.name for group in read_groups())
+        raise pytest.UsageError(f"--groups names {', '.join(sorted(unknown))}\nhint: groups are {known}")
     return chosen
 
 

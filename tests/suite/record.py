@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suite.groups import ROOT, TESTS
+from anabatic.core.paths import write_atomic
+from suite.groups import ROOT, TESTS, SuiteError
 
 RECORD = TESTS / "seconds.json"
 TABLE = ROOT / "docs" / "dev" / "test-seconds.md"
 ARTIFACTS = ROOT / "build" / "tests"
+WHOLE = ARTIFACTS / "whole"
+"""Exists where the last run in this folder came to its end, was no shard, and had no failure."""
 ARTIFACT = "ANABATIC_TEST_ARTIFACT"
 """Variable with the beginning of the names of the files that get the seconds of each test; unset: none are written."""
 LONG = 2.0
@@ -61,25 +64,38 @@ class Record:
 
 
 def read_record(path: Path = RECORD) -> Record:
-    """Return the record; an empty one where there is none yet."""
+    """Return the record; an empty one where there is none yet.
+
+    Raises:
+        SuiteError: it is torn, as by a merge.
+    """
     if not path.exists():
         return Record()
-    content = json.loads(path.read_text(encoding="utf-8"))
-    files = {name: (wall, cpu) for name, (wall, cpu) in content["files"].items()}
-    tests = {name: (wall, cpu) for name, (wall, cpu) in content["tests"].items()}
-    return Record(content["machine"], files, tests)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        files = {name: (float(wall), float(cpu)) for name, (wall, cpu) in content["files"].items()}
+        tests = {name: (float(wall), float(cpu)) for name, (wall, cpu) in content["tests"].items()}
+        return Record(content["machine"], files, tests)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = f"it is written by `make test-record`; as it was: git checkout main -- {RECORD.relative_to(ROOT)}"
+        raise SuiteError(f"{path}: {type(error).__name__}: {error}", hint) from error
 
 
 def read_artifacts(folder: Path = ARTIFACTS) -> list[Measured]:
-    """Return what the last run has measured; a file that a killed run left half written is passed over."""
-    found: list[Measured] = []
-    for path in sorted(folder.glob("*.jsonl")):
+    """Return what the last run has measured, each test once: of the fuzz tests, the run with all cases.
+
+    A line that a killed run left half written is reported and left out.
+    """
+    found: dict[str, Measured] = {}
+    for path in sorted(folder.glob("*.jsonl")):  # quick-* comes before rest-*
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                found.append(Measured(**json.loads(line)))
-            except json.JSONDecodeError:
+                one = Measured(**json.loads(line))
+            except (json.JSONDecodeError, TypeError):
                 print(f"{path}: a broken line is left out: {line[:80]}")
-    return found
+                continue
+            found[one.test] = one
+    return list(found.values())
 
 
 def build_record(measured: Iterable[Measured], machine: str) -> Record:
@@ -102,8 +118,8 @@ def write_record(record: Record) -> None:
     for name in ("files", "tests"):
         rows = [f"{json.dumps(key)}: {json.dumps(list(value))}" for key, value in parts[name].items()]
         lines += [f'"{name}": {{', ",\n".join(rows), "}" + ("," if name == "files" else "")]
-    RECORD.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
-    TABLE.write_text(render_table(record), encoding="utf-8")
+    write_atomic(RECORD, "\n".join([*lines, "}"]) + "\n")
+    write_atomic(TABLE, render_table(record))
 
 
 def render_table(record: Record) -> str:

@@ -57,6 +57,7 @@ class RayMachine:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 words,
+                cwd=self._folder,  # a test's own folder goes before the machine that it has started again
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
