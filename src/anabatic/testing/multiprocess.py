@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,12 @@ def _start_ranks(
 ) -> multiprocessing.ProcessContext:
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED_MODULES))
     arguments = (world_size, find_free_port(), dict(os.environ), function, args)
-    started = multiprocessing.start_processes(
-        _run_rank, arguments, nprocs=world_size, join=False, start_method="forkserver"
-    )
+    with warnings.catch_warnings():
+        # A test that ends all children of this process ends multiprocessing's tracker too, which is started again.
+        warnings.filterwarnings("ignore", "resource_tracker: process died unexpectedly", UserWarning)
+        started = multiprocessing.start_processes(
+            _run_rank, arguments, nprocs=world_size, join=False, start_method="forkserver"
+        )
     assert started is not None
     return started
 
