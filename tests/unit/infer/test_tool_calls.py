@@ -198,6 +198,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("about", SHAPES)
 def test_arguments_are_what_the_model_wrote(about):
     inner, arguments = SHAPES[about]
