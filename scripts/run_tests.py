@@ -41,7 +41,7 @@ CHECKS = (("ruff", "check"), ("ruff", "format", "--check"), ("lint-imports",), (
 TENTH = "0.1"
 PYTEST = ("-m", "pytest", "--dist", "loadfile", "--no-loadscope-reorder")
 END_SECONDS = 20.0
-"""What an interrupted part has to end by itself."""
+"""Seconds that an interrupted part has to end by itself."""
 INTERRUPTED = 130
 LEFT_OUT = ("PYTEST_ADDOPTS", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "MAKEFLAGS", "MFLAGS")
 """Variables that would change which tests run, or what they test."""
@@ -55,14 +55,14 @@ class Part:
     words: Sequence[str]
     variables: dict[str, str] = field(default_factory=dict)
     shown: bool = False
-    """Whether it writes to the terminal while it runs; the others write to a file, which is shown if they fail."""
+    """It writes to the terminal while it runs; the others write to a file, which is shown if they fail."""
     may_be_empty: bool = False
-    """Whether it may find no test to run: a shard has not every group."""
+    """It may find no test to run: a shard has not every group."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """Return the file that gets its output."""
         return record.ARTIFACTS / f"{self.name}.log"
 
     def start(self) -> None:

@@ -125,7 +125,7 @@ class TestGraph:
         return not reached.isdisjoint(self._dependencies(test, {file for file in files if file.is_file()}))
 
     def _reads(self, test: Path, changed: set[str]) -> bool:
-        """Whether a test reads a changed file that is no module: data beside it, or of a folder that it names."""
+        """Return whether a test reads a changed file that is no module: data beside it, or of a folder it names."""
         beside = _relative(test.parent) + "/"
         if any(name.startswith(beside) and not name.endswith(".py") for name in changed):
             return True

@@ -43,7 +43,7 @@ class Group:
 
     @property
     def is_quick(self) -> bool:
-        """Whether `make test` runs it."""
+        """Return whether `make test` runs it."""
         return self.command == QUICK
 
 

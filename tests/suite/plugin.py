@@ -177,7 +177,7 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _is_harmless(program: str) -> bool:
-    """Whether it is one of the programs that any test may start, from where the system has it."""
+    """Return whether it is one of the programs that any test may start, from where the system has it."""
     name = os.path.basename(program)
     return name in HARMLESS and program in (name, shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))
 

@@ -5,7 +5,7 @@ SIGBUS, and a damaged source file is a syntax error. So each start gets a folder
 store whose seals are right, and what was compiled is sealed into the store afterwards. A store that cannot be
 written only costs the next start its time.
 
-What lies in the store is code: libraries, sources and pickles. A seal is therefore one that only this user's key can
+The store holds code: libraries, sources and pickles. A seal is therefore one that only this user's key can
 make (HMAC, RFC 2104), and the key lies outside of the cache: what somebody else has put into the store, or a cache that
 was copied from elsewhere, is compiled again and never loaded.
 """
