@@ -12,11 +12,14 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
+from anabatic.launch import job_secret
 from anabatic.launch.coordinator import LOST_SECONDS
-from anabatic.launch.coordinator_server import MAX_LINE_BYTES, PROTOCOL
+from anabatic.launch.coordinator_server import PROTOCOL, WRONG_SECRET
 
 _BEAT_SECONDS = LOST_SECONDS / 3
 _RETRY_SECONDS = 0.5
+_MAX_ANSWER_BYTES = 1 << 20
+"""Most bytes of a line of machine 0."""
 _ATTEMPT_SECONDS = 10.0
 """Timeout of one connection, and of its first answer."""
 
@@ -41,12 +44,15 @@ class CoordinatorClient:
         key: name of this process, which no other has.
         facts: about this machine, compared with those of the others.
         seconds: timeout for machine 0 to answer.
+        secret: of the job; empty: it has none.
 
     Raises:
         CoordinatorLost: it does not answer, or is another program.
     """
 
-    def __init__(self, host: str, port: int, job: str, key: str, facts: Mapping[str, Any], seconds: float) -> None:
+    def __init__(
+        self, host: str, port: int, job: str, key: str, facts: Mapping[str, Any], seconds: float, secret: str = ""
+    ) -> None:
         self._changed = threading.Condition()
         self._answer: dict[str, Any] | None = None
         self._round = 0
@@ -54,9 +60,10 @@ class CoordinatorClient:
         self._is_over = self._are_all_done = False
         self._lost = ""
         self._send_lock = threading.Lock()
-        greeting = {"protocol": PROTOCOL, "version": metadata.version("anabatic"), "job": job, "key": key}
+        self._greeting = {"protocol": PROTOCOL, "version": metadata.version("anabatic")}
+        self._secret, self._key, self._details = secret, key, {"job": job, "facts": dict(facts)}
         deadline = time.monotonic() + seconds
-        while (refused := self._greet(host, port, {**greeting, "facts": dict(facts)}, deadline)) is None:
+        while (refused := self._greet(host, port, deadline)) is None:
             pass
         self._refused = refused
         self._receiver: threading.Thread | None = None
@@ -64,17 +71,12 @@ class CoordinatorClient:
             self._receiver = threading.Thread(target=self._receive, daemon=True, name="rendezvous-client")
             self._receiver.start()
 
-    def _greet(self, host: str, port: int, greeting: Mapping[str, Any], deadline: float) -> list[str] | None:
+    def _greet(self, host: str, port: int, deadline: float) -> list[str] | None:
         """Connect; return why machine 0 does not want this machine, empty if it does, None to try again."""
         self._socket = _connect(host, port, deadline)
         self._reader = _LineReader(self._socket)
         try:
-            self._send(greeting)
-            welcome = self._reader.read_line(_ATTEMPT_SECONDS)
-            if welcome.get("kind") == "refused" and isinstance(welcome.get("lines"), list):
-                return [str(line) for line in welcome["lines"]]
-            if welcome.get("kind") != "welcome":
-                raise CoordinatorLost(OTHER_PROGRAM)
+            refused = self._prove()
         except _Silence:
             self._socket.close()
             if time.monotonic() > deadline:
@@ -83,6 +85,28 @@ class CoordinatorClient:
         except CoordinatorLost:
             self._socket.close()
             raise
+        if refused:
+            self._socket.close()
+        return refused
+
+    def _prove(self) -> list[str]:
+        """Show machine 0 that this machine has the secret, once it has shown that it has it."""
+        nonce = job_secret.make_secret()
+        self._send({**self._greeting, "key": self._key, "nonce": nonce})
+        challenge = self._reader.read_line(_ATTEMPT_SECONDS)
+        if challenge.get("kind") == "challenge":
+            nonces = (nonce, str(challenge.get("nonce")))
+            expected = job_secret.compute_proof(self._secret, job_secret.COORDINATOR, self._key, nonces)
+            if not job_secret.is_proof(challenge.get("proof"), expected):
+                return [WRONG_SECRET]
+            proof = job_secret.compute_proof(self._secret, job_secret.MACHINE, self._key, nonces)
+            self._send({"proof": proof})
+            self._send(self._details)
+            challenge = self._reader.read_line(_ATTEMPT_SECONDS)
+        if challenge.get("kind") == "refused" and isinstance(challenge.get("lines"), list):
+            return [str(line) for line in challenge["lines"]]
+        if challenge.get("kind") != "welcome":
+            raise CoordinatorLost(OTHER_PROGRAM)
         return []
 
     def join(self, number: int | None, address: str, port: int, nproc: int, seconds: float) -> dict[str, Any]:
@@ -227,7 +251,7 @@ class _LineReader:
             self._rest += received
             if not received:
                 raise CoordinatorLost("machine 0 has ended the connection" if on_timeout else OTHER_PROGRAM)
-            if len(self._rest) > MAX_LINE_BYTES:
+            if len(self._rest) > _MAX_ANSWER_BYTES:
                 raise CoordinatorLost(OTHER_PROGRAM)
         line, _, self._rest = self._rest.partition(b"\n")
         try:

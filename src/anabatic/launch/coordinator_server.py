@@ -1,7 +1,8 @@
 """Where machines meet: a server on machine 0 that follows the rules of `coordinator.py`.
 
 Every machine keeps one connection open (`coordinator_client.py`) and sends lines of JSON; what concerns it is sent back
-as it happens. Nobody polls, and work and traffic are linear in the number of machines.
+as it happens. Nobody polls, and work and traffic are linear in the number of machines. A machine proves first that it
+has the secret of the job (`job_secret.py`); until then it costs little, and is told nothing but the version.
 """
 
 from __future__ import annotations
@@ -20,18 +21,28 @@ from importlib import metadata
 from typing import Any
 
 from anabatic.core.process_info import allow_open_files
+from anabatic.launch import job_secret
 from anabatic.launch.coordinator import LOST_SECONDS, Coordinator, Decisions, Machine, Meeting
 from anabatic.launch.rendezvous import describe_differences
 from anabatic.launch.rendezvous_endpoint import REMINDER_SECONDS
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the lines; a machine that speaks another one gets an error."""
-MAX_LINE_BYTES = 16 << 20
-"""Most bytes of a line: facts about a machine hold its recipe."""
+MAX_FACTS_BYTES = 1 << 20
+"""Most bytes of the line with the facts about a machine, which hold its recipe."""
+MAX_LINE_BYTES = 32 << 10
+"""Most bytes of any other line."""
 MAX_MACHINES = 1 << 20
 _MAX_TEXT_CHARS = 1024
 _SPARE_FILES = 256
 """Files that this process opens besides the connections."""
+_SPARE_CONNECTIONS = 256
+"""Connections beyond the machines of the job that may be open before they have proved who they are."""
+_MAX_DISTINCT_FACTS = 64
+"""Most different facts that are kept; those of a job's machines are equal, or a few are wrong."""
+_BLOCK_BYTES = 16 << 10
+_MAX_WARNED = 20
+"""Most addresses without the secret that are named."""
 _TICK_SECONDS = 0.1
 _GREETING_SECONDS = 30.0
 _STOP_SECONDS = 5.0
@@ -116,14 +127,22 @@ class CoordinatorServer:
         port: to listen on, of all addresses of this machine.
         endpoint: how the machines call it, for messages.
         job: job id; machines of other jobs are refused.
+        secret: of the job; machines that do not have it are refused. Empty: only those that have one.
 
     Raises:
         OSError: the port cannot be opened.
     """
 
-    def __init__(self, port: int, endpoint: str, job: str, coordinator: Coordinator) -> None:
-        self._endpoint, self._job, self._coordinator = endpoint, job, coordinator
+    def __init__(self, port: int, endpoint: str, job: str, coordinator: Coordinator, secret: str = "") -> None:
+        self._endpoint, self._job, self._coordinator, self._secret = endpoint, job, coordinator, secret
+        self._unproved: dict[asyncio.StreamWriter, None] = {}
+        """Connections that have not proved yet that they have the secret, in the order of arrival."""
+        self._max_unproved = coordinator.max_nodes + _SPARE_CONNECTIONS
+        self._warned: set[str] = set()
+        """Addresses of which it was said that they do not have the secret."""
         self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._digests: dict[str, str] = {}
+        """Key of a machine -> digest of its facts."""
         self._facts: dict[str, Mapping[str, Any]] = {}
         """Digest -> facts about machines."""
         self._offers: dict[str, Offer] = {}
@@ -133,7 +152,7 @@ class CoordinatorServer:
         self._done: set[str] = set()
         self._reminded_at = time.monotonic()
         self._loop = asyncio.new_event_loop()
-        allow_open_files(coordinator.max_nodes + _SPARE_FILES)
+        allow_open_files(coordinator.max_nodes + self._max_unproved + _SPARE_FILES)
         self._socket = _open_port(port)
         self._is_serving = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="rendezvous")
@@ -186,46 +205,85 @@ class CoordinatorServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
         key = ""
+        lines = _LineReader(reader)
+        self._unproved[writer] = None
+        if len(self._unproved) > self._max_unproved:
+            oldest = next(iter(self._unproved))  # a machine proves itself in an instant: this is none
+            del self._unproved[oldest]
+            oldest.transport.abort()
         try:
-            greeting = parse_object(await asyncio.wait_for(reader.readline(), _GREETING_SECONDS))
-            if problem := self._check_greeting(greeting):
+            key, problem = await asyncio.wait_for(self._greet(lines, writer), _GREETING_SECONDS)
+            if problem:
                 _write(writer, {"kind": "refused", "lines": [problem]})
                 await writer.drain()
                 return
-            key, digest = _read_text(greeting, "key"), self._keep_facts(parse_facts(greeting))
-            self._writers[key] = writer
             _write(writer, {"kind": "welcome"})
-            while line := await reader.readline():
-                self._handle_message(key, digest, parse_object(line))
+            while line := await lines.read_line(MAX_LINE_BYTES):
+                self._handle_message(key, parse_object(line))
         except (ValueError, OSError, asyncio.TimeoutError):
             return  # another program, or a connection that broke
         except asyncio.CancelledError:
             return  # the server stops; before Python 3.12 asyncio logs a connection that ends by it as an error
         finally:
+            self._unproved.pop(writer, None)
             if key and self._writers.get(key) is writer:
                 del self._writers[key]
                 self._coordinator.miss(key)
             writer.close()
 
-    def _check_greeting(self, greeting: Mapping[str, Any]) -> str:
-        if greeting.get("protocol") != PROTOCOL:
+    async def _greet(self, lines: _LineReader, writer: asyncio.StreamWriter) -> tuple[str, str]:
+        """Return the key of a machine that takes part, and nothing or why it does not.
+
+        Raises:
+            ValueError: another program.
+        """
+        hello = parse_object(await lines.read_line(MAX_LINE_BYTES))
+        if hello.get("protocol") != PROTOCOL:
             version = metadata.version("anabatic")
-            return f"anabatic is {version} on machine 0 and {_read_text(greeting, 'version')} here"
-        if (job := _read_text(greeting, "job")) != self._job:
-            return f"--job-id is {self._job} on machine 0 and {job} here"
-        return ""
-
-    def _keep_facts(self, facts: Mapping[str, Any]) -> str:
+            return "", f"anabatic is {version} on machine 0 and {_read_text(hello, 'version')} here"
+        key, nonces = _read_text(hello, "key"), (_read_text(hello, "nonce"), job_secret.make_secret())
+        proof = job_secret.compute_proof(self._secret, job_secret.COORDINATOR, key, nonces)
+        _write(writer, {"kind": "challenge", "nonce": nonces[1], "proof": proof})
+        answer = parse_object(await lines.read_line(MAX_LINE_BYTES))
+        expected = job_secret.compute_proof(self._secret, job_secret.MACHINE, key, nonces)
+        if not job_secret.is_proof(answer.get("proof"), expected):
+            self._warn_of_stranger(str(writer.get_extra_info("peername", ("",))[0]))
+            return "", WRONG_SECRET
+        self._unproved.pop(writer, None)
+        details = parse_object(await lines.read_line(MAX_FACTS_BYTES))
+        if (job := _read_text(details, "job")) != self._job:
+            return "", f"--job-id is {self._job} on machine 0 and {job} here"
+        facts = parse_facts(details)
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        if digest not in self._facts and len(self._facts) >= _MAX_DISTINCT_FACTS:
+            return "", f"the machines have more than {_MAX_DISTINCT_FACTS} different recipes or sets of packages"
+        if len(self._writers) >= self._coordinator.max_nodes + self._max_unproved:
+            return "", f"{len(self._writers)} machines are here, of {self._coordinator.max_nodes} that can take part"
         self._facts.setdefault(digest, facts)
-        return digest
+        self._digests[key], self._writers[key] = digest, writer
+        return key, ""
 
-    def _handle_message(self, key: str, digest: str, message: dict[str, Any]) -> None:
+    def _warn_of_stranger(self, address: str) -> None:
+        address = address.removeprefix("::ffff:")  # IPv4 on a socket of both families
+        if address not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add(address)
+            sys.stderr.write(f"warning: {address} was refused at {self._endpoint}: it does not have the job's secret\n")
+
+    def _forget_absent(self) -> None:
+        """Forget the facts and offers of those who have gone."""
+        known = {*self._writers, *self._coordinator.list_known()}
+        for key in (self._digests.keys() | self._offers.keys()) - known:
+            self._digests.pop(key, None)
+            self._offers.pop(key, None)
+        for digest in self._facts.keys() - {self._reference, *self._digests.values()}:
+            del self._facts[digest]
+
+    def _handle_message(self, key: str, message: dict[str, Any]) -> None:
         self._coordinator.hear(key)
         kind = message.get("kind")
         if kind == "join":
             offer = parse_offer(message)
-            self._join(Machine(key, offer.number, offer.address, digest), offer)
+            self._join(Machine(key, offer.number, offer.address, self._digests[key]), offer)
         elif kind == "missing":
             self._send([key], {"kind": "missing", "text": self._coordinator.describe_missing(self._endpoint)})
         elif kind == "done":
@@ -255,6 +313,8 @@ class CoordinatorServer:
     async def _tick_forever(self) -> None:
         while True:
             self._report(self._coordinator.tick())
+            if len(self._digests) > len(self._writers):
+                self._forget_absent()
             missing = self._coordinator.describe_missing(self._endpoint)
             if not missing or not self._coordinator.waiting:
                 self._reminded_at = time.monotonic()
@@ -316,6 +376,35 @@ class CoordinatorServer:
         for key in keys:
             if (writer := self._writers.get(key)) is not None:
                 _write(writer, message)
+
+
+WRONG_SECRET = f"{job_secret.VARIABLE} on machine 0 and here differ"
+
+
+class _LineReader:
+    """Reads lines from a connection; its cost is that of the bytes, however they come."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader, self._rest = reader, bytearray()
+
+    async def read_line(self, max_bytes: int) -> bytes:
+        """Return the next line with its end; what is left where the connection ends.
+
+        Raises:
+            ValueError: the line is longer than `max_bytes`.
+        """
+        searched = 0
+        while (end := self._rest.find(b"\n", searched)) < 0:
+            searched = len(self._rest)
+            if searched > max_bytes:
+                raise ValueError(f"a line of more than {max_bytes} bytes")
+            if not (block := await self._reader.read(_BLOCK_BYTES)):
+                break
+            self._rest += block
+        length = end + 1 if end >= 0 else len(self._rest)
+        line = bytes(self._rest[:length])
+        del self._rest[:length]
+        return line
 
 
 def _write(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""The rendezvous of a job on several machines, for torch's agent.
+"""The rendezvous of a job for torch's agent, on several machines and on one.
 
 torch's own lets every machine rewrite one pickled state that names all of them, which grows with the cube of their
-number, and its store asks the name service for the name of whoever connects (`formatSockAddr` of torch 2.13,
-csrc/distributed/c10d/socket.cpp): five seconds each where that does not answer. It imports torch: only the agent and
-the preflight may import it.
+number and runs the code of whoever reaches its port (`DynamicRendezvousHandler` of torch 2.13, on one machine too); its
+store asks the name service for the name of whoever connects (`formatSockAddr`, csrc/distributed/c10d/socket.cpp):
+five seconds each where that does not answer. It imports torch: only the agent and the preflight may import it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -31,8 +31,82 @@ from anabatic.launch.coordinator_server import CoordinatorServer
 from anabatic.launch.rendezvous_endpoint import BACKEND
 
 
-class MachineRendezvous(RendezvousHandler):
-    """This machine's part in the rendezvous.
+class JobRendezvous(RendezvousHandler):
+    """What the agent asks a rendezvous of ours besides torch's questions.
+
+    Attributes:
+        first_rank, world_size: rank of the first worker here, and number of all workers, in the last round.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.first_rank = self.world_size = 0
+        self._job = job
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the job id."""
+        return self._job
+
+    def is_closed(self) -> bool:
+        """Return False: who joins learns it."""
+        return False
+
+    def wait_for_all(self, seconds: float) -> bool:
+        """Wait until the workers of all machines have finished; return False if they did not, or machine 0 is lost."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Say that this machine goes."""
+
+
+class LocalRendezvous(JobRendezvous):
+    """The rendezvous of a job on one machine: the workers meet at a store that only this machine reaches.
+
+    Args:
+        job: job id.
+        nproc: number of workers.
+    """
+
+    def __init__(self, job: str, nproc: int) -> None:
+        super().__init__(job)
+        self._nproc = nproc
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: the first worker would open its store to all addresses of the machine."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return the place of the only machine, and a new store."""
+        self.world_size = self._nproc
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port, descriptor = server.getsockname()[1], server.detach()  # the store closes it
+        self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no other machine comes."""
+        return 0
+
+    def wait_for_all(self, seconds: float) -> bool:
+        """Return True: there are no others."""
+        return True
+
+    def set_closed(self) -> None:
+        """There is nobody to tell."""
+
+    def shutdown(self) -> bool:
+        """Close the store."""
+        self._store = None
+        return True
+
+
+class MachineRendezvous(JobRendezvous):
+    """This machine's part in the rendezvous of several.
 
     Args:
         host, port: where machine 0 waits for the others.
@@ -46,9 +120,9 @@ class MachineRendezvous(RendezvousHandler):
         is_host: this is machine 0.
         on_refused: called with the differences when recipes differ; it must raise.
         on_replaced: called with the address of a later process with the same number; it must raise.
+        secret: of the job; empty: it has none.
 
     Attributes:
-        first_rank, world_size: rank of the first worker here, and number of all workers, in the last round.
         is_unused_spare: the job has ended while this machine waited for a place.
     """
 
@@ -67,23 +141,16 @@ class MachineRendezvous(RendezvousHandler):
         is_host: bool,
         on_refused: Callable[[list[str]], NoReturn],
         on_replaced: Callable[[str], NoReturn],
+        secret: str = "",
     ) -> None:
-        self.first_rank = self.world_size = 0
+        super().__init__(job)
         self.is_unused_spare = False
-        self._endpoint, self._job, self._nodes, self._is_host = (host, port), job, nodes, is_host
+        self._endpoint, self._nodes, self._is_host, self._secret = (host, port), nodes, is_host, secret
         self._node_rank, self._address, self._nproc, self._facts = node_rank, address, nproc, facts
         self._join_seconds = join_seconds
         self._on_refused, self._on_replaced = on_refused, on_replaced
         self._server: CoordinatorServer | None = None
         self._client: CoordinatorClient | None = None
-
-    def get_backend(self) -> str:
-        """Return the name of this rendezvous."""
-        return BACKEND
-
-    def get_run_id(self) -> str:
-        """Return the job id."""
-        return self._job
 
     @property
     def use_agent_store(self) -> bool:
@@ -137,10 +204,6 @@ class MachineRendezvous(RendezvousHandler):
             return self._client is not None and self._client.wait_for_all(seconds)
         return False
 
-    def is_closed(self) -> bool:
-        """Return False: who joins learns it."""
-        return False
-
     def set_closed(self) -> None:
         """Say that the job has ended: no further round begins."""
         if self._server is not None:
@@ -170,9 +233,8 @@ class MachineRendezvous(RendezvousHandler):
             host, port = self._endpoint
             if self._is_host:
                 coordinator = Coordinator(*self._nodes, time.monotonic)
-                self._server = CoordinatorServer(port, f"{host}:{port}", self._job, coordinator)
+                self._server = CoordinatorServer(port, f"{host}:{port}", self._job, coordinator, self._secret)
             key = uuid.uuid4().hex[:12]
-            self._client = CoordinatorClient(
-                "localhost" if self._is_host else host, port, self._job, key, self._facts, self._join_seconds
-            )
+            near = "localhost" if self._is_host else host
+            self._client = CoordinatorClient(near, port, self._job, key, self._facts, self._join_seconds, self._secret)
         return self._client

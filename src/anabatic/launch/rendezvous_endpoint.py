@@ -31,10 +31,10 @@ def build_agent_command(launch: LaunchSettings, restarts: int) -> list[str]:
     """
     command = [sys.executable, "-m", "anabatic.launch.local.elastic_agent", f"--nproc-per-node={launch.nproc}"]
     command += [f"--max-restarts={restarts}", "--monitor-interval=0.1"]
-    if not launch.is_multi_node:
-        return [*command, "--standalone"]
-    address = prepare_rendezvous(launch)
     command += [f"--nnodes={launch.min_nodes}:{launch.max_nodes}", f"--rdzv-backend={BACKEND}"]
+    if not launch.is_multi_node:
+        return [*command, f"--rdzv-conf=nproc={launch.nproc}", "--local-addr=127.0.0.1"]
+    address = prepare_rendezvous(launch)
     endpoint = f"{launch.master_addr}:{launch.master_port}"
     return [*command, f"--rdzv-id={launch.job_id}", f"--rdzv-endpoint={endpoint}", f"--local-addr={address}"]
 
@@ -108,9 +108,9 @@ def find_interface(address: str) -> str | None:
 
 
 def interface_variables(launch: LaunchSettings) -> dict[str, str]:
-    """Return the variables that select the network interface for collectives; empty on one machine."""
+    """Return the variables that select the network interface for collectives; on one machine gloo needs no other."""
     if not launch.is_multi_node:
-        return {}
+        return {"GLOO_SOCKET_IFNAME": "lo"}
     name = find_interface(local_address(launch))
     return dict.fromkeys(INTERFACE_VARIABLES, name) if name else {}
 

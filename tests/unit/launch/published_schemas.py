@@ -91,6 +91,7 @@ _OTHER_MODELS = {
     "kubeflow.org/v1/PyTorchJob": "KubeflowOrgV1PyTorchJob",
     "apps/v1/Deployment": "V1Deployment",
     "v1/ConfigMap": "V1ConfigMap",
+    "v1/Secret": "V1Secret",
     "v1/PersistentVolumeClaim": "V1PersistentVolumeClaim",
     "v1/Service": "V1Service",
 }

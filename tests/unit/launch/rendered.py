@@ -11,6 +11,7 @@ from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.launch.k8s import manifests
 from house import tree
 
+SECRET = "0123456789abcdef"
 RECIPE = "model: m\ndata: {train: [a]}\n"
 
 
@@ -26,7 +27,7 @@ def made(**given: Any) -> dict[str, Any]:
 
 def all_made(**given: Any) -> list[dict[str, Any]]:
     """Return the manifests after the ConfigMap with the recipe, read back from their text."""
-    config, *others = yaml.safe_load_all(manifests.render_manifests(order(**given), ["sft"], RECIPE))
+    config, *others = yaml.safe_load_all(manifests.render_manifests(order(**given), ["sft"], RECIPE, SECRET))
     assert config["data"] == {"job.yaml": RECIPE}
     assert all(isinstance(one, dict) for one in others)
     return others

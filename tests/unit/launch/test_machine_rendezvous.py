@@ -8,9 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import NoReturn
 
+import psutil
 import pytest
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -18,8 +21,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from anabatic.launch import coordinator_client, coordinator_server
-from anabatic.launch.machine_rendezvous import MachineRendezvous
+from anabatic.launch import coordinator_client, coordinator_server, job_secret
+from anabatic.launch.machine_rendezvous import LocalRendezvous, MachineRendezvous
 
 FACTS = {"recipe": {"seed": 1}, "versions": {"torch": "2.13"}}
 
@@ -251,18 +254,169 @@ def test_what_a_stranger_sends_disturbs_nobody(site: Site, sent: bytes) -> None:
 def test_a_machine_that_says_nonsense_disturbs_nobody(site: Site, change: dict[str, object]) -> None:
     zero = Joining(site.machine(0))
     until(lambda: site.made[0]._server)
-    greeting = {"protocol": 1, "version": "0", "job": "job", "key": "k", "facts": FACTS}
     join = {"kind": "join", "number": 1, "address": "a", "port": 1, "nproc": 1, **change}
-    with socket.create_connection(("127.0.0.1", site.port)) as stranger:
-        stranger.sendall(f"{json.dumps(greeting)}\n{json.dumps(join)}\n{json.dumps(join)[:-3]}".encode())
-        stranger.shutdown(socket.SHUT_WR)
-        stranger.settimeout(60)
-        received = b""
-        while more := stranger.recv(100):
-            received += more
-    assert received == b'{"kind": "welcome"}\n'
+    with Stranger(site.port) as stranger:
+        assert stranger.prove("") == {"kind": "welcome"}
+        stranger.send(join)
+        stranger.socket.shutdown(socket.SHUT_WR)
+        assert stranger.answers.read() == b""
     one = Joining(site.machine(1))
     assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+
+
+class Stranger:
+    """Speaks the language of machines by hand."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self.answers = self.socket.makefile("rb")
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.answers.close()
+        self.socket.close()
+
+    def send(self, message: object) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def prove(self, secret: str, facts: object = FACTS, key: str = "k", **changes: object) -> dict[str, object]:
+        """Greet as a machine does, with changes of the proof; return what machine 0 says to it."""
+        self.send({"protocol": coordinator_server.PROTOCOL, "version": "0", "key": key, "nonce": "n"})
+        challenge = json.loads(self.answers.readline())
+        assert challenge["kind"] == "challenge"
+        proof = job_secret.compute_proof(secret, job_secret.MACHINE, key, ("n", challenge["nonce"]))
+        self.send({"proof": proof, **changes})
+        self.send({"job": "job", "facts": facts})
+        return json.loads(self.answers.readline() or b"{}")
+
+
+SECRET = "s" * 16
+
+
+def test_machines_of_one_secret_meet(site: Site) -> None:
+    joining = [Joining(site.machine(number, secret=SECRET)) for number in (0, 1)]
+    assert [each.place() for each in joining] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("own", "other"), [(SECRET, ""), ("", SECRET), (SECRET, "t" * 16)])
+def test_a_machine_without_the_secret_takes_no_place(site: Site, own: str, other: str) -> None:
+    zero = Joining(site.machine(0, secret=own))
+    until(lambda: site.made[0]._server)
+    stranger = Joining(site.machine(1, secret=other))
+    assert stranger.failure().args == (["ANABATIC_JOB_SECRET on machine 0 and here differ"],)
+    one = Joining(site.machine(1, secret=own))
+    assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("proof", [None, "", 5, "\ud800", "x" * 64])
+def test_who_proves_nothing_is_refused_and_named_once(
+    site: Site, proof: object, capfd: pytest.CaptureFixture[str]
+) -> None:
+    zero = Joining(site.machine(0, secret=SECRET))
+    until(lambda: site.made[0]._server)
+    for _ in range(2):
+        with Stranger(site.port) as stranger:
+            assert stranger.prove(SECRET, proof=proof)["kind"] == "refused"
+    one = Joining(site.machine(1, secret=SECRET))
+    assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+    assert capfd.readouterr().err.count("warning: 127.0.0.1 was refused at") == 1
+
+
+def test_a_proof_cannot_be_sent_back(site: Site) -> None:
+    """Machine 0's own proof, and one for another number or another process, are none of the stranger's."""
+    joining = Joining(site.machine(0, secret=SECRET))
+    until(lambda: site.made[0]._server)
+    with Stranger(site.port) as stranger:
+        stranger.send({"protocol": coordinator_server.PROTOCOL, "version": "0", "key": "k", "nonce": "n"})
+        challenge = json.loads(stranger.answers.readline())
+        stranger.send({"proof": challenge["proof"]})
+        assert json.loads(stranger.answers.readline())["kind"] == "refused"
+    nonces = ("n", challenge["nonce"])
+    given = job_secret.compute_proof(SECRET, job_secret.MACHINE, "k", nonces)
+    for changed in (("machine", "other", nonces), ("machine", "k", ("n", "m")), ("coordinator", "k", nonces)):
+        assert job_secret.compute_proof(SECRET, *changed) != given
+    one = Joining(site.machine(1, secret=SECRET))
+    assert [joining.place(), one.place()] == [(0, 2), (1, 2)]
+
+
+def test_a_false_machine_0_is_told_nothing(site: Site) -> None:
+    """Who has taken its port gets neither a proof nor the facts."""
+    received: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        site.port = server.getsockname()[1]
+        one = Joining(site.machine(1, is_host=False, secret=SECRET, seconds=1.0))
+        with server.accept()[0] as connection, connection.makefile("rb") as lines:
+            lines.readline()
+            connection.sendall(b'{"kind": "challenge", "nonce": "\\ud800", "proof": "\\ud800"}\n')
+            received.append(lines.read())
+    assert one.failure().args == (["ANABATIC_JOB_SECRET on machine 0 and here differ"],)
+    assert received == [b""]
+
+
+def test_a_long_greeting_and_a_silent_crowd_cost_little(site: Site) -> None:
+    zero = Joining(site.machine(0, secret=SECRET))
+    until(lambda: site.made[0]._server)
+    server = site.made[0]._server
+    with Stranger(site.port) as stranger, pytest.raises(OSError):
+        for _ in range(1000):  # its end is a line of 1 MB
+            stranger.socket.sendall(b"x" * 1024)
+            time.sleep(0.001)
+    with ExitStack() as stack:
+        for _ in range(server._max_unproved + 30):
+            stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+        until(lambda: len(server._unproved) == server._max_unproved)
+        one = Joining(site.machine(1, secret=SECRET))
+        assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+    until(lambda: not server._unproved)
+
+
+def test_facts_of_machines_that_have_gone_are_forgotten(site: Site) -> None:
+    zero = Joining(site.machine(0))
+    until(lambda: site.made[0]._server)
+    server = site.made[0]._server
+    for number in range(5):
+        with Stranger(site.port) as stranger:
+            facts = {"recipe": {"text": f"{number}" * 500_000}, "versions": {}}
+            assert stranger.prove("", facts, key=f"k{number}") == {"kind": "welcome"}
+    until(lambda: len(server._facts) == 1)
+    with Stranger(site.port) as stranger, pytest.raises(ConnectionError):
+        stranger.prove("", {"recipe": {"text": "x" * 9_000_000}, "versions": {}})
+    one = Joining(site.machine(1))
+    assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+    assert set(server._digests) == set(server._writers) and len(server._facts) == 1
+
+
+def test_more_different_jobs_than_a_job_can_have_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_server, "_MAX_DISTINCT_FACTS", 3)
+    zero = Joining(site.machine(0))
+    until(lambda: site.made[0]._server and site.made[0]._server._facts)
+    with ExitStack() as stack:
+        kinds = []
+        for number in range(4):
+            stranger = stack.enter_context(Stranger(site.port))
+            facts = {"recipe": {"number": number}, "versions": {}}
+            kinds.append(stranger.prove("", facts, key=f"k{number}")["kind"])
+    assert kinds == ["welcome", "welcome", "refused", "refused"]
+    one = Joining(site.machine(1))
+    assert [zero.place(), one.place()] == [(0, 2), (1, 2)]
+
+
+def test_workers_of_one_machine_meet_where_no_other_reaches_them() -> None:
+    rendezvous = LocalRendezvous("job", 2)
+    info = rendezvous.next_rendezvous()
+    assert (info.rank, info.world_size, rendezvous.first_rank, rendezvous.world_size) == (0, 1, 0, 2)
+    where = info.bootstrap_store_info
+    client = TCPStore(where.master_addr, where.master_port, world_size=2, is_master=False)
+    client.set("key", "value")
+    assert client.get("key") == b"value"
+    listening = [one for one in psutil.Process().net_connections() if one.laddr.port == where.master_port]
+    assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
+    again = rendezvous.next_rendezvous()
+    other = TCPStore("127.0.0.1", again.bootstrap_store_info.master_port, world_size=2, is_master=False)
+    assert not other.check(["key"]), "each start has a store of its own"
+    assert rendezvous.wait_for_all(0.0) and rendezvous.shutdown()
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -26,7 +26,7 @@ from anabatic.launch.k8s.field_rules import (
     TextRule,
 )
 from anabatic.launch.k8s.pod_template import PodVolume
-from unit.launch.rendered import RECIPE, all_made, made, order
+from unit.launch.rendered import RECIPE, SECRET, all_made, made, order
 
 WORDS = ["anabatic", "launch", "--nproc=8", "--max-restarts=3"]
 
@@ -208,7 +208,7 @@ def test_a_claims_name_may_look_like_a_suffix() -> None:
 def test_names_that_kubernetes_does_not_take(changed: dict[str, Any], message: str) -> None:
     for kind in job_kinds.JOB_KINDS:
         with pytest.raises(ConfigError) as caught:
-            manifests.render_manifests(order(kind=kind, **changed), ["sft"], RECIPE)
+            manifests.render_manifests(order(kind=kind, **changed), ["sft"], RECIPE, SECRET)
         assert message in str(caught.value)
 
 
@@ -224,7 +224,7 @@ def test_any_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     "value", ["y", "n", "0o17", "1_000", "1:30", "012", "1e3", "~", "", "=", "nan", "0x1f", "2001-01-01"]
 )
 def test_words_that_a_reader_of_yaml_might_change_are_quoted(value: str) -> None:
-    text = manifests.render_manifests(order(env=[f"A={value}"]), ["sft"], RECIPE)
+    text = manifests.render_manifests(order(env=[f"A={value}"]), ["sft"], RECIPE, SECRET)
     assert f'value: "{value}"' in text
 
 

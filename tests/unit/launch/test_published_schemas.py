@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from anabatic.core.errors import ConfigError
 from anabatic.launch.k8s import field_rules, job_kinds, manifest_rules, manifests
 from unit.launch import published_schemas
-from unit.launch.rendered import RECIPE, find_pod, order
+from unit.launch.rendered import RECIPE, SECRET, find_pod, order
 
 EVERYTHING: dict[str, Any] = {
     "name": "big",
@@ -49,7 +49,7 @@ MINDCLUSTER: dict[str, Any] = {
 
 def documents(**given: Any) -> list[dict[str, Any]]:
     """Return all manifests, read back from their text."""
-    return list(yaml.safe_load_all(manifests.render_manifests(order(**given), ["sft"], RECIPE)))
+    return list(yaml.safe_load_all(manifests.render_manifests(order(**given), ["sft"], RECIPE, SECRET)))
 
 
 @pytest.mark.parametrize("kind", sorted(job_kinds.JOB_KINDS))

@@ -11,7 +11,7 @@ import yaml
 from anabatic.core.errors import Failure
 from anabatic.launch.k8s import job_kinds, kubectl, manifests
 from unit.launch import api_server
-from unit.launch.rendered import RECIPE, find_tool, order
+from unit.launch.rendered import RECIPE, SECRET, find_tool, order
 
 KUBECTL = find_tool("kubectl")
 pytestmark = [
@@ -46,7 +46,7 @@ def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 @pytest.mark.parametrize("kind", sorted(job_kinds.JOB_KINDS))
 def test_every_kind_is_created(kind: str, connect: Connect) -> None:
-    text = manifests.render_manifests(order(kind=kind, name="big", nnodes="2", queue="q"), ["sft"], RECIPE)
+    text = manifests.render_manifests(order(kind=kind, name="big", nnodes="2", queue="q"), ["sft"], RECIPE, SECRET)
     documents = list(yaml.safe_load_all(text))
     with api_server.serving() as server:
         said = kubectl.submit_manifests(text, connect(server))
@@ -60,14 +60,14 @@ def test_every_kind_is_created(kind: str, connect: Connect) -> None:
 
 
 def test_an_unknown_field_creates_nothing(connect: Connect) -> None:
-    text = manifests.render_manifests(order(), ["sft"], RECIPE).replace("maxRetry:", "maxRetries:")
+    text = manifests.render_manifests(order(), ["sft"], RECIPE, SECRET).replace("maxRetry:", "maxRetries:")
     with api_server.serving() as server, pytest.raises(Failure, match="maxRetries: unknown field"):
         kubectl.submit_manifests(text, connect(server))
     assert not server.objects
 
 
 def test_a_name_that_is_taken(connect: Connect) -> None:
-    text = manifests.render_manifests(order(), ["sft"], RECIPE)
+    text = manifests.render_manifests(order(), ["sft"], RECIPE, SECRET)
     with api_server.serving() as server:
         context = connect(server)
         kubectl.submit_manifests(text, context)

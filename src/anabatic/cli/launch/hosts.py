@@ -69,6 +69,7 @@ def run_on_hosts(
         ConfigError: an option is wrong, or a machine cannot take part for a reason that the user can fix.
         Failure: a machine cannot be reached, or was lost.
     """
+    from anabatic.launch import job_secret
     from anabatic.launch.hosts import multi_host, remote_machine, ssh_connection
 
     if launch.max_nodes > len(machines):
@@ -84,9 +85,12 @@ def run_on_hosts(
         nproc=remote.nproc,
         python=remote.python or sys.executable,
         folder=remote.working_folder or os.getcwd(),
-        environment=ssh_connection.collect_remote_environment(
-            remote.environment_names, include_installation=remote.python is None
-        ),
+        environment={
+            job_secret.VARIABLE: job_secret.make_secret(),
+            **ssh_connection.collect_remote_environment(
+                remote.environment_names, include_installation=remote.python is None
+            ),
+        },
         out=Path(out) if out else None,
         launcher_options=("--check",) if remote.run_preflight else (),
     )

@@ -11,6 +11,7 @@ from anabatic.cli.launch.option_parsing import resolve_training_job
 from anabatic.config.loading import settings
 from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.core.errors import ConfigError
+from anabatic.launch import job_secret
 from anabatic.launch.k8s import kubectl, manifests
 
 
@@ -21,7 +22,9 @@ def _run(command: tuple[str, ...], values: dict[str, Any]) -> int:
     row, job = resolve_training_job(list(command))
     if kubernetes_job.nproc is None:
         kubernetes_job = dataclasses.replace(kubernetes_job, nproc=settings.job_to_dict(job)["device"]["nproc"])
-    text = manifests.render_manifests(kubernetes_job, row.name.split(), settings.dump_job(job))
+    text = manifests.render_manifests(
+        kubernetes_job, row.name.split(), settings.dump_job(job), job_secret.make_secret()
+    )
     sys.stdout.write(f"{kubectl.submit_manifests(text, kubernetes_job.context)}\n" if kubernetes_job.submit else text)
     return 0
 

@@ -324,6 +324,14 @@ CONFIG_MAP = ObjectRule(
         "data": MapRule(TextRule("a file's name", r"[-._A-Za-z0-9]+", 253), _ANY_TEXT),
     }
 )
+SECRET = ObjectRule(
+    {
+        "apiVersion": ChoiceRule(("v1",)),
+        "kind": ChoiceRule(("Secret",)),
+        "metadata": ObjectRule({"name": OBJECT_NAME}, {"namespace": DNS_LABEL}),
+        "stringData": MapRule(TextRule("a key of a secret", r"[-._A-Za-z0-9]+", 253), _ANY_TEXT),
+    }
+)
 RULES_BY_KIND = {
     "Job": VOLCANO_JOB,
     "PyTorchJob": PYTORCHJOB,
@@ -332,5 +340,6 @@ RULES_BY_KIND = {
     "TrainingRuntime": TRAINING_RUNTIME,
     "JobSet": JOB_SET,
     "ConfigMap": CONFIG_MAP,
+    "Secret": SECRET,
 }
 """Kind of a manifest -> its rule."""

@@ -15,14 +15,24 @@ from anabatic.config.sections.kubernetes import Kubernetes
 from anabatic.core.errors import ConfigError
 from anabatic.launch.k8s.job_kinds import JOB_KINDS, Manifest, check_kind
 from anabatic.launch.k8s.manifest_rules import RULES_BY_KIND
-from anabatic.launch.k8s.pod_template import ACCELERATORS, RECIPE_FILE, rank_table_config_map
+from anabatic.launch.k8s.pod_template import (
+    ACCELERATORS,
+    JOB_SECRET_KEY,
+    RECIPE_FILE,
+    job_secret_name,
+    needs_job_secret,
+    rank_table_config_map,
+)
 
 RANK_TABLE_START = '{"status": "initializing"}\n'
 """The rank table before the operator has written it."""
 
 
-def render_manifests(settings: Kubernetes, command: list[str], recipe: str) -> str:
-    """Return the manifests as YAML: the job and the ConfigMap with its recipe.
+def render_manifests(settings: Kubernetes, command: list[str], recipe: str, secret: str) -> str:
+    """Return the manifests as YAML: the job, the ConfigMap with its recipe, and its secret where pods meet.
+
+    Args:
+        secret: of the job (`job_secret.py`), unless the settings name one.
 
     Raises:
         ConfigError: Kubernetes would refuse a name or value, the message lists them; or the kind of job does not have
@@ -35,14 +45,22 @@ def render_manifests(settings: Kubernetes, command: list[str], recipe: str) -> s
         table = _build_config_map(settings, rank_table_config_map(settings.name), {"hccl.json": RANK_TABLE_START})
         table["metadata"]["labels"] = dict(ACCELERATORS[settings.chip].labels)
         manifests.append(table)
+    if needs_job_secret(settings):
+        metadata = {"name": job_secret_name(settings.name), **_get_namespace(settings)}
+        data = {JOB_SECRET_KEY: secret}
+        manifests.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
     manifests += JOB_KINDS[settings.kind].build(settings, command)
     check_manifests(manifests)
     return yaml.dump_all(manifests, Dumper=_QuotingDumper, sort_keys=False, width=1 << 20, allow_unicode=True)
 
 
 def _build_config_map(settings: Kubernetes, name: str, data: dict[str, str]) -> Manifest:
-    namespace = {"namespace": settings.namespace} if settings.namespace else {}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **namespace}, "data": data}
+    metadata = {"name": name, **_get_namespace(settings)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _get_namespace(settings: Kubernetes) -> dict[str, str]:
+    return {"namespace": settings.namespace} if settings.namespace else {}
 
 
 def check_manifests(manifests: list[Manifest]) -> None:

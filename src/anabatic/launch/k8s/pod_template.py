@@ -9,6 +9,7 @@ from typing import Any
 
 from anabatic.config.sections.kubernetes import Kubernetes, parse_pairs
 from anabatic.core.errors import ConfigError
+from anabatic.launch import job_secret
 
 RECIPE_FOLDER = "/etc/anabatic"
 RANK_TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
@@ -162,8 +163,25 @@ def _build_env(settings: Kubernetes, names: PodNames) -> list[dict[str, Any]]:
         own["HCCL_IF_IP"] = {"valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
     if settings.ranktable:
         own["RANK_TABLE_FILE"] = {"value": RANK_TABLE_FILE}
+    if needs_job_secret(settings):
+        key_of_secret = {"name": job_secret_name(settings.name), "key": JOB_SECRET_KEY}
+        own[job_secret.VARIABLE] = {"valueFrom": {"secretKeyRef": key_of_secret}}
     named = {entry["name"] for entry in env}
     return env + [{"name": name, **source} for name, source in own.items() if name not in named]
+
+
+JOB_SECRET_KEY = "job-secret"
+
+
+def job_secret_name(job: str) -> str:
+    """Name of the Secret by which the pods of a job know each other."""
+    return f"{job}-secret"
+
+
+def needs_job_secret(settings: Kubernetes) -> bool:
+    """True when pods meet, and the user names no secret for it."""
+    given = {key for key, _ in (*parse_pairs(settings.env), *parse_pairs(settings.secret_env))}
+    return settings.max_pods > 1 and job_secret.VARIABLE not in given
 
 
 def escape_expansion(text: str) -> str:

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabatic.core import relaunch
 from anabatic.core.stop_signals import FIRST_SIGNAL, StopRequest
-from anabatic.launch import rendezvous_endpoint
+from anabatic.launch import job_secret, rendezvous_endpoint
 from anabatic.launch.local import worker_reports
 from anabatic.launch.local.forkserver import PRELOAD_VARIABLE, SIMULATION_VARIABLE, WORKER_COMMAND, Forkserver
 from anabatic.launch.rendezvous import describe_store_error
 
 if TYPE_CHECKING:
-    from anabatic.launch.machine_rendezvous import MachineRendezvous
+    from anabatic.launch.machine_rendezvous import JobRendezvous
 
 _QUIET_EXCEPTIONS = ("ChildFailedError", "SignalException")
 """Exceptions of torch's agent that only mean that a worker failed or a signal arrived."""
@@ -65,16 +65,16 @@ def main() -> None:
     if root is not None:
         # Workers that are forked run on a processor, which is not replaced, or on simulated NPUs.
         _install_agent(root, replaces_devices=not modules or SIMULATION_VARIABLE in os.environ)
-    handlers: list[MachineRendezvous] = []
+    machine: dict[str, Any] | None = None
+    secret = job_secret.take_secret(os.environ)
     if root is not None and (root / worker_reports.MACHINE_FILE).is_file():
         machine = json.loads((root / worker_reports.MACHINE_FILE).read_text(encoding="utf-8"))
         where = {"host": machine["host"], "port": machine["port"], "seconds": machine["join_seconds"]}
         if not machine["is_host"] and (reason := rendezvous_endpoint.await_port(**where)):
             (root / worker_reports.LOST_FILE).write_text(reason, encoding="utf-8")
             sys.exit(relaunch.EXIT_RENDEZVOUS_LOST)
-        handlers = _install_rendezvous(root, machine)
+    handlers = _install_rendezvous(root, {**machine, "secret": secret} if machine is not None else None)
     _install_stop_handler()
-    _install_method_names()
     try:
         importlib.import_module("torch.distributed.run").main()
     except Exception as error:
@@ -83,7 +83,7 @@ def main() -> None:
             sys.exit(1)
         if name not in _LOST_EXCEPTIONS or root is None:
             raise
-        if any(handler.is_unused_spare for handler in handlers):
+        if any(getattr(handler, "is_unused_spare", False) for handler in handlers):
             (root / worker_reports.UNUSED_FILE).touch()
             sys.exit(0)
         reason = str(error) if name == "RendezvousTimeoutError" else describe_store_error(error)
@@ -113,15 +113,22 @@ def _is_elastic(arguments: Iterable[str]) -> bool:
     return bool(max_nodes) and min_nodes != max_nodes
 
 
-def _install_rendezvous(root: Path, machine: dict[str, Any]) -> list[MachineRendezvous]:
-    """Offer our rendezvous to torch's agent; return a list that will hold what the agent makes of it."""
+def _install_rendezvous(root: Path | None, machine: dict[str, Any] | None) -> list[JobRendezvous]:
+    """Offer our rendezvous to torch's agent; return a list that will hold what the agent makes of it.
+
+    Args:
+        machine: arguments of `MachineRendezvous`; None: there is one machine.
+    """
     from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
-    from anabatic.launch.machine_rendezvous import MachineRendezvous
+    from anabatic.launch.machine_rendezvous import LocalRendezvous, MachineRendezvous
 
-    made: list[MachineRendezvous] = []
+    made: list[JobRendezvous] = []
 
-    def make_handler(parameters: RendezvousParameters) -> MachineRendezvous:
+    def make_handler(parameters: RendezvousParameters) -> JobRendezvous:
+        if machine is None or root is None:
+            made.append(LocalRendezvous(parameters.run_id, int(parameters.get("nproc") or 1)))
+            return made[-1]
         refuse, replace = functools.partial(_refuse_job, root), functools.partial(_yield_to_replacement, root)
         address = str(parameters.local_addr)
         made.append(MachineRendezvous(**machine, address=address, on_refused=refuse, on_replaced=replace))
@@ -146,18 +153,6 @@ def _install_stop_handler() -> None:
             terminate(signum, frame)
 
     setattr(api, terminate.__name__, handle_first_signal)
-
-
-def _install_method_names() -> None:
-    """Let torch's rendezvous take the name of a method from its frame: half a second of CPU less before the workers.
-
-    `get_method_name` of torch 2.13 (elastic/rendezvous/dynamic_rendezvous.py) calls `inspect.stack` twice for each of
-    nine events, which looks for the source of every frame among all imported modules.
-    """
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-    if hasattr(dynamic_rendezvous, "get_method_name"):
-        dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
 def _import_quietly() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from anabatic.core import relaunch
 from anabatic.launch.local import placement, worker_reports
-from anabatic.launch.machine_rendezvous import MachineRendezvous
+from anabatic.launch.machine_rendezvous import JobRendezvous
 
 _SIGNAL_GRACE_SECONDS = 5.0
 """Seconds within which a signal that reached the workers also reaches their agent."""
@@ -27,7 +27,7 @@ class ReportingAgent(LocalElasticAgent):
     """Creates a report folder for every start of the workers, and records there which ranks failed first, and how.
 
     Overrides what it must of torch 2.13 (elastic/agent/server): the agent stops all workers when one fails, and reports
-    which one only when its restarts are used up. Of a `MachineRendezvous` it takes the ranks and the common end.
+    which one only when its restarts are used up. Of a `JobRendezvous` it takes the ranks and the common end.
 
     Attributes:
         root: folder of the reports.
@@ -71,18 +71,13 @@ class ReportingAgent(LocalElasticAgent):
             _kill_workers(self._pcontext.pids().values() if self._pcontext else ())
 
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: Any) -> Any:
-        handler = spec.rdzv_handler
-        if not isinstance(handler, MachineRendezvous):
-            return super()._assign_worker_ranks(store, group_rank, group_world_size, spec)
+        handler: JobRendezvous = spec.rdzv_handler
         world = {"world_size": handler.world_size, "role_world_size": handler.world_size}
         ranks = [(local_rank, handler.first_rank + local_rank) for local_rank in range(spec.local_world_size)]
         return [Worker(local_rank, global_rank=rank, role_rank=rank, **world) for local_rank, rank in ranks]
 
     def _exit_barrier(self) -> None:
-        handler = self._worker_group.spec.rdzv_handler
-        if not isinstance(handler, MachineRendezvous):
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
-            return
+        handler: JobRendezvous = self._worker_group.spec.rdzv_handler  # type: ignore[assignment]
         self._in_exit_barrier = True
         handler.wait_for_all(self._exit_barrier_timeout)
         self._in_exit_barrier = False

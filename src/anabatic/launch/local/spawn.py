@@ -28,7 +28,7 @@ from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest, get_exit_code
-from anabatic.launch import rendezvous, rendezvous_endpoint
+from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
 from anabatic.launch.local import forkserver, placement, worker_reports
 from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.launch.schedulers import requeue
@@ -54,7 +54,8 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
         out: run folder, for the stacks of hung processes.
 
     Raises:
-        ConfigError: the machines run different jobs, or the rendezvous endpoint is unreachable or in use.
+        ConfigError: the machines run different jobs, the job's secret is invalid, or the rendezvous endpoint is
+            unreachable or in use.
         DeviceError: a process ended without a message, for example killed for its memory, or hung.
         Failure: other machines did not join or were lost; or the scheduler restarts the job without progress.
     """
@@ -63,6 +64,16 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
         return 0
     if out is not None:
         requeue.require_progress(out, launch.max_requeues, launch.node_rank in (None, 0), os.environ)
+    if (
+        launch.is_multi_node
+        and not job_secret.read_secret(os.environ)
+        and rendezvous_endpoint.is_rendezvous_host(launch)
+    ):
+        log.warn(
+            f"this job has no secret: whoever reaches port {launch.master_port} of this machine can take part in it;"
+            f" set {job_secret.VARIABLE} to the same text on every machine, for example the output of"
+            f" `{job_secret.SHELL_COMMAND}`"
+        )
     with tempfile.TemporaryDirectory(prefix="anabatic-") as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(recipe, encoding="utf-8")
@@ -172,7 +183,7 @@ class _Supervisor:
             lines = refused_path.read_text(encoding="utf-8").splitlines()
             raise ConfigError(
                 f"the machines run different jobs: {'; '.join(lines[:3])}{', and more' if len(lines) > 3 else ''}",
-                "give the same recipe and options on every machine",
+                f"give the same recipe, options and {job_secret.VARIABLE} on every machine",
             )
         replaced_path = self.folder / worker_reports.REPLACED_FILE
         if replaced_path.is_file():
@@ -281,8 +292,6 @@ class _Supervisor:
             variables[placement.FIXED_DEVICES_VARIABLE] = "1"
         variables.update(self.worker_variables)
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
-        # torch 2.13 would share the store of the last start with the next workers, and its keys hold old addresses.
-        variables.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stores warn of every connection that ends
         for name, value in rendezvous_endpoint.interface_variables(self.launch).items():
             variables.setdefault(name, value)

@@ -14,7 +14,7 @@ from typing import Any
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core import log, relaunch
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.launch import rendezvous, rendezvous_endpoint
+from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
 from anabatic.launch.preflight import machine_report
 
 _MAX_SHOWN_ERRORS = 10
@@ -27,7 +27,8 @@ def run(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> None:
         settings: the resolved settings of the job; None: check only the machines.
 
     Raises:
-        ConfigError: machines differ in facts that must be equal, or lack something; the message lists all problems.
+        ConfigError: machines differ in facts that must be equal, or lack something, the message lists all problems; or
+            the job's secret is invalid.
         Failure: the rendezvous failed.
     """
     if launch.is_multi_node and launch.node_rank is None:
@@ -60,6 +61,7 @@ def run(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> None:
 
 
 def _build_task(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    job_secret.read_secret(os.environ)
     address = rendezvous_endpoint.prepare_rendezvous(launch) if launch.is_multi_node else ""
     recipe = rendezvous.flatten_settings(settings) if settings is not None else {}
     device = str(recipe.get("device.type", "auto"))

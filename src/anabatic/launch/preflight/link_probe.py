@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from anabatic.core import relaunch
-from anabatic.launch import rendezvous_endpoint
+from anabatic.launch import job_secret, rendezvous_endpoint
 from anabatic.launch.preflight import machine_report
 from anabatic.launch.rendezvous import describe_store_error
 
@@ -79,6 +79,7 @@ def _meet_and_measure(
         is_host=node_rank == 0,
         on_refused=_leave_check,
         on_replaced=_leave_check,
+        secret=job_secret.take_secret(os.environ),
     )
     try:
         info = rendezvous.next_rendezvous().bootstrap_store_info

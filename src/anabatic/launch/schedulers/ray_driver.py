@@ -18,6 +18,7 @@ from typing import Any
 from anabatic.core import extras, json_reader, log, relaunch
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from anabatic.core.stop_signals import STOP_SIGNALS
+from anabatic.launch import job_secret
 from anabatic.launch.schedulers.ray_cluster import RayJob
 from anabatic.launch.schedulers.ray_node import LEASE_SECONDS, RayNode
 
@@ -156,12 +157,13 @@ class _Launchers:
         self.hosts = [f"machine {index} ({host})" for index, (host, _) in enumerate(endpoints)]
         address, port = endpoints[0]
         log.info(f"machines: {', '.join(host for host, _ in endpoints)}; they meet at {address}:{port}")
+        variables = {job_secret.VARIABLE: job_secret.make_secret(), **dict(self.job.env)}
         for index in range(len(self.nodes)):
             launch = [f"--nproc={self.job.nproc}", *self.job.options]
             if self.job.nodes > 1:
                 launch += [f"--nnodes={self.job.nodes}", f"--node-rank={index}"]
                 launch += [f"--master-addr={address}", f"--master-port={port}"]
-            told = self._ask(index, "start", launch, command, recipe, dict(self.job.env))
+            told = self._ask(index, "start", launch, command, recipe, variables)
             devices = f"; {told['devices']}" if told["devices"] else ""
             log.info(f"{self.hosts[index]}: log in {told['log']}, errors in .err beside it{devices}")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from anabatic.core import relaunch
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.launch import job_secret
 
 DEFAULT_GRES = "npu"
 """Default kind of devices to request."""
@@ -95,7 +96,7 @@ def render_script(batch: SlurmJob, command: list[str]) -> str:
         *(f"#SBATCH {option}" for option in options),
         "",
         *batch.setup,
-        *_RENDEZVOUS_LINES[: 2 if batch.nodes > 1 else 0],
+        *(_RENDEZVOUS_LINES if batch.nodes > 1 else ()),
         "# One launcher on each machine; it starts the processes. Its log is appended to after every requeue.",
         f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)}",
         "code=$?",
@@ -141,8 +142,10 @@ _SHIFT_EXIT_CODE = (
 _RENDEZVOUS_LINES = (
     'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
     'export MASTER_PORT="$((20000 + SLURM_JOB_ID % 20000))"',
+    f'export {job_secret.VARIABLE}="$({job_secret.SHELL_COMMAND})"',
 )
-"""Machine 0 is the first of the list, as for SLURM_NODEID; jobs on the same machine get different ports."""
+"""Machine 0 is the first of the list, as for SLURM_NODEID; jobs on the same machine get different ports; each start has
+a secret of its own, which srun hands to the machines."""
 
 
 def submit_script(text: str) -> str:
