@@ -13,6 +13,7 @@ from anabatic.core.errors import ConfigError
 OPTIONAL_PACKAGES = {
     "fastapi": ("fastapi", "serve"),
     "uvicorn": ("uvicorn", "serve"),
+    "httptools": ("httptools", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
     "h3": ("h3", "vessels"),
     "sklearn": ("scikit-learn", "vessels"),

@@ -46,16 +46,25 @@ def _pick_choice(metric: Metric, item: EvalItem, found: Sequence[Likelihood]) ->
     return scores.index(max(scores))
 
 
-def make_reply_record(item: EvalItem, answer: str, reply: str, correct: bool, note: str = "") -> ItemRecord:
-    """Return the record of an item that was answered in own words."""
+def make_reply_record(
+    item: EvalItem, answer: str, reply: str, correct: bool, note: str = "", is_judged: bool = True
+) -> ItemRecord:
+    """Return the record of an item that was answered in own words; one that is not judged counts in no metric."""
     record: ItemRecord = {"item": item.row_number, "place": item.source_location, "group": item.group}
     record |= {"prompt": item.question, "reply": reply, "answer": answer, "right": {"exact": correct}}
+    record |= {} if is_judged else {"unjudged": True}
     return {**record, "note": note} if note else record
+
+
+def list_judged(records: Sequence[ItemRecord]) -> list[ItemRecord]:
+    """Return the records that count in the metrics."""
+    return [record for record in records if not record.get("unjudged")]
 
 
 def compute_estimates(task: EvalTask, records: Sequence[ItemRecord], seed: int) -> dict[str, Estimate]:
     """Return each metric with its interval: shares by Wilson, the others by the bootstrap over items."""
     found: dict[str, Estimate] = {}
+    records = list_judged(records)
     for metric in METRICS[task.kind]:
         if metric in ("perplexity", "bits_per_byte"):
             found[metric] = _estimate_text_metric(task, metric, records, seed)
@@ -79,7 +88,7 @@ def _estimate_text_metric(task: EvalTask, metric: Metric, records: Sequence[Item
 def average_by_group(task: EvalTask, records: Sequence[ItemRecord]) -> dict[str, dict[str, Any]]:
     """Return `{group: {metric that counts, n}}` where items have groups."""
     groups: dict[str, list[ItemRecord]] = defaultdict(list)
-    for record in records:
+    for record in list_judged(records):
         if record["group"] and "right" in record:
             groups[record["group"]].append(record)
     counts = task.main_metric

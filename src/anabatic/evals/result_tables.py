@@ -10,7 +10,7 @@ from typing import Any
 from anabatic.config.task import TEXT_METRICS, TaskGroup
 from anabatic.core.formatting import format_duration
 from anabatic.evals.confidence_intervals import Estimate, mean_estimate
-from anabatic.evals.item_records import ItemRecord
+from anabatic.evals.item_records import ItemRecord, list_judged
 from anabatic.evals.task_runner import TaskResult
 
 _INTERVAL_METHODS = {
@@ -68,7 +68,10 @@ def _task_json(result: TaskResult, show: int) -> dict[str, Any]:
     made: dict[str, Any] = {"kind": task.kind, "metric": task.main_metric}
     if task.main_metric not in TEXT_METRICS:
         made |= {"accuracy": result.main_estimate.value, "chance": result.chance, "centred": result.centred_score}
-    made |= {"n": len(result.records), "shots": result.shots}
+    judged = len(list_judged(result.records))
+    made |= {"n": judged, "shots": result.shots}
+    if judged < len(result.records):
+        made["unjudged"] = len(result.records) - judged
     made["metrics"] = {name: _estimate_json(figure) for name, figure in result.estimates.items()}
     made["template"] = template_settings(result)
     made |= {
@@ -117,7 +120,14 @@ def _build_rows(results: Sequence[TaskResult], sums: Sequence[GroupTotal]) -> li
         chance = _format_number(metric, one.chance) if metric not in TEXT_METRICS else "-"
         interval = f"{_format_number(metric, figure.low)} to {_format_number(metric, figure.high)}"
         rows.append(
-            [one.task.name, metric, _format_number(metric, figure.value), interval, chance, f"{len(one.records):,}"]
+            [
+                one.task.name,
+                metric,
+                _format_number(metric, figure.value),
+                interval,
+                chance,
+                f"{len(list_judged(one.records)):,}",
+            ]
             + [str(one.shots)]
         )
     for total in sums:

@@ -188,6 +188,8 @@ def run_task(prepared: PreparedTask, asked: EvaluatedModel, how: EvalOptions, st
             f"{task.name}: {made.num_truncated:,} of {len(asked_items):,} items are longer than the context: cut on "
             f"the left"
         )
+    if num_unjudged := len(made.records) - len(item_records.list_judged(made.records)):
+        log.warn(f"{task.name}: {num_unjudged:,} of {len(asked_items):,} replies cannot be judged, and are left out")
     return TaskResult(
         task,
         made.records,

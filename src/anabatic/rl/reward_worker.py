@@ -27,6 +27,10 @@ class RewardCallError(Exception):
     """A call failed; says how."""
 
 
+class UnjudgedAnswer(Exception):
+    """Nobody can tell what an answer is worth; says why. It is left out: a reward of 0 would teach against it."""
+
+
 class RewardWorker:
     """Functions of a Python file or module, called with a time limit. The process starts with the first call.
 

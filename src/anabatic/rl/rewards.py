@@ -23,13 +23,13 @@ from anabatic.data.scoring import answer_extraction
 from anabatic.data.scoring.questions import Question
 from anabatic.device.device import Device
 from anabatic.infer.reward_scorer import RewardScorer
-from anabatic.rl.reward_worker import RewardCallError, RewardWorker
+from anabatic.rl.reward_worker import RewardCallError, RewardWorker, UnjudgedAnswer
 from anabatic.rl.rollout import Rollout
 from anabatic.sandbox.entry_point_tests import check_entry_point
 from anabatic.sandbox.sandbox_runner import Sandbox
 
 ScoreFunction = Callable[[Rollout, Question], float]
-"""What one answer is worth; raises `RewardCallError` where it cannot tell."""
+"""What one answer is worth; raises `RewardCallError` where the reward fails, `UnjudgedAnswer` where nobody can tell."""
 
 _SOFT_FRACTION = 4
 """The last so-many-th part of the room is where a long answer begins to cost."""
@@ -217,7 +217,7 @@ class RewardSet:
     def score_rollouts(
         self, rollouts: Sequence[Rollout], questions: Sequence[Question], stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0.
+        """Set scores, faults and rewards of the rollouts; a reward that fails counts 0, an unjudged answer nothing.
 
         Args:
             stopping: asked before every answer; where it is True, False is returned and the rest not judged.
@@ -231,6 +231,8 @@ class RewardSet:
                     score = reward.score_function(rollout, questions[rollout.question])
                 except RewardCallError as fault:
                     rollout.faults[reward.name], score = str(fault), 0.0
+                except UnjudgedAnswer as reason:
+                    rollout.unjudged, score = str(reason), 0.0
                 rollout.scores[reward.name] = score
                 rollout.reward += reward.weight * score
         return True
@@ -310,7 +312,11 @@ def require_tests(questions: Sequence[Question]) -> None:
 
 
 def score_tests(rollout: Rollout, question: Question, sandbox: Sandbox) -> float:
-    """1 where the program passes all tests of its row, else 0; one that does not end, or takes too much, has not."""
+    """1 where the program passes all tests of its row, else 0; one that does not end, or takes too much, has not.
+
+    Raises:
+        UnjudgedAnswer: it reaches for what could touch its tests, and did not pass apart from them.
+    """
     row = question.row
     program = extract_program(rollout.text, row)
     assertions = read_assertions(row)
@@ -320,6 +326,8 @@ def score_tests(rollout: Rollout, question: Question, sandbox: Sandbox) -> float
         done = check_entry_point(sandbox, program, row["test"], row["entry_point"], helpers)
     else:
         done = sandbox.check_program(program, assertions, helpers)
+    if not done.is_judged:
+        raise UnjudgedAnswer("; ".join(done.reaches))
     return float(done.passed)
 
 

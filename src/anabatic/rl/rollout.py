@@ -40,6 +40,7 @@ class Rollout:
         text: the last answer; turns: what was said behind the question.
         truncated: the limit of its length ended it.
         scores: of each reward, unweighted; faults: rewards that failed, and why.
+        unjudged: why nobody can tell what it is worth; such an answer is left out.
         reward: the weighted sum; advantage: how much better than expected.
     """
 
@@ -56,6 +57,7 @@ class Rollout:
     faults: dict[str, str] = field(default_factory=dict)
     reward: float = 0.0
     advantage: float = 0.0
+    unjudged: str = ""
 
     @property
     def num_chosen(self) -> int:

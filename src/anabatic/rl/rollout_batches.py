@@ -106,14 +106,15 @@ class RolloutBatches:
         gathered = all_gather_text(json.dumps([vars(one) for one in rank_rollouts]), self.world)
         every = sorted((Rollout(**one) for text in gathered for one in json.loads(text)), key=lambda one: one.number)
         self.rewards.require_working_rewards(every)
-        rewards = np.array([one.reward for one in every]).reshape(-1, self.job.num_samples)
-        advantages = ADVANTAGES[self.job.advantage or self.algorithm.advantage_name](rewards)
+        rewards = np.array([np.nan if one.unjudged else one.reward for one in every]).reshape(-1, self.job.num_samples)
+        advantages = compute_advantages(self.job.advantage or self.algorithm.advantage_name, rewards)
+        judged_rows = [row[~np.isnan(row)] for row in rewards if not np.isnan(row).all()]
         for one, advantage in zip(every, advantages.reshape(-1).tolist(), strict=True):
             one.advantage = advantage
         round_metrics = {
             **summarize_rollouts(every),
-            "reward_std": float(rewards.std(axis=1).mean()),
-            "flat_groups": float((np.ptp(rewards, axis=1) == 0).mean()),
+            "reward_std": float(np.mean([row.std() for row in judged_rows])) if judged_rows else 0.0,
+            "flat_groups": 1 - sum(bool(np.ptp(row)) for row in judged_rows) / len(rewards),
             "rollout_s": round(generated_at - start, 4),
             "reward_s": round(judged - generated_at, 4),
             "rollout_tokens_per_s": sum(one.num_chosen for one in every) / max(generated_at - start, 1e-9),
@@ -163,7 +164,7 @@ class RolloutBatches:
         update, data = self.state["update"], self.world.data_group
         size = len(every) // self.job.updates
         part = every[update * size : (update + 1) * size]
-        counted = [one for one in part if not (one.truncated and self.job.mask_truncated)]
+        counted = [one for one in part if not (one.truncated and self.job.mask_truncated) and not one.unjudged]
         # An advantage of 0 has no gradient: such an answer is counted, and needs no forward pass.
         learned = [one for one in counted if one.advantage != 0 or self.job.kl_coef]
         bins = balance_batches(learned, self.micro_steps * data.size, self.job.device_batch_size)
@@ -219,22 +220,29 @@ def balance_batches(rollouts: Sequence[Rollout], bins: int, max_rollouts: int) -
 
 
 def summarize_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return means of what a set of answers got: reward, each reward by name, tokens, shares truncated and empty."""
+    """Return means of what a set of answers got: reward, each reward by name, tokens, shares truncated and empty.
+
+    Rewards are those of the answers that could be judged.
+    """
     count = max(1, len(rollouts))
     names = rollouts[0].scores if rollouts else {}
     faults = sum(len(one.faults) for one in rollouts)
+    judged = [one for one in rollouts if not one.unjudged]
+    num_judged = max(1, len(judged))
     return {
-        "reward": sum(one.reward for one in rollouts) / count,
-        **{f"reward/{name}": sum(one.scores[name] for one in rollouts) / count for name in names},
+        "reward": sum(one.reward for one in judged) / num_judged,
+        **{f"reward/{name}": sum(one.scores[name] for one in judged) / num_judged for name in names},
         "answer_tokens": sum(one.num_chosen for one in rollouts) / count,
         "truncated": sum(one.truncated for one in rollouts) / count,
         "empty": sum(not one.text.strip() for one in rollouts) / count,
         **({"reward_faults": faults} if faults else {}),
+        **({"unjudged": 1 - len(judged) / count} if len(judged) < len(rollouts) else {}),
     }
 
 
 def warn_faults(rollouts: Sequence[Rollout]) -> None:
-    """Show faults, each text once: those of rewards, and of `turn`, which ends the conversation there."""
+    """Show faults, each text once: those of rewards, and of `turn`, which ends the conversation there; and how many
+    answers nobody can judge."""
     fault_counts: dict[str, int] = {}
     for one in rollouts:
         for name, what in one.faults.items():
@@ -243,9 +251,33 @@ def warn_faults(rollouts: Sequence[Rollout]) -> None:
         name = what.partition(":")[0]
         then = "and counts 0 there" if name in rollouts[0].scores else "and ends the conversation there"
         log.warn(f"{name} failed for {count} of {len(rollouts)} answers, {then}:{what.removeprefix(name)[1:]}")
+    if unjudged := [one.unjudged for one in rollouts if one.unjudged]:
+        log.warn(f"{len(unjudged)} of {len(rollouts)} answers cannot be judged, and are left out: {unjudged[0]}")
 
 
 RewardArray = np.ndarray
+
+
+def compute_advantages(name: str, rewards: RewardArray) -> np.ndarray:
+    """Return the advantages of answers, among those that could be judged; 0 of the others.
+
+    Args:
+        name: one of `ADVANTAGES`.
+        rewards: `[prompts, answers]`, NaN where an answer could not be judged.
+    """
+    judged = ~np.isnan(rewards)
+    if judged.all():
+        return ADVANTAGES[name](rewards)
+    found = np.zeros_like(rewards)
+    if name == "batch":
+        found[judged] = normalize_by_batch(rewards[judged][None])[0] if judged.any() else 0.0
+        return found
+    for row, mask in enumerate(judged):
+        if mask.any():
+            found[row, mask] = ADVANTAGES[name](rewards[row, mask][None])[0]
+    return found
+
+
 _STD_EPS = 1e-4
 """Added to standard deviations, as in TRL's GRPOTrainer (trl/trainer/grpo_trainer.py)."""
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from anabatic.sandbox import program_process, test_process
+from anabatic.sandbox import joint_process, program_process, test_process
 from anabatic.sandbox.isolation import landlock, namespaces, seccomp, syscalls
 from anabatic.sandbox.isolation.modes import CHROOT, LANDLOCK, NAMESPACES, IsolationState
 from anabatic.sandbox.limits import ResourceLimits
 
-_REPORT_FD, _SOURCE_FD, _SINK_FD = 3, 4, 5
+_REPORT_FD, _SETUP_FD, _SOURCE_FD, _SINK_FD = 3, 4, 5, 6
+"""The second one is closed before a line of the program runs: what it says, no program has said."""
 _HIGH_FD, _MAX_FDS = 1000, 1024
 
 
@@ -28,8 +30,10 @@ def start_program(
     Args:
         way: how it is isolated.
         limits: what it may use.
-        message: `source`, `files`; `part`, where it is judged: `program` or `tests` (with `helpers`).
-        handles: stdin, stdout, stderr, the report; where it is judged, those to and from its other part.
+        message: `source`, `files`; `part`, where it is judged: `joint` (with `tests`, `helpers`, `prefer_program`), or
+            `program` or `tests` (with `helpers`).
+        handles: stdin, stdout, stderr, the report, how the start went; where it is judged in two parts, those to and
+            from the other one.
         nonce: what the report says when the last line was reached.
         folder: its own, where the way gives it none.
     """
@@ -51,16 +55,38 @@ def start_program(
         _drop_privileges(way, limits, folder)
         program_process.write_files(message["files"])
     except BaseException as error:  # nothing may return from here into the zygote's own loop
-        os.write(_REPORT_FD, nonce + program_process.START_FAILED + (str(error) or type(error).__name__).encode())
+        _tell_start({"failed": str(error) or type(error).__name__})
         os._exit(1)
-    part = message.get("part")
-    before = (
-        test_process.prepare_tests(message["helpers"], message["source"], _SOURCE_FD, _SINK_FD)
-        if part == "tests"
-        else None
-    )
+    source, part = message["source"], message.get("part")
+    if part == "joint":
+        _run_joint(message, nonce)
+    _tell_start({})
+    if part == "tests":
+        before = test_process.prepare_tests(message["helpers"], source, _SOURCE_FD, _SINK_FD)
+        program_process.run_program(source, _REPORT_FD, nonce, before)
     after = test_process.serve_program(_SOURCE_FD, _SINK_FD) if part == "program" else None
-    program_process.run_program(message["source"], _REPORT_FD, nonce, before, after)
+    program_process.run_program(source, _REPORT_FD, nonce, None, after)
+
+
+def _tell_start(facts: dict[str, Any]) -> None:
+    os.write(_SETUP_FD, json.dumps(facts).encode())
+    os.close(_SETUP_FD)
+
+
+def _run_joint(message: dict[str, Any], nonce: bytes) -> NoReturn:
+    source = message["source"]
+    try:
+        run = joint_process.JointRun(source, message["tests"], message["helpers"], message["prefer_program"])
+    except Exception as error:  # the program is no Python, or too deep: it ends with that error
+        failure = error
+        _tell_start({"reaches": ["its own syntax"]})
+
+        def raise_failure(scope: program_process.ProgramScope) -> None:
+            raise failure
+
+        program_process.run_program("", _REPORT_FD, nonce, raise_failure)
+    _tell_start({"reaches": run.reaches})
+    program_process.run_program(source, _REPORT_FD, nonce, run.prepare_scope, run.run_tests, run.program)
 
 
 def _fork_program(limits: ResourceLimits) -> None:
@@ -75,7 +101,7 @@ def _fork_program(limits: ResourceLimits) -> None:
         return
     syscalls.forbid_inspection()
     os.closerange(0, _REPORT_FD)
-    os.closerange(_SOURCE_FD, _SINK_FD + 1)
+    os.closerange(_SETUP_FD, _SINK_FD + 1)
     while True:
         ended, status = os.wait()
         if ended == child:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 
-ProgramStatus = Literal["ok", "error", "timeout", "memory", "output"]
-"""How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote more than it may."""
+ProgramStatus = Literal["ok", "error", "timeout", "memory", "output", "unjudged"]
+"""How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote more than it may; nobody
+can tell whether it is right."""
 MIB = 2**20
 _MINIMUMS: dict[str, float] = {
     "seconds": 0.01, "cpu_seconds": 1, "memory_mib": 64, "file_mib": 1, "output_bytes": 1, "open_files": 16,
@@ -59,7 +61,10 @@ class ProgramOutcome:
         code: its exit code; 128 + the signal that ended it (137: it was killed from outside, as by a limit).
         seconds: wall time; cpu_seconds: processor time of all its processes.
         peak_mib: the largest resident memory of one of its processes.
-        passed: its tests were run to their last line, in their own process (`Sandbox.check`).
+        passed: its tests were run to their last line, and it could not, or did not, decide that itself
+            (`Sandbox.check_program`).
+        reaches: what it reaches for that its solution does not need, where it was judged.
+        test_report: what its process says of tests that have passed.
     """
 
     status: ProgramStatus
@@ -72,11 +77,18 @@ class ProgramOutcome:
     cpu_seconds: float
     peak_mib: float
     passed: bool = False
+    reaches: Sequence[str] = ()
+    test_report: str = ""
 
     @property
     def is_ok(self) -> bool:
         """True when it ended with exit code 0."""
         return self.status == "ok"
+
+    @property
+    def is_judged(self) -> bool:
+        """False when it cannot be told whether it is right: such an answer counts neither as right nor as wrong."""
+        return self.status != "unjudged"
 
     def describe_end(self, limits: ResourceLimits) -> str:
         """Say in a few words how it ended."""
@@ -87,5 +99,6 @@ class ProgramOutcome:
             "timeout": f"not done after {limits.seconds:g} s, or {limits.cpu_seconds} s of processor time",
             "memory": f"more than {limits.memory_mib} MiB of memory",
             "output": f"wrote more than {format_count(limits.output_bytes)} bytes",
+            "unjudged": f"cannot be judged: {'; '.join(self.reaches)}",
         }
         return str(words[self.status])

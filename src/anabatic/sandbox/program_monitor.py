@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -10,10 +11,10 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 from anabatic.sandbox.limits import ProgramOutcome, ProgramStatus, ResourceLimits
-from anabatic.sandbox.program_process import OUT_OF_MEMORY, START_FAILED
+from anabatic.sandbox.program_process import OUT_OF_MEMORY, TestReport
 from anabatic.sandbox.remote_calls import receive_message
 
 END_KEY = "end"
@@ -30,13 +31,13 @@ class ProgramMonitor:
     Args:
         limits: what it may use.
         pid: the process; with it ends all that it has started.
-        ends: of the pipes for stdout, stderr and the report of the process.
+        ends: of the pipes for stdout, stderr, the report of the process, and how its start went.
         nonce: what the report says when the last line was reached.
     """
 
     def __init__(self, limits: ResourceLimits, pid: int, ends: Sequence[int], nonce: bytes) -> None:
         self._limits, self._pid, self._nonce = limits, pid, nonce
-        self._stdout, self._stderr, self._report = ends
+        self._stdout, self._stderr, self._report, self._setup = ends
         self._output = {end: bytearray() for end in ends}
         self._open_streams = set(ends)
         self._num_written = 0
@@ -78,8 +79,9 @@ class ProgramMonitor:
             os.close(end)
         code, report = os.waitstatus_to_exitcode(status), bytes(self._output[self._report])
         code = 128 - code if code < 0 else code
-        if report.startswith(self._nonce + START_FAILED):
-            return {"failed": report[len(self._nonce + START_FAILED) :].decode(errors="replace")}
+        setup: dict[str, Any] = json.loads(self._output[self._setup] or b"{}")
+        if "failed" in setup:
+            return setup
         if self._is_done and self._status == "ok":
             code = 0
         if self._status == "ok" and code:
@@ -88,12 +90,11 @@ class ProgramMonitor:
             )
         stdout, stderr = (self._output[end].decode(errors="replace") for end in (self._stdout, self._stderr))
         seconds, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
-        finished = report == self._nonce and self._status == "ok"
-        return asdict(
-            ProgramOutcome(
-                self._status, finished, stdout, stderr, self._num_written, code, seconds, cpu, used.ru_maxrss / 1024
-            )
-        )
+        said = report[len(self._nonce) :].decode(errors="replace") if report.startswith(self._nonce) else None
+        finished = said in get_args(TestReport) and self._status == "ok"
+        memory, written = used.ru_maxrss / 1024, self._num_written
+        outcome = ProgramOutcome(self._status, finished, stdout, stderr, written, code, seconds, cpu, memory)
+        return {**asdict(outcome), "reaches": setup.get("reaches", []), "test_report": said if finished else ""}
 
     def _handle_message(self, message: dict[str, Any] | None) -> None:
         if message is None:  # nobody waits for the answer any more
@@ -107,7 +108,7 @@ class ProgramMonitor:
         output = self._output[end]
         if not data:
             self._open_streams.discard(end)
-        if end != self._report:
+        if end in (self._stdout, self._stderr):
             self._num_written += len(data)
         room = self._limits.output_bytes - len(output)
         output += data[:room]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import linecache
 import os
@@ -11,16 +12,18 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from anabatic.sandbox.limits import MIB, ResourceLimits
 
-ScopeStep = Callable[[dict[str, Any]], None]
+ProgramScope = dict[str, Any]
+TestReport = Literal["", "touched", "shadowed"]
+"""Of tests that have passed: nothing; something that they use is not as it was; they used Python's own built-in
+functions, of which the program defines some, and are to pass with the program's, too."""
+ScopeStep = Callable[[ProgramScope], TestReport | None]
 PROGRAM_NAME = "<program>"
 """What tracebacks call the source."""
 OUT_OF_MEMORY = b"memory"
-START_FAILED = b" failed: "
-"""Behind the nonce in a report: the program was never started."""
 _CPU_GRACE_SECONDS = 2
 """Seconds of processor time between the signal that a program may catch and the one that it may not."""
 
@@ -46,9 +49,15 @@ def apply_limits(limits: ResourceLimits, processes: int | None) -> None:
 
 
 def run_program(
-    source: str, report: int, nonce: bytes, before: ScopeStep | None = None, after: ScopeStep | None = None
+    source: str,
+    report: int,
+    nonce: bytes,
+    before: ScopeStep | None = None,
+    after: ScopeStep | None = None,
+    program: ast.Module | None = None,
 ) -> NoReturn:
-    """Run the source as `__main__` and leave; `report` hears the nonce when the last line was reached.
+    """Run the source as `__main__` and leave; `report` hears the nonce when the last line was reached, and what `after`
+    returns.
 
     Ends the process: 0, what `sys.exit` was given, or 1 after an exception, whose traceback is on stderr.
 
@@ -57,13 +66,15 @@ def run_program(
         report: handle.
         nonce: a program that looks for it in its own process finds it: proof of nothing but for tests (`judge`).
         before, after: get the names of `__main__` before the source runs, and when it has run.
+        program: what is run instead of the source.
     """
     code, last = 1, b""
     _let_children_be_terminated()
     try:
         try:
-            _execute_source(compile(source, PROGRAM_NAME, "exec", dont_inherit=True), source, before, after)
-            last, code = nonce, 0
+            text = source if program is None else program
+            said = _execute_source(compile(text, PROGRAM_NAME, "exec", dont_inherit=True), source, before, after)
+            last, code = nonce + said.encode(), 0
         except SystemExit as stop:
             code = _exit_code(stop.code)
         _end_threads()
@@ -99,18 +110,18 @@ def _let_children_be_terminated() -> None:
     )
 
 
-def _execute_source(code: CodeType, source: str, before: ScopeStep | None, after: ScopeStep | None) -> None:
+def _execute_source(code: CodeType, source: str, before: ScopeStep | None, after: ScopeStep | None) -> TestReport:
     module = type(sys)("__main__")
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the module `site` would
     scope: dict[str, Any] = module.__dict__
     scope.update(__builtins__=builtins, __file__=PROGRAM_NAME)
     sys.modules["__main__"] = module
+    sys.argv[:] = [PROGRAM_NAME]
     linecache.cache[PROGRAM_NAME] = (len(source), None, source.splitlines(keepends=True), PROGRAM_NAME)
     if before is not None:
         before(scope)
     exec(code, scope)
-    if after is not None:
-        after(scope)
+    return (after(scope) or "") if after is not None else ""
 
 
 def _exit_code(given: object) -> int:

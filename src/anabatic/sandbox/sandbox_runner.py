@@ -174,7 +174,7 @@ class Sandbox:
 
         Raises:
             DataError: a file's name leads out of the folder.
-            Failure: the sandbox itself is broken: a process cannot be started, the zygote was killed.
+            Failure: the sandbox itself is broken: a process cannot be started.
         """
         files = dict(files or {})
         for name in files:
@@ -184,25 +184,45 @@ class Sandbox:
         return self._run_parts([message])[0]
 
     def check_program(self, program: str, tests: str, helpers: str = "") -> ProgramOutcome:
-        """Run a program, and its tests in their own process, which calls what the program has defined.
+        """Run a program and its tests.
 
-        `ProgramOutcome.passed` tells the result: the last line of the tests was reached. The program sees arguments,
-        and answers with data (`values`); it sees neither the tests nor a way to say that it has passed.
+        They run in one process, as in ordinary Python: what fails there has failed. What passes there has passed,
+        unless the program reaches for what could touch its tests (`program_analysis.py`); then the tests run once more
+        in a process of their own, which calls what the program has defined and gets data back (`test_process.py`).
+        Where only that fails, it cannot be told whether the program is right: its status is `unjudged`.
 
         Args:
             program: Python, of which nothing is trusted.
             tests: Python that raises where the program is wrong; names that it does not define are the program's.
             helpers: definitions that the tests may use besides, as trusted as they are: the prompt of a task.
 
+        Returns:
+            The outcome; `passed` tells the result, `is_judged` whether there is one.
+
         Raises:
             Failure: as `run`.
         """
         shared = {"stdin": "", "files": {}, "limits": asdict(self.limits)}
+        joint = {"source": program, "part": "joint", "tests": tests, "helpers": helpers, **shared}
+        done = self._run_parts([{**joint, "prefer_program": False}])[0]
+        cpu, reaches = done.cpu_seconds, done.reaches
+        if done.finished and done.test_report == "shadowed":
+            done = self._run_parts([{**joint, "prefer_program": True}])[0]
+            cpu += done.cpu_seconds
+        if done.finished and done.test_report == "touched":
+            reaches = [*reaches, "a change of what its tests use"]
+        done = replace(done, cpu_seconds=cpu, reaches=reaches)
+        if not (done.is_ok and done.finished):
+            return replace(done, finished=False)
+        if not reaches:
+            return replace(done, passed=True)
         parts = [
             {"source": program, "part": "program", **shared},
             {"source": tests, "part": "tests", "helpers": helpers, **shared},
         ]
-        return merge_outcomes(*self._run_parts(parts))
+        apart = merge_outcomes(*self._run_parts(parts))
+        apart = replace(apart, cpu_seconds=cpu + apart.cpu_seconds, reaches=reaches)
+        return apart if apart.passed else replace(apart, status="unjudged", finished=False)
 
     def check_many(self, checks: Sequence[tuple[str, str, str]]) -> list[ProgramOutcome]:
         """Check (program, tests, helpers), as many at once as there are workers; outcomes in their order."""
@@ -234,10 +254,9 @@ class Sandbox:
         if None in answers:
             answers = self._exchange_messages(parts)  # once more: the kernel ends a zygote that has no memory
         for answer in answers:
-            if answer is None or "failed" in answer:
-                reason = "its process was killed twice" if answer is None else answer["failed"]
-                raise Failure(f"the sandbox cannot run a program: {reason}", _RESOURCES_HINT)
-        return [ProgramOutcome(**answer) for answer in answers if answer is not None]
+            if answer is not None and "failed" in answer:
+                raise Failure(f"the sandbox cannot run a program: {answer['failed']}", _RESOURCES_HINT)
+        return [_KILLED if answer is None else ProgramOutcome(**answer) for answer in answers]
 
     def _exchange_messages(self, parts: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         if self._is_closed:
@@ -268,6 +287,10 @@ class Sandbox:
             zygote.close()
             raise Failure("the sandbox's process does not start", _RESOURCES_HINT)
         return zygote
+
+
+_KILLED = ProgramOutcome("unjudged", False, "", "", 0, 137, 0.0, 0.0, 0.0, reaches=("its process was killed twice",))
+"""Of a program that may have caused it: it ends itself at most, not the job that runs it."""
 
 
 def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOutcome:

@@ -11,14 +11,14 @@ import builtins
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType, ModuleType
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from anabatic.sandbox.remote_calls import ALLOWED_OPERATIONS, RpcPeer, call_function
+from anabatic.sandbox.trusted_helpers import list_code_names, list_trusted_definitions
 
 ProgramScope = dict[str, Any]
-_DEFINITION_NODES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 _SCOPE_OPERATION = "scope"
 
 
@@ -59,10 +59,10 @@ def prepare_tests(helpers: str, tests: str, source: int, sink: int) -> Callable[
 
     def prepare_scope(scope: ProgramScope) -> None:
         peer = RpcPeer(source, sink, {"call": call_function}, RemoteObject, _exit_without_result)
-        for node in _trusted_definitions(helpers):
+        for node in list_trusted_definitions(helpers):
             exec(compile(ast.Module([node], []), "<helpers>", "exec"), scope)
         known = {*scope, *dir(builtins)}
-        undefined_names = sorted(set(_collect_names(compile(tests, "<tests>", "exec"))) - known)
+        undefined_names = sorted(set(list_code_names(compile(tests, "<tests>", "exec"))) - known)
         found = peer.request_operation(_SCOPE_OPERATION, undefined_names)
         for name in undefined_names:  # and no other: `abs` is the tests' own
             kind, value = found[name]
@@ -80,30 +80,6 @@ def _exit_without_result(reason: str) -> None:
     """End without a verdict: what became of the program tells the rest."""
     os.write(2, f"the program left before its last test: {reason}\n".encode(errors="replace"))
     os._exit(0)
-
-
-def _trusted_definitions(helpers: str) -> Iterator[ast.stmt]:
-    try:
-        body = ast.parse(helpers).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    yield from (node for node in body if isinstance(node, _DEFINITION_NODES) and not _is_stub(node))
-
-
-def _is_stub(node: ast.stmt) -> bool:
-    """A function that says what it is to do, and does nothing."""
-    silent = (ast.Pass, ast.Import, ast.ImportFrom)
-    return isinstance(node, ast.FunctionDef) and all(
-        isinstance(one, silent) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
-        for one in node.body
-    )
-
-
-def _collect_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _collect_names(inner)
 
 
 _READABLE_DUNDERS = ("__name__", "__doc__", "__qualname__")

@@ -149,8 +149,8 @@ def _run_program(way: IsolationState, channel: socket.socket, message: dict[str,
     os.write(stdin, message["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)
     # Before the pipes: of its ends to the other part of a judged program this process keeps none.
-    wires = socket.recv_fds(channel, 1, 2)[1] if "part" in message else []
-    pipes = [os.pipe() for _ in range(3)]
+    wires = socket.recv_fds(channel, 1, 2)[1] if message.get("part") in ("program", "tests") else []
+    pipes = [os.pipe() for _ in range(4)]
     nonce = os.urandom(16)
     began = time.monotonic()
     pid = namespaces.fork_into_namespace(way.namespace_fd) if way.mode == NAMESPACES else os.fork()

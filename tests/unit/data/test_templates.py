@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.errors import ChatTemplateError, ConfigError, DataError
 from anabatic.data.chat import custom_templates, rendering
 from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.data.tokenizer import render_limits
 
 SYSTEM, FIRST, LAST = "You are a helpful assistant", "Hi there", "   I am an assistant   "
 TALK = [
@@ -197,7 +199,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("about", HOSTILE)
 def test_what_is_no_template_is_refused_with_its_reason(folder, tmp_path, monkeypatch, about):
-    monkeypatch.setattr(custom_templates, "MAX_RENDER_SECONDS", 1)
+    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 1.0)
     text, words = HOSTILE[about]
     file = tmp_path / "own.jinja"
     file.write_text(text)
@@ -205,6 +207,41 @@ def test_what_is_no_template_is_refused_with_its_reason(folder, tmp_path, monkey
         custom_templates.folder_with_template(folder, str(file))
     assert str(file) in str(refused.value) and "chatml" in refused.value.hint
     assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+
+
+BOMB = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}"
+FOLDER_BOMBS = {
+    "at once": (BOMB, "takes more than 1 s for a short conversation"),
+    "behind an answer": ("{% if messages|length > 1 %}" + BOMB + "{% endif %}", "takes more than 1 s"),
+    "with a system message": ("{% if messages[0].role == 'system' %}" + BOMB + "{% endif %}", "takes more than 1 s"),
+    "with tools": ("{% if tools %}" + BOMB + "{% endif %}", "takes more than 1 s"),
+    "when an answer is asked for": ("{% if add_generation_prompt %}" + BOMB + "{% endif %}", "takes more than 1 s"),
+    "of memory": ("{{ 'x' * 3000000000 }}", "takes more than 1024 MiB"),
+    "torn": ("{% for m in messages %}", "is damaged at its line 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("about", FOLDER_BOMBS)
+def test_the_template_of_a_folder_is_bounded_as_well(folder, tmp_path, monkeypatch, about):
+    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 1.0)
+    text, words = FOLDER_BOMBS[about]
+    shutil.copytree(folder, tmp_path / "own")
+    (tmp_path / "own" / "chat_template.jinja").write_text(text)
+    with pytest.raises(DataError, match=words) as refused:
+        tokenizers.load_tokenizer(tmp_path / "own")
+    assert "--chat-template" in refused.value.hint
+    assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+
+
+def test_a_conversation_without_end_is_an_error_of_its_row(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 0.2)
+    shutil.copytree(folder, tmp_path / "own")
+    template = "{% if messages[0].content == 'boom' %}" + BOMB + "{% endif %}{{ messages[0].content }}"
+    (tmp_path / "own" / "chat_template.jinja").write_text(template)
+    loaded = tokenizers.load_tokenizer(tmp_path / "own")
+    assert tokenizers.render_chat(loaded, [{"role": "user", "content": "a"}]) == "a"
+    with pytest.raises(ChatTemplateError, match="it takes more than 0.2 s of processor time"):
+        tokenizers.render_chat(loaded, [{"role": "user", "content": "boom"}])
 
 
 def test_names_and_files_that_are_not_there(folder, tmp_path):

@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from anabatic.evals import item_records
 from anabatic.evals.confidence_intervals import Estimate, bootstrap_interval, mean_estimate, wilson_interval
+from anabatic.evals.tasks import registry
+from anabatic.evals.tasks.items import ContextPair, EvalItem
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,15 @@ def test_a_mean_of_figures_is_surer_than_each():
     found = mean_estimate([(one, 1.0)] * 4)
     assert found.value == 0.5 and found.high - found.low == pytest.approx(0.1)
     assert mean_estimate([(one, 2.0)] * 4).high - 0.5 == pytest.approx(0.1)
+
+
+def test_replies_that_nobody_can_judge_count_in_no_metric():
+    (planned,) = registry.plan_tasks(["task:arithmetic"]).tasks
+    item = EvalItem(0, "here", [ContextPair("q")], group="a")
+    right, wrong = (item_records.make_reply_record(item, "", "r", passed) for passed in (True, False))
+    open_one = item_records.make_reply_record(item, "", "r", False, "cannot be judged", is_judged=False)
+    records = [right, open_one, wrong, right]
+    metric = planned.task.main_metric
+    assert item_records.compute_estimates(planned.task, records, 0)[metric] == wilson_interval(2, 3)
+    assert item_records.average_by_group(planned.task, records)["a"] == {metric: 2 / 3, "n": 3}
+    assert math.isnan(item_records.compute_estimates(planned.task, [open_one], 0)[metric].value)

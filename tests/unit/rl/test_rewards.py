@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
@@ -17,6 +19,7 @@ from anabatic.config.sections.common import DeviceSettings
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.scoring.questions import Question
 from anabatic.device.device import select_device
+from anabatic.rl import rollout_batches
 from anabatic.rl.reward_worker import RewardCallError, RewardWorker
 from anabatic.rl.rewards import ModelReward, RewardSet, is_same_answer, require_tests, score_tests
 from anabatic.rl.rollout import Rollout
@@ -266,6 +269,38 @@ def test_programs_are_run_against_their_tests(box: Sandbox, row: dict[str, Any],
 def test_a_program_that_writes_outside_has_not_written(box: Sandbox, tmp_path: Path) -> None:
     text = f"def double(x):\n    open({str(tmp_path / 'out')!r}, 'w').write('x')\n    return 2 * x\n"
     assert score_tests(rollout(text), question(None, **HUMAN_EVAL), box) == 0.0 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.process
+def test_a_program_that_nobody_can_judge_is_left_out(box: Sandbox) -> None:
+    row = {"tests": "assert P('1') == 1"}
+    text = "class P:\n def __init__(self, x): self.x = eval(x)\n def __eq__(self, o): return self.x == o"
+    every = [rollout(text), rollout("def P(x): return int(x)"), rollout("def P(x): return 2")]
+    scores = {"tests": functools.partial(score_tests, sandbox=box)}
+    with RewardSet(["tests"], pattern="", timeout=60.0, room=10, other=scores) as made:
+        assert made.score_rollouts(every, [question(None, **row)])
+        made.require_working_rewards(every[:1])
+    assert [one.unjudged for one in every] == ["eval (line 2)", "", ""] and [one.reward for one in every] == [0, 1, 0]
+    assert [one.faults for one in every] == [{}, {}, {}]
+    told = rollout_batches.summarize_rollouts(every)
+    assert told["reward"] == told["reward/tests"] == 0.5 and told["unjudged"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", rollout_batches.ADVANTAGES)
+def test_advantages_are_among_the_judged(name: str) -> None:
+    rewards = np.array([[1.0, np.nan, 0.0, 0.5], [np.nan] * 4, [0.0, 1.0, 1.0, 1.0]])
+    found = rollout_batches.compute_advantages(name, rewards)
+    expected = np.zeros((3, 4))
+    if name == "batch":
+        judged = np.array([[1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 1.0]])
+        expected[~np.isnan(rewards)] = rollout_batches.ADVANTAGES[name](judged)[0]
+    else:
+        expected[0, [0, 2, 3]] = rollout_batches.ADVANTAGES[name](np.array([[1.0, 0.0, 0.5]]))[0]
+        expected[2] = rollout_batches.ADVANTAGES[name](rewards[2:])[0]
+    assert (found == expected).all()
+    assert (
+        rollout_batches.compute_advantages(name, rewards[2:]) == rollout_batches.ADVANTAGES[name](rewards[2:])
+    ).all()
 
 
 def test_rows_without_tests_are_named() -> None:

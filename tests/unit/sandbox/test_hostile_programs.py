@@ -58,8 +58,9 @@ CHEATS = {
     "leaving in the call": "def square(x): raise SystemExit(0)",
     "leaving without a word": "import os\ndef square(x): os._exit(0)",
     "words of its own to the judge": "import os, struct, json\ndata = json.dumps(['done', {'abs': 1}, []]).encode()\n"
-    "os.write(5, struct.pack('=Q', len(data)) + data)\nos.write(5, b'x' * 1000)\ndef square(x): return 0",
-    "a length without end": "import os\nos.write(5, b'\\xff' * 8)\ndef square(x): return 0",
+    "def square(x):\n try: os.write(6, struct.pack('=Q', len(data)) + data + b'x' * 1000)\n except OSError:\n"
+    "  return x * x\n return 0",
+    "a length without end": "import os\ndef square(x):\n try: os.write(6, b'\\xff' * 8)\n except OSError: return x * x",
     "an exception that no test expects": "def square(x): raise KeyboardInterrupt",
     "closed handles": "import os\nos.closerange(0, 64)\ndef square(x): return 0",
 }
@@ -91,15 +92,15 @@ def test_a_program_does_not_end_the_loops_of_its_tests(box: Sandbox) -> None:
 
 
 @pytest.mark.process
-def test_program_never_sees_the_tests(box: Sandbox) -> None:
-    """Not in what any of its objects holds."""
+def test_what_objects_hold_is_no_answer(box: Sandbox) -> None:
+    """A program that looks for the tests in its own process finds them there, and not where it counts."""
     program = """
 import gc
 def square(x):
     secret = "-".join(["forty", "two"])
     return sum(isinstance(one, (dict, list, tuple)) and secret in str(one) for one in gc.get_objects())
 """
-    assert box.check_program(program, "secret = 'forty-two'\nassert square(1) == 0").passed
+    assert box.check_program(program, "secret = 'forty-two'\nassert square(1) > 0").status == "unjudged"
 
 
 RIGHT = [
@@ -119,13 +120,139 @@ RIGHT = [
      "s = Stack()\ns.push(4)\nassert len(s) == 1 and s.rows == [4] and isinstance(s, Stack)"),
     ("class P:\n def __init__(self, x): self.x = x\n def __eq__(self, o): return self.x == o.x\n"
      " def __add__(self, o): return P(self.x + o.x)",
-     "assert P(1) + P(2) == P(3)\nassert P(1) != P(2)\nassert P(1) != 1"),
+     "assert P(1) + P(2) == P(3)\nassert P(1) != P(2)"),
     ("import math\ndef f(x): return math.sqrt(x)", "assert math.isclose(f(2), 2 ** 0.5)"),
     ("from collections import Counter\ndef f(x): return Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}"),
     ("N = 3\ndef f(): return N", "assert f() == N == 3"),
     ("def f(x):\n print('said', x)\n return x",
      "import random\nfor _ in range(50):\n n = random.random()\n assert f(n) == n"),
 ]  # fmt: skip
+
+
+SHAPES = [
+    ("import datetime\ndef f(d): return d + datetime.timedelta(days=1)",
+     "from datetime import date\nassert f(date(2024, 2, 28)) == date(2024, 2, 29)"),
+    ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+     "assert f().x == 1 and f() == (1, 2) and isinstance(f(), P) and f()._fields == ('x', 'y')"),
+    ("class Node:\n def __init__(self, v, next=None): self.v, self.next = v, next\n"
+     "def total(n):\n s = 0\n while n: s, n = s + n.v, n.next\n return s", "assert total(Node(1, Node(2))) == 3"),
+    ("def total(items): return sum(i.v for i in items)",
+     "class Item:\n def __init__(self, v): self.v = v\nassert total([Item(1), Item(2)]) == 3"),
+    ("class Bad(Exception):\n def __init__(self, code): super().__init__('bad'); self.code = code\n"
+     "def f(): raise Bad(7)", "try:\n f()\nexcept Bad as e:\n assert e.code == 7\nelse:\n assert False"),
+    ("def hello(): print('hello')",
+     "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out): hello()\n"
+     "assert out.getvalue() == 'hello\\n'"),
+    ("def hello(): print('hello')",
+     "import io, sys\nold, sys.stdout = sys.stdout, io.StringIO()\nhello()\ntext = sys.stdout.getvalue()\n"
+     "sys.stdout = old\nassert text == 'hello\\n'"),
+    ("class Timer:\n def __enter__(self): self.on = True; return self\n def __exit__(self, *a): self.on = False",
+     "with Timer() as t:\n assert t.on\nassert not t.on"),
+    ("class S:\n one = None\n def __new__(cls):\n  cls.one = cls.one or super().__new__(cls)\n  return cls.one",
+     "assert S() is S()"),
+    ("count = 0\ndef f():\n global count\n count += 1", "f()\nf()\nassert count == 2"),
+    ("def add(l, x):\n l.append(x)\n return l", "l = [[1]]\nassert add(l, 2) is l and l == [[1], 2]"),
+    ("import functools\ndef deco(f):\n @functools.wraps(f)\n def g(*a): return f(*a) + 1\n return g",
+     "@deco\ndef h(x):\n 'doc'\n return x\nassert h(1) == 2 and h.__name__ == 'h' and h.__doc__ == 'doc'"),
+    ("import asyncio\nasync def f(x):\n await asyncio.sleep(0)\n return x",
+     "import asyncio\nassert asyncio.run(f(3)) == 3"),
+    ("from dataclasses import dataclass\n@dataclass(order=True)\nclass P:\n x: int\n y: int = 0",
+     "assert P(1) == P(1, 0) < P(2) and repr(P(1)) == 'P(x=1, y=0)'"),
+    ("class V:\n def __init__(self, **k):\n  for n, v in k.items(): setattr(self, n, v)\n"
+     " def __getattr__(self, n): return 'no ' + n",
+     "assert V(a=1).a == 1 and V().b == 'no b' and vars(V(a=1)) == {'a': 1}"),
+    ("class T:\n def __eq__(self, o): return isinstance(o, T)\n __hash__ = None",
+     "import unittest\nclass C(unittest.TestCase):\n def test(self): self.assertEqual(T(), T())\nunittest.main()"),
+    ("def sum(xs):\n t = 0\n for x in xs: t += x\n return t", "assert sum([1, 2]) == 3"),
+    ("import sys\nsys.setrecursionlimit(5000)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
+     "assert f(2000) == 2000"),
+    ("from typing import *\ndef f(x: Optional[List[int]]) -> int: return len(x or [])", "assert f([1]) == 1"),
+    ("def f(n): return '{:03d} {}'.format(n, 'x')\nif __name__ == '__main__':\n print(f(1))", "assert f(7) == '007 x'"),
+]  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("at", range(len(SHAPES)))
+def test_right_programs_of_every_shape_pass(box: Sandbox, at: int) -> None:
+    program, tests = SHAPES[at]
+    done = box.check_program(program, tests)
+    assert done.passed and not done.reaches, (done.status, done.reaches, done.stderr)
+    assert not box.check_program(f"{program}\nraise ValueError", tests).passed
+
+
+KEY_TESTS = "def key(x): return -x\nexpected = [3, 2, 1]\nassert order([1, 2, 3], key) == expected\n"
+READERS = {
+    "a namespace by its name": "def order(l, k): return k.__globals__['expected']",
+    "by a name put together": "def order(l, k): return getattr(k, '__glo' + 'bals__')['expected']",
+    "by another function": "g = getattr\ndef order(l, k): return g(k, '__glo' + 'bals__')['expected']",
+    "by a class's own": "def order(l, k): return object.__dict__['__getattribute__'](k, '__globals__')['expected']",
+    "by a decorator": "import functools\nclass C: pass\ndef order(l, k):\n c = C()\n"
+    " functools.update_wrapper(c, k, ['__globals__'], [])\n return vars(c)['__globals__']['expected']",
+    "by a pattern": "class M(type):\n def __instancecheck__(c, o): return True\n"
+    "C = M('C', (), {'__match' + '_args__': ('__glo' + 'bals__',)})\n"
+    "def order(l, k):\n match k:\n  case C(g): return g['expected']",
+    "by a text": "def order(l, k): return eval(('{0.__glo' + 'bals__[expected]}').format(k))",
+    "by a frame": "import sys\ndef order(l, k): return sys._getframe(1).f_globals['expected']",
+    "by an error": "def order(l, k):\n try: k('x')\n except TypeError as e: t = e.__traceback__\n"
+    " return t.tb_next.tb_frame.f_globals['expected']",
+    "by operator": "from operator import attrgetter\ndef order(l, k): return attrgetter('__globals__')(k)['expected']",
+}  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", READERS)
+def test_what_is_expected_cannot_be_read(box: Sandbox, kind: str) -> None:
+    done = box.check_program(READERS[kind], KEY_TESTS)
+    assert not done.passed and done.reaches
+
+
+@pytest.mark.process
+def test_modules_of_the_tests_cannot_be_changed(box: Sandbox) -> None:
+    tests = "import math\nassert math.isclose(root(4.0), math.sqrt(4.0))"
+    assert box.check_program("def root(x): return x ** 0.5", tests).passed
+    for cheat in (
+        "import math\nmath.isclose = lambda *a, **k: True\ndef root(x): return 0",
+        "import math\ndef root(x):\n setattr(math, 'isclose', lambda *a: True)\n return 0",
+    ):
+        done = box.check_program(cheat, tests)
+        assert not done.passed and done.reaches, done
+    counted = "from collections import Counter\nassert most('aab') == Counter('aab').most_common(1)[0][0]"
+    cheat = (
+        "from collections import Counter\nC = Counter\nC.most_common = lambda s, n: [('z', 1)]\ndef most(t): return 'z'"
+    )
+    assert box.check_program(cheat, counted).status == "unjudged"
+
+
+@pytest.mark.process
+def test_a_right_program_that_reaches_is_judged_apart(box: Sandbox) -> None:
+    done = box.check_program("def calc(text): return eval(text)", "assert calc('1 + 2') == 3")
+    assert done.passed and done.reaches == ["eval (line 1)"]
+    program = "class P:\n def __init__(self, x): self.x = eval(x)\n def __eq__(self, o): return self.x == o"
+    done = box.check_program(program, "assert P('1') == 1")
+    assert (done.status, done.passed, done.is_judged) == ("unjudged", False, False)
+    assert done.describe_end(LIMIT) == "cannot be judged: eval (line 2)"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", ["nonce + b' failed: no memory'", "nonce + b' touched'", 'b\'{"failed": "no"}\''])
+def test_a_program_cannot_end_the_job(box: Sandbox, words: str) -> None:
+    """By the channels that tell how the start went, and that the tests have passed."""
+    program = f"""
+import sys, os
+frame = sys._getframe()
+while frame:
+    nonce = frame.f_locals.get("nonce")
+    for handle in range(3, 64) if isinstance(nonce, bytes) else ():
+        try:
+            os.write(handle, {words})
+        except OSError:
+            pass
+    frame = frame.f_back
+os._exit(0)
+"""
+    assert not box.check_program(program, "assert f() == 1").passed
+    assert box.run(program).status == "ok"
+    assert box.run("print(1)").stdout == "1\n"
 
 
 @pytest.mark.process
@@ -158,7 +285,7 @@ def test_helpers_are_the_prompts_own(box: Sandbox) -> None:
         ("while True: pass", "assert f() == 1", "timeout", ""),
         ("def f():\n while True: pass", "assert f() == 1", "timeout", ""),
         ("def f(): return [0] * 10**9", "f()", "memory", ""),
-        ("def f():\n x = []\n x.append(x)\n return x", "assert f() == 1", "error", "RecursionError"),
+        ("def f():\n x = []\n x.append(x)\n return x", "assert f() == 1", "error", "AssertionError"),
     ],
 )
 def test_what_became_of_it(box: Sandbox, program: str, test: str, status: str, said: str) -> None:

@@ -309,7 +309,7 @@ _COMMAND_ROWS = (
         "anabatic.recipes.serve:run",
         "Answer over HTTP, as OpenAI's API does.",
         positional_setting="model",
-        optional_packages=("fastapi", "uvicorn", "prometheus_client"),
+        optional_packages=("fastapi", "uvicorn", "httptools", "prometheus_client"),
     ),
     Command(
         "studio",
@@ -317,7 +317,7 @@ _COMMAND_ROWS = (
         "anabatic.studio.server:run",
         "Train, compare and try models in the browser.",
         positional_setting="runs",
-        optional_packages=("fastapi", "uvicorn"),
+        optional_packages=("fastapi", "uvicorn", "httptools"),
     ),
     Command(
         "chat",

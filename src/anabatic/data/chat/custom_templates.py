@@ -11,14 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import resource
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from anabatic.core import json_reader, log
@@ -26,6 +20,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import get_cache_root, write_atomic
 from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.data.tokenizer import render_limits
 
 TEMPLATE_FILES = {
     "chatml": "chatml",
@@ -48,9 +43,6 @@ TEMPLATE_FILES = {
 """Name -> file of `templates/`."""
 MAX_TEMPLATE_BYTES = 1 << 20
 """Bytes of a template."""
-MAX_RENDER_SECONDS = 10
-"""Of processor time that a template may take for the conversation on which it is tried."""
-_MAX_RENDER_BYTES = 1 << 30
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _PROBE_TEXTS = ("probe0question", "probe0answer")
 _HINT = "give a file of Jinja as chat_template.jinja has it, or one of: " + ", ".join(TEMPLATE_FILES)
@@ -135,17 +127,18 @@ def try_template(tokenizer: Any, template: str, name: str) -> str:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     what = f"chat_template: {name}"
     try:
-        with limit_resources():
+        with render_limits.limit_render_resources():
             text: str = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(f"{what} is broken at its line {error.lineno}: {error.message}", _HINT) from error
     except SecurityError as error:
         raise ConfigError(f"{what} does something that a template may not do: {error}", _HINT) from error
-    except RenderTimeoutError as error:
-        raise ConfigError(f"{what} takes more than {MAX_RENDER_SECONDS} s for one short conversation", _HINT) from error
+    except render_limits.RenderTimeoutError as error:
+        seconds = render_limits.MAX_RENDER_SECONDS
+        raise ConfigError(f"{what} takes more than {seconds:g} s for one short conversation", _HINT) from error
     except MemoryError as error:
         raise ConfigError(
-            f"{what} takes more than {_MAX_RENDER_BYTES >> 20} MiB for one short conversation", _HINT
+            f"{what} takes more than {render_limits.MAX_RENDER_BYTES >> 20} MiB for one short conversation", _HINT
         ) from error
     except Exception as error:  # a template may fail in any way that Python's values can
         raise ConfigError(f"{what} fails on a question and its answer: {_shorten_error(error)}", _HINT) from error
@@ -165,44 +158,3 @@ def _warn_split_tokens(tokenizer: Any, text: str, name: str) -> None:
     split = [mark for mark in marks if len(tokenizer(mark, add_special_tokens=False)["input_ids"]) > 1]
     if split:
         log.warn(f"chat_template {name}: the tokenizer has no token {', '.join(split[:4])}: several tokens each")
-
-
-class RenderTimeoutError(Exception):
-    """A template has used up its time."""
-
-
-@contextmanager
-def limit_resources() -> Iterator[None]:
-    """Bound the processor time and the memory of what runs inside; in the main thread alone, where signals arrive.
-
-    Raises:
-        RenderTimeoutError: the time is over.
-        MemoryError: the memory is.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def raise_timeout(_: int, __: FrameType | None) -> None:
-        raise RenderTimeoutError
-
-    before = signal.signal(signal.SIGVTALRM, raise_timeout)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    max_bytes = _address_space_bytes() + _MAX_RENDER_BYTES
-    bounds = max_bytes > _MAX_RENDER_BYTES and (soft == resource.RLIM_INFINITY or max_bytes < soft)
-    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_RENDER_SECONDS)
-    try:
-        if bounds:
-            resource.setrlimit(resource.RLIMIT_AS, (max_bytes, hard))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        if bounds:
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        signal.signal(signal.SIGVTALRM, before)
-
-
-def _address_space_bytes() -> int:
-    """Return the bytes of this process's address space; 0: not known."""
-    path = Path("/proc/self/statm")
-    return int(path.read_text().split()[0]) * resource.getpagesize() if path.is_file() else 0

@@ -14,6 +14,7 @@ import numpy as np
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
+from anabatic.data.tokenizer import render_limits
 from anabatic.data.tokenizer.hf_folder import TEMPLATE_FAILURES, get_python_tool_ids
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -183,10 +184,11 @@ def _apply_chat_template(
 
     render: Any = render_jinja_template  # annotated as returning a string; returns texts and spans
     try:
-        texts, spans = render(
-            [messages], tools=tools, chat_template=template, **options, **tokenizer.special_tokens_map
-        )
-    except (jinja2.TemplateError, *TEMPLATE_FAILURES) as error:
+        with render_limits.limit_render_time():
+            texts, spans = render(
+                [messages], tools=tools, chat_template=template, **options, **tokenizer.special_tokens_map
+            )
+    except (jinja2.TemplateError, render_limits.RenderTimeoutError, *TEMPLATE_FAILURES) as error:
         raise DataError(f"{name}: the chat template refuses the conversation: {error}", _CONVERSATION_HINT) from error
     return texts[0], spans[0] if spans else []
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from anabatic.core.errors import ChatTemplateError, DataError
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic.data.chat.python_tool import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
+from anabatic.data.tokenizer import render_limits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -110,23 +111,46 @@ def load_tokenizer(folder: str | Path, check: bool = True) -> PreTrainedTokenize
     except Exception as error:  # tokenizers raises bare Exception
         raise _damaged_error(path, error) from error
     if check and tokenizer.chat_template:
-        _check_template_syntax(tokenizer, path.parent)
+        _try_template(tokenizer, path.parent)
     return tokenizer
 
 
-def _check_template_syntax(tokenizer: Any, folder: Path) -> None:
-    """A torn template must not wait for the first conversation. What it says of a conversation is not judged here."""
+def _try_template(tokenizer: Any, folder: Path) -> None:
+    """A torn template, or one without end, must not wait for the first row. What it says of a row is not judged."""
     from jinja2 import TemplateError, TemplateSyntaxError
 
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
-    except TemplateSyntaxError as error:
-        raise DataError(
-            f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}",
-            "fetch chat_template.jinja and tokenizer_config.json again",
-        ) from error
-    except (TemplateError, *TEMPLATE_FAILURES):
-        return  # it refuses this conversation; others it may take
+    hint = "fetch chat_template.jinja and tokenizer_config.json again, or give --chat-template"
+    for turns, more in _PROBES:
+        try:
+            with render_limits.limit_render_resources():
+                tokenizer.apply_chat_template(turns, tokenize=False, **more)
+        except TemplateSyntaxError as error:
+            raise DataError(
+                f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}", hint
+            ) from error
+        except render_limits.RenderTimeoutError as error:
+            seconds = render_limits.MAX_RENDER_SECONDS
+            raise DataError(
+                f"{folder}: the chat template takes more than {seconds:g} s for a short conversation", hint
+            ) from error
+        except MemoryError as error:
+            mib = render_limits.MAX_RENDER_BYTES >> 20
+            raise DataError(
+                f"{folder}: the chat template takes more than {mib} MiB for a short conversation", hint
+            ) from error
+        except (TemplateError, *TEMPLATE_FAILURES):
+            continue  # it refuses this conversation; others it may take
+
+
+_TURNS = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+_PROBES: tuple[tuple[list[dict[str, str]], dict[str, Any]], ...] = (
+    ([{"role": "user", "content": ""}], {}),
+    (_TURNS[1:3], {}),
+    (_TURNS, {"add_generation_prompt": True}),
+    (_TURNS, {"add_generation_prompt": True, "tools": [_TOOL]}),
+)
+"""Conversations on which the template of a folder is tried, and how."""
 
 
 def encode_chat(
@@ -176,8 +200,9 @@ def _apply_chat_template(tokenizer: Any, messages: list[dict[str, Any]], /, **ho
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(messages, **how)
-    except (TemplateError, *TEMPLATE_FAILURES) as error:
+        with render_limits.limit_render_time():
+            return tokenizer.apply_chat_template(messages, **how)
+    except (TemplateError, render_limits.RenderTimeoutError, *TEMPLATE_FAILURES) as error:
         reason = str(error) or type(error).__name__
         refused = ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} refuses the conversation: {reason}", _advice(error)
@@ -191,7 +216,7 @@ def _advice(error: Exception) -> str:
     from jinja2 import TemplateError
     from jinja2.exceptions import SecurityError
 
-    if isinstance(error, (SecurityError, OverflowError, MemoryError, RecursionError)):
+    if isinstance(error, (render_limits.RenderTimeoutError, SecurityError, OverflowError, MemoryError, RecursionError)):
         return "it asks for more than templates may: make the variables that it is given smaller"
     if type(error) is TemplateError:
         return "leave the system message out, or begin with the user's turn"

@@ -108,7 +108,8 @@ def _grade_by_running(
             outcome = outcomes.get(at)
             note = "an empty reply" if outcome is None else outcome.describe_end(sandbox.limits)
             passed = outcome is not None and outcome.passed
-            made.append(item_records.make_reply_record(item, "", reply, passed, note))
+            is_judged = outcome is None or outcome.is_judged
+            made.append(item_records.make_reply_record(item, "", reply, passed, note, is_judged))
     return made
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from anabatic.config.serve import LOCAL_HOSTS
 from anabatic.core import log
@@ -22,6 +22,8 @@ from anabatic.core.errors import ConfigError
 _LISTEN_BACKLOG = 2048
 UNREAD_TIMEOUT_SECONDS = 60.0
 """A client that reads nothing of its answer for this long is disconnected."""
+_MAX_HEAD_BYTES = 64 << 10
+"""Bytes of the head of a request; a client that sends more without a request is disconnected."""
 
 
 @contextmanager
@@ -106,39 +108,69 @@ def warn_of_open_secret(path: Path) -> None:
         log.warn(f"{path} can be read by other users of this machine: `chmod 600 {path}`")
 
 
-def make_protocol_class(seconds: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with a limit of `seconds` for the head of a request to arrive."""
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits for the head of a request: the time in which it arrives, and its size.
 
-    class IdleTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        cycle: Any
-        idle_timer: asyncio.TimerHandle | None = None
+    The parser in C takes a body in one-byte chunks 20 times as fast as the other one (h11); what arrives together is
+    handed on together, so that a body costs by its bytes and not by its chunks.
+    """
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+    head_seconds: float
+    cycle: Any
+    _idle_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to count the time."""
+        super().connection_made(transport)
+        self._pieces: list[bytes] = []
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived."""
+        super().data_received(data)
+        self._hand_on_body()
+        self._head_bytes = 0 if self._has_request() else self._head_bytes + len(data)
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self.transport.close()
+        if self._has_request() and self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        elif not self._has_request() and self._idle_timer is None:
             self._start_timer()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._has_request() and self.idle_timer is not None:
-                self.idle_timer.cancel()
-                self.idle_timer = None
-            elif not self._has_request() and self.idle_timer is None:
-                self._start_timer()
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece of the body until all that has arrived is read."""
+        self._pieces.append(body)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self.idle_timer is not None:
-                self.idle_timer.cancel()
-            super().connection_lost(exc)
+    def on_message_complete(self) -> None:
+        """Hand on the body before its end."""
+        self._hand_on_body()
+        super().on_message_complete()
 
-        def _has_request(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        super().connection_lost(exc)
 
-        def _start_timer(self) -> None:
-            self.idle_timer = asyncio.get_running_loop().call_later(seconds, self._close_if_idle)
+    def _hand_on_body(self) -> None:
+        if self._pieces:
+            super().on_body(b"".join(self._pieces))
+            self._pieces.clear()
 
-        def _close_if_idle(self) -> None:
-            self.idle_timer = None
-            if not self._has_request():
-                self.transport.close()
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-    return IdleTimeoutProtocol
+    def _start_timer(self) -> None:
+        self._idle_timer = asyncio.get_running_loop().call_later(self.head_seconds, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        self._idle_timer = None
+        if not self._has_request():
+            self.transport.close()
+
+
+def make_protocol_class(seconds: float) -> type[BoundedProtocol]:
+    """Return the protocol with a limit of `seconds` for the head of a request to arrive."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_seconds": seconds})

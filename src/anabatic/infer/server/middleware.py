@@ -15,12 +15,16 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabatic.config.serve import ServerLimits
+from anabatic.core import process_info
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.request_limits import CURRENT_LIMITS
 from anabatic.infer.web.libraries import PATH_PREFIX
 
 KEYLESS_PATHS = ("/", "/health", "/favicon.ico")
 """Paths without a key: the pages hold no data and ask their reader for one. Their libraries need none either."""
+
+QUIET_SECONDS = 5.0
+"""Seconds without a request after which memory that requests took is given back to the system."""
 
 HEALTH_PATH = "/health"
 """Answered under any name: probes ask by an address."""
@@ -48,6 +52,8 @@ class GuardMiddleware:
         self._keys = [key.encode() for key in keys]
         self._hosts = None if hosts is None else {parse_host_name(host) for host in hosts}
         self._origins = set(origins)
+        self._under_way = 0
+        self._quiet_timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it at once."""
@@ -62,10 +68,19 @@ class GuardMiddleware:
                 status = message["status"]
             await send(message)
 
+        self._under_way += 1
+        if self._quiet_timer is not None:
+            self._quiet_timer.cancel()
         try:
             await self._check_and_forward(scope, receive, send_and_record)
         finally:
             self._on_status(status)
+            self._under_way -= 1
+            if not self._under_way:
+                loop = asyncio.get_running_loop()
+                self._quiet_timer = loop.call_later(
+                    QUIET_SECONDS, loop.run_in_executor, None, process_info.give_back_memory
+                )
 
     async def _check_and_forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # uvicorn leaves the body away

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -14,7 +15,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.infer.engine import Engine
 from anabatic.infer.server.admission import AdmissionControl
 from anabatic.infer.server.api_errors import ApiError
-from anabatic.infer.server.listening import allowed_host_names, open_listening_socket
+from anabatic.infer.server.listening import allowed_host_names, make_protocol_class, open_listening_socket
 from anabatic.testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
@@ -245,3 +246,46 @@ def test_what_is_cut_off_is_not_read_to_its_end(engine_parts):
                 while part := slow.recv(65536):
                     heard += part
             assert status in heard and b"connection: close" in heard.lower()
+
+
+def test_a_body_in_one_byte_chunks_is_the_same_body(engine_parts):
+    with serving(catalogue_of(engine_parts)) as running, running.client() as client:
+        text = json.dumps({"messages": USER, "max_tokens": 2, "temperature": 0, "user": "x" * 20_000})
+        chunks = (text[at : at + 1].encode() for at in range(len(text)))
+        whole = client.post(CHAT, content=text, headers={"Content-Type": "application/json"}).json()
+        pieces = client.post(CHAT, content=chunks, headers={"Content-Type": "application/json"}).json()
+        assert pieces["choices"] == whole["choices"]
+
+
+def test_pieces_that_arrive_together_are_handed_on_together():
+    """A body costs by its bytes: each piece that the application is woken for costs a turn of the loop."""
+
+    class Cycle:
+        response_complete, more_body, body = False, True, b""
+        message_event = asyncio.Event()
+
+    protocol = make_protocol_class(1.0).__new__(make_protocol_class(1.0))
+    protocol.cycle, protocol._pieces, handed = Cycle(), [], []
+    protocol.parser = type("Parser", (), {"should_upgrade": lambda self: False})()
+    protocol.flow = type("Flow", (), {"pause_reading": lambda self: None})()
+    for _ in range(1000):
+        protocol.on_body(b"x")
+        handed.append(protocol.cycle.body)
+    protocol._hand_on_body()
+    assert set(handed) == {b""} and protocol.cycle.body == b"x" * 1000 and not protocol._pieces
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 200_000, b"GET /" + b"x" * 200_000])
+def test_a_head_without_end_is_cut_off(engine_parts, head):
+    with serving(catalogue_of(engine_parts)) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as one:
+            received = b"?"
+            try:
+                one.sendall(head)
+                received = one.recv(1000)
+            except ConnectionError:
+                received = b""
+        assert received == b""
+        with running.client() as client:
+            assert client.get("/health").status_code == 200
