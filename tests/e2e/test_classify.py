@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from anabatic.testing.tiny_models import save_tiny_chat_model
 from e2e import command
 from e2e.home import Home
+from e2e.vessels import write_demo
 
 STEPS = 8
 
@@ -65,3 +67,20 @@ def test_two_processes_equal_one_and_a_file_is_classified(home: Home, tmp_path: 
     said = home.anabatic("classify", "predict", rows, "-m", runs[1], "--level", "vessel", "--device.type", home.device)
     told = [json.loads(line) for line in said.out.splitlines()]
     assert len(told) == 24 and all(abs(sum(row["probabilities"]) - 1) < 1e-4 for row in told)
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+def test_the_recipe_of_the_guide_takes_its_three_vessels(
+    home: Home, tmp_path: Path, request: pytest.FixtureRequest, is_real: bool
+) -> None:
+    """A fifth of three vessels is none: a recipe's early stopping is left out, and said to be."""
+    rows = tmp_path / "rows.jsonl"
+    if is_real:
+        rows = request.getfixturevalue("shared_data") / "ais" / "source_demo" / "train_dataset_demo.jsonl"
+    else:
+        write_demo(rows)
+    words = ["classify", "train", "-c", "vessel-8npu", "--model.path", save_tiny_chat_model(tmp_path), "--data", rows]
+    words += ["--device.type", home.device, "--device.nproc", 1, "--device.threads", 1, "--device.dtype", "fp32"]
+    done = home.anabatic(*words, "--schedule.max-steps", 2, "--schedule.epochs", "null", "--out", tmp_path / "run")
+    assert "warning: nothing of the data is held out: the training is not stopped early" in done.err
+    assert len(command.losses(tmp_path / "run")) >= 1 and (tmp_path / "run" / "final_model").is_dir()

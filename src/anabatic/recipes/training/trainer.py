@@ -15,8 +15,8 @@ import torch
 from anabatic.config.chat import Sampling
 from anabatic.config.loading.command_table import command_name
 from anabatic.config.sections.train_jobs import LoopJob
-from anabatic.core import relaunch
-from anabatic.core.errors import ConfigError, DataError
+from anabatic.core import log, relaunch
+from anabatic.core.errors import DataError
 from anabatic.core.formatting import to_valid_utf8
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.infer.engine import Engine
@@ -169,9 +169,10 @@ class Trainer:
     def _train_and_save(self) -> int:
         context, model, found = self.context, self.model, self.context.resume_checkpoint
         job, device, world = context.job, context.device, context.world
-        if job.eval.patience and not self.batches.has_heldout:
-            raise ConfigError(
-                f"eval.patience is {job.eval.patience}, but nothing is held out", "name sources in data.valid"
+        if job.eval.patience and not self.batches.has_heldout and world.rank == 0:
+            log.warn(
+                f"nothing of the data is held out: the training is not stopped early (eval.patience is"
+                f" {job.eval.patience}), and its last model is the best one"
             )
         samples = encode_sample_prompts(
             job.eval.sample_prompts, model.tokenizer, self.batches.eot_id, context.seq_len, model.is_chat
