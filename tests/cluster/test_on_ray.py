@@ -60,8 +60,13 @@ def rank_on(cluster: RayCluster, number: int) -> psutil.Process:
     """The process that trains on a machine."""
     actors = cluster.machines[number].processes("ray::RayNode")  # one of a job before may be about to end
     beats = Path(tempfile.gettempdir()).glob("anabatic-*/try-*/rank-*.beat")
-    beating = {told[0] for beat in beats if (told := heartbeat.read_heartbeat(beat)) is not None}
-    (found,) = [one for actor in actors for one in actor.children(recursive=True) if one.pid in beating]
+    beating = {told[0]: beat.stat().st_mtime for beat in beats if (told := heartbeat.read_heartbeat(beat)) is not None}
+    (found,) = [  # a file that somebody has left may name a process that has got its number since
+        one
+        for actor in actors
+        for one in actor.children(recursive=True)
+        if beating.get(one.pid, 0.0) > one.create_time()
+    ]
     return found
 
 
