@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +16,8 @@ from anabatic.sandbox.limits import ResourceLimits
 _REPORT_FD, _SETUP_FD, _SOURCE_FD, _SINK_FD = 3, 4, 5, 6
 """The second one is closed before a line of the program runs: what it says, no program has said."""
 _HIGH_FD, _MAX_FDS = 1000, 1024
+_READING_DEPTH = 10_000
+"""Calls in each other while a program is read: a chain of 400 `elif` is a tree of that depth."""
 
 
 def start_program(
@@ -30,8 +33,8 @@ def start_program(
     Args:
         way: how it is isolated.
         limits: what it may use.
-        message: `source`, `files`; `part`, where it is judged: `joint` (with `tests`, `helpers`, `prefer_program`), or
-            `program` or `tests` (with `helpers`).
+        message: `source`, `files`; `part`, where it is judged: `joint` (with `tests`, `helpers`, `prefer_program`) or
+            `ordinary` (with `tests`), `program` or `tests` (with `helpers`).
         handles: stdin, stdout, stderr, the report, how the start went; where it is judged in two parts, those to and
             from the other one.
         nonce: what the report says when the last line was reached.
@@ -61,6 +64,10 @@ def start_program(
     if part == "joint":
         _run_joint(message, nonce)
     _tell_start({})
+    if part == "ordinary":
+        program_process.run_program(
+            source, _REPORT_FD, nonce, None, joint_process.run_in_one_namespace(message["tests"])
+        )
     if part == "tests":
         before = test_process.prepare_tests(message["helpers"], source, _SOURCE_FD, _SINK_FD)
         program_process.run_program(source, _REPORT_FD, nonce, before)
@@ -75,9 +82,11 @@ def _tell_start(facts: dict[str, Any]) -> None:
 
 def _run_joint(message: dict[str, Any], nonce: bytes) -> NoReturn:
     source = message["source"]
+    limit = sys.getrecursionlimit()
     try:
+        sys.setrecursionlimit(_READING_DEPTH)
         run = joint_process.JointRun(source, message["tests"], message["helpers"], message["prefer_program"])
-    except Exception as error:  # the program is no Python, or too deep: it ends with that error
+    except Exception as error:  # the program is no Python: it ends with that error
         failure = error
         _tell_start({"reaches": ["its own syntax"]})
 
@@ -85,7 +94,9 @@ def _run_joint(message: dict[str, Any], nonce: bytes) -> NoReturn:
             raise failure
 
         program_process.run_program("", _REPORT_FD, nonce, raise_failure)
-    _tell_start({"reaches": run.reaches})
+    finally:
+        sys.setrecursionlimit(limit)
+    _tell_start({"reaches": run.reaches, "shares": run.shares})
     program_process.run_program(source, _REPORT_FD, nonce, run.prepare_scope, run.run_tests, run.program)
 
 

@@ -64,6 +64,7 @@ class ProgramOutcome:
         passed: its tests were run to their last line, and it could not, or did not, decide that itself
             (`Sandbox.check_program`).
         reaches: what it reaches for that its solution does not need, where it was judged.
+        shares: it has names in common with its tests, where it was judged.
         test_report: what its process says of tests that have passed.
     """
 
@@ -78,6 +79,7 @@ class ProgramOutcome:
     peak_mib: float
     passed: bool = False
     reaches: Sequence[str] = ()
+    shares: bool = False
     test_report: str = ""
 
     @property

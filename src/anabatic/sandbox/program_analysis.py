@@ -1,313 +1,407 @@
 """What a program reaches for that a solution does not need: a way to the tests that run beside it, or to their judge.
 
 A program without such a reach is judged by its tests in its own process, as in ordinary Python (`joint_process.py`).
-The analysis follows names, not values, so it allows what can be followed: modules of a list, as the base of a name of
-theirs; attributes that lead to no frame, no other object's namespace and no code. What cannot be seen in the source is
-guarded while the program runs (`AttributeGuard`). As RestrictedPython (zope.org), but it refuses nothing: it reports.
+The analysis follows names, not values, so it allows what can be followed (`harmless_names.py`): modules of a list, as
+the base of a name of theirs; attributes that lead nowhere. What cannot be seen in the source is noted while the program
+runs (`attribute_guard.py`). As RestrictedPython (zope.org), but it refuses nothing: it reports.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-import importlib
 import re
 import string
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from types import FunctionType, ModuleType
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-DICT_GUARD = "__anabatic_dict__"
-"""Name of the guard that stands in for `X.__dict__`."""
-_MAX_REACHES = 5
+from anabatic.sandbox import harmless_names
+from anabatic.sandbox.harmless_names import is_reaching_attribute
+
+MAX_REACHES = 5
 """Most reaches that are named."""
-_OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or", "xor", "lshift",
-    "rshift",
-)  # fmt: skip
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_OTHER_METHODS = (
-    "init", "new", "post_init", "name", "qualname", "doc", "module", "class", "dict", "len", "str", "repr", "hash",
-    "iter", "next", "contains", "getitem", "setitem", "delitem", "missing", "call", "enter", "exit", "aenter",
-    "aexit", "aiter", "anext", "index", "int", "float", "complex", "bool", "abs", "neg", "pos", "invert", "round",
-    "trunc", "floor", "ceil", "reversed", "format", "bytes", "copy", "deepcopy", "annotations", "slots", "members",
-    "version", "all", "cause", "context", "suppress_context", "args", "origin", "mro", "bases", "base", "length_hint",
-    "init_subclass", "class_getitem", "setattr", "delattr", "sizeof", "fspath",
-)  # fmt: skip
-_BINARY_METHODS = frozenset(
-    f"__{name}__" for name in (*_COMPARISONS, *_OPERATORS, *(f"r{name}" for name in _OPERATORS))
-)
-_READABLE_DUNDERS = _BINARY_METHODS | {
-    f"__{name}__" for name in (*_OTHER_METHODS, *(f"i{name}" for name in _OPERATORS))
-}
-_WRITABLE_DUNDERS = frozenset(("__name__", "__qualname__", "__doc__", "__dict__", "__class__"))
-_REACHING_ATTRIBUTES = re.compile(
-    r"f_(back|globals|locals|builtins|code|trace)|tb_(frame|next)|(gi|cr|ag)_(frame|code|yieldfrom|await)|func_globals"
-    r"|_getframe\w*|_current_\w+|exc_info|settrace\w*|setprofile\w*|load_module|exec_module|import_module"
-    r"|get_objects|get_referrers|get_referents|get_stack|print_stack|get_coro"
-)
-"""Frames, code objects and what leads to them or to any module, on whatever object."""
+_MAX_REACH_CHARS = 200
 _REACHING_NAMES = frozenset(
     ("eval", "exec", "compile", "globals", "locals", "breakpoint", "help", "__import__", "__builtins__", "__loader__",
-     "__spec__")
+     "__spec__", "__annotations__", "__build_class__")
 )  # fmt: skip
-_PUBLIC_MODULES = (
-    "abc", "array", "asyncio", "base64", "binascii", "bisect", "calendar", "cmath", "collections", "collections.abc",
-    "colorsys", "concurrent.futures", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib",
-    "enum", "fnmatch", "fractions", "functools", "graphlib", "hashlib", "heapq", "hmac", "html", "ipaddress",
-    "itertools", "json", "keyword", "math", "numbers", "operator", "pprint", "queue", "random", "re", "sched",
-    "secrets", "shlex", "statistics", "string", "struct", "textwrap", "threading", "time", "typing", "unicodedata",
-    "urllib.parse", "uuid", "weakref", "zlib", "zoneinfo",
-)  # fmt: skip
-"""Modules whose public names lead nowhere, but for `_REACHING_MEMBERS`."""
-_MODULE_MEMBERS: dict[str, frozenset[str]] = {
-    "__future__": frozenset(("annotations", "division", "generator_stop", "print_function")),
-    "ast": frozenset(("literal_eval",)),
-    "concurrent": frozenset(),
-    "io": frozenset(("BytesIO", "StringIO")),
-    "os": frozenset(("cpu_count", "environ", "getcwd", "getpid", "linesep", "listdir", "name", "sep", "urandom")),
-    "os.path": frozenset(("abspath", "basename", "commonpath", "commonprefix", "dirname", "exists", "isabs", "isdir",
-        "isfile", "join", "normpath", "relpath", "sep", "split", "splitext")),
-    "pathlib": frozenset(("PurePath", "PurePosixPath", "PureWindowsPath")),
-    "sys": frozenset(("argv", "byteorder", "exit", "float_info", "get_int_max_str_digits", "getrecursionlimit",
-        "getsizeof", "hash_info", "int_info", "intern", "maxsize", "maxunicode", "platform", "set_int_max_str_digits",
-        "setrecursionlimit", "stderr", "stdin", "stdout", "version", "version_info")),
-    "timeit": frozenset(("default_timer",)),
-    "types": frozenset(("GeneratorType", "MappingProxyType", "MethodType", "NoneType", "SimpleNamespace")),
-    "urllib": frozenset(),
-}  # fmt: skip
-"""Module -> the names of it that lead nowhere."""
-_REACHING_MEMBERS: dict[str, frozenset[str]] = {
-    "asyncio": frozenset(("create_subprocess_exec", "create_subprocess_shell")),
-    "concurrent.futures": frozenset(("ProcessPoolExecutor",)),
-    "functools": frozenset(("update_wrapper", "WRAPPER_ASSIGNMENTS", "WRAPPER_UPDATES")),
-    "hashlib": frozenset(("file_digest",)),
-    "operator": frozenset(("attrgetter", "methodcaller")),
-    "string": frozenset(("Formatter",)),
-    "threading": frozenset(("excepthook", "getprofile", "gettrace", "setprofile", "setprofile_all_threads", "settrace",
-        "settrace_all_threads")),
-    "typing": frozenset(("ForwardRef", "evaluate_forward_ref", "get_type_hints")),
-}  # fmt: skip
-"""Attributes by names that are put together, evaluated texts, frames, processes."""
-_SHARED_STATE: dict[str, tuple[str, frozenset[str]]] = {
-    "random": ("random", frozenset(("seed", "setstate"))),
-    "decimal": ("ecimal", frozenset(("getcontext", "setcontext", "localcontext", "DefaultContext"))),
-}
-"""Module -> a word of tests that use it, and its names that change what those tests get."""
-_STOPPABLE_LOOPS = re.compile(
-    r"\b(map|filter|starmap|takewhile|dropwhile|filterfalse|accumulate|groupby|iter|islice|chain)\b"
-)
-"""Iterators that a StopIteration of a function ends, as if they were through (no generator, PEP 479, does)."""
+_REACHING_METHODS = frozenset(("__reduce__", "__reduce_ex__"))
+"""Methods by which a copy sets attributes of anything."""
+_STOPPABLE_LOOPS = re.compile(r"\bitertools\b|__next__")
+"""What a StopIteration of a function ends as if it were through, in tests; their `map`, `filter`, `iter` do not."""
 _BUILTIN_PATTERNS = frozenset(
     ("bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
 )
+_DECIDING_METHODS = frozenset(f"__{name}__" for name in (*harmless_names.COMPARISONS, "sub", "rsub"))
+_FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def find_reaches(program: ast.Module, tests: str) -> list[str]:
+def find_reaches(program: ast.Module, tests: str, helpers: Sequence[ast.stmt] = ()) -> list[str]:
     """Return what a program reaches for that its solution does not need, the first few; without it, tests are safe.
 
     Args:
         program: the parsed program.
         tests: source of its tests.
+        helpers: definitions that the program and its tests share.
     """
-    visitor = _ReachVisitor(program, tests)
+    visitor = _ReachVisitor(program, tests, helpers)
     visitor.visit(program)
-    return list(dict.fromkeys(visitor.reaches))[:_MAX_REACHES]
+    return [one[:_MAX_REACH_CHARS] for one in dict.fromkeys(visitor.reaches)][:MAX_REACHES]
 
 
-def is_reaching_attribute(name: str) -> bool:
-    """Return whether an attribute may lead to a frame, a namespace, code or a module."""
-    if name.startswith("__") and name.endswith("__"):
-        return name not in _READABLE_DUNDERS
-    return _REACHING_ATTRIBUTES.fullmatch(name) is not None
+class _Bindings:
+    """The names of a program, taken for what they may be anywhere in it."""
+
+    def __init__(self, program: ast.Module, helpers: Sequence[ast.stmt]) -> None:
+        self.modules: dict[str, set[str]] = {}
+        """Name -> paths of the modules that it may stand for."""
+        self.members: set[str] = set()
+        """Names that are imported from modules."""
+        self.called_at_once: set[str] = set()
+        self.starred: set[str] = set()
+        """Modules all of whose names are imported."""
+        self.classes: dict[str, list[ast.ClassDef]] = {}
+        self.stored: set[str] = set()
+        """Names that are bound by anything but an import, a class or a function."""
+        self.own_attributes: set[str] = set()
+        """Names of methods, of attributes that are stored, and of what stands in the bodies of classes."""
+        self.metaclasses: set[str] = set()
+        self.matches = False
+        self.helpers = {node.name for node in helpers if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        for node in (*ast.walk(program), *(one for helper in helpers for one in ast.walk(helper))):
+            self._bind(node)
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                path = alias.name if alias.asname else alias.name.partition(".")[0]
+                self.modules.setdefault(alias.asname or path, set()).add(path)
+        elif isinstance(node, ast.ImportFrom):
+            self._bind_members(node)
+        elif isinstance(node, ast.ClassDef):
+            self.classes.setdefault(node.name, []).append(node)
+            self.own_attributes.update(_list_body_names(node))
+            if any(isinstance(base, ast.Name) and base.id == "type" for base in node.bases):
+                self.metaclasses.add(node.name)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self.own_attributes.add(node.name)
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            self.own_attributes.add(node.attr)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            self.stored.add(node.id)
+        elif isinstance(node, ast.arg):
+            self.stored.add(node.arg)
+        elif isinstance(node, ast.MatchClass):
+            self.matches = True
+
+    def _bind_members(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if harmless_names.is_known_module(path := f"{node.module}.{alias.name}"):
+                self.modules.setdefault(name, set()).add(path)
+            elif alias.name == "*":
+                self.starred.add(str(node.module))
+                self.called_at_once |= {one for module, one in harmless_names.CALLED_AT_ONCE if module == node.module}
+            elif (node.module, alias.name) in harmless_names.CALLED_AT_ONCE:
+                self.called_at_once.add(name)
+            else:
+                self.members.add(name)
 
 
-@lru_cache
-def _list_public_names(module: str) -> frozenset[str]:
-    loaded = importlib.import_module(module)
-    names = getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
-    safe = (name for name in names if not isinstance(getattr(loaded, name, None), ModuleType))
-    return frozenset(safe) - _REACHING_MEMBERS.get(module, frozenset())
-
-
-def _list_members(module: str) -> frozenset[str] | None:
-    """Return the names of a module that lead nowhere; None: the module itself does."""
-    if module in _MODULE_MEMBERS:
-        return _MODULE_MEMBERS[module]
-    return _list_public_names(module) if module in _PUBLIC_MODULES else None
-
-
-def _is_known_module(path: str) -> bool:
-    return path in _MODULE_MEMBERS or path in _PUBLIC_MODULES
+def _list_body_names(node: ast.ClassDef) -> Iterator[str]:
+    for statement in node.body:
+        for one in ast.walk(statement):
+            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+                yield one.id
 
 
 class _ReachVisitor(ast.NodeVisitor):
-    """Collects reaches; names are taken for what they may be anywhere in the program."""
-
-    def __init__(self, program: ast.Module, tests: str) -> None:
+    def __init__(self, program: ast.Module, tests: str, helpers: Sequence[ast.stmt]) -> None:
         self.reaches: list[str] = []
         self._tests = tests
         self._tests_loop = _STOPPABLE_LOOPS.search(tests) is not None
-        self._modules: dict[str, str] = {}
-        """Name -> path of the module that it may stand for."""
-        self._wraps: set[str] = set()
-        """Names that may be functools.wraps."""
+        self._names = _Bindings(program, helpers)
+        self._locals: list[set[str]] = []
+        """Names that the functions around the node bind themselves."""
         self._reaching_names = {*_REACHING_NAMES}
-        self._classes: dict[str, list[ast.ClassDef]] = {}
-        for node in ast.walk(program):
-            if isinstance(node, ast.ClassDef):
-                self._classes.setdefault(node.name, []).append(node)
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                self._bind_imports(node)
+        for module in self._names.starred:
+            if harmless_names.is_known_module(module):
+                self._reaching_names |= harmless_names.list_star_names(module)
+                word, names = harmless_names.SHARED_STATE.get(module, ("", frozenset[str]()))
+                self._reaching_names |= names if word in tests else set()
 
     def _report(self, node: ast.AST, text: str) -> None:
         line = getattr(node, "lineno", None)
         self.reaches.append(f"{text} (line {line})" if line else text)
 
-    def _bind_imports(self, node: ast.Import | ast.ImportFrom) -> None:
-        for alias in node.names:
-            if isinstance(node, ast.Import):
-                path = alias.name if alias.asname else alias.name.partition(".")[0]
-                self._modules[alias.asname or path] = path
-            elif _is_known_module(path := f"{node.module}.{alias.name}"):
-                self._modules[alias.asname or alias.name] = path
-            elif (node.module, alias.name) == ("functools", "wraps"):
-                self._wraps.add(alias.asname or alias.name)
-            elif alias.name == "*":
-                self._bind_all(str(node.module))
-
-    def _bind_all(self, module: str) -> None:
-        self._reaching_names |= _REACHING_MEMBERS.get(module, frozenset())
-        word, names = _SHARED_STATE.get(module, ("", frozenset[str]()))
-        if word in self._tests:
-            self._reaching_names |= names
-        if module == "functools":
-            self._wraps.add("wraps")
-
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            if not _is_known_module(alias.name):
+            if not harmless_names.is_known_module(alias.name):
                 self._report(node, f"the module {alias.name}")
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = str(node.module)
-        members = None if node.level else _list_members(module)
         for alias in node.names:
-            if alias.name == "*" and module in _PUBLIC_MODULES and not node.level:
-                continue  # what is used of it is looked at by its name
-            if not _is_known_module(f"{module}.{alias.name}"):
-                self._check_member(node, module, alias.name, members)
+            if node.level or (alias.name == "*" and not harmless_names.is_known_module(module)):
+                self._report(node, f"{module}.{alias.name}")
+            elif alias.name != "*" and not harmless_names.is_known_module(f"{module}.{alias.name}"):
+                self._check_member(node, module, alias.name)
 
-    def _check_member(self, node: ast.AST, module: str, name: str, members: frozenset[str] | None) -> None:
+    def _check_member(self, node: ast.AST, module: str, name: str) -> None:
+        members = harmless_names.list_members(module)
         if members is None or name not in members:
             self._report(node, f"{module}.{name}")
-        word, names = _SHARED_STATE.get(module, ("", frozenset[str]()))
+        word, names = harmless_names.SHARED_STATE.get(module, ("", frozenset[str]()))
         if name in names and word in self._tests:
             self._report(node, f"{module}.{name}, which its tests use")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        path = self._resolve_module(node.value)
-        if path is not None:
-            if isinstance(node.ctx, ast.Load):
-                self._check_member(node, path, node.attr, _list_members(path))
-                if (path, node.attr) == ("functools", "wraps"):
-                    self._report(node, "functools.wraps as a value")
-            else:
-                self._report(node, f"a change of {path}.{node.attr}")
+        if paths := self._resolve_modules(node.value):
+            self._check_module_attribute(node, paths)
             return
-        if isinstance(node.ctx, ast.Load):
-            if is_reaching_attribute(node.attr):
-                self._report(node, f".{node.attr}")
-        elif node.attr.startswith("__") and node.attr.endswith("__") and node.attr not in _WRITABLE_DUNDERS:
-            self._report(node, f"a change of .{node.attr}")
-        if node.attr in ("format", "format_map") and not _is_harmless_format(node.value):
-            self._report(node, f".{node.attr} of a text that is not in the source")
-        self.visit(node.value)
+        if not isinstance(node.ctx, ast.Load):
+            self._check_change(node)
+        self._check_read(node)
+        self._visit_base(node.value, node.attr)
 
-    def _resolve_module(self, node: ast.expr) -> str | None:
-        """Return the path of the module that an expression stands for."""
+    def _check_module_attribute(self, node: ast.Attribute, paths: set[str]) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._report(node, f"a change of {min(paths)}.{node.attr}")
+            return
+        is_member_too = isinstance(node.value, ast.Name) and node.value.id in self._names.members
+        for path in paths:
+            if (path, node.attr) in harmless_names.CALLED_AT_ONCE:
+                self._report(node, f"{path}.{node.attr} as a value")
+            if not is_member_too or harmless_names.has_member(path, node.attr):
+                self._check_member(node, path, node.attr)
+
+    def _check_read(self, node: ast.Attribute) -> None:
+        name = node.attr
+        if is_reaching_attribute(name) and isinstance(node.ctx, ast.Load):
+            self._report(node, f".{name}")
+        elif name in ("__next__", "send") and self._tests_loop:
+            self._report(node, "a StopIteration that may end a loop of its tests")
+        elif name in ("format", "format_map") and not _is_harmless_format(node.value):
+            if name not in self._names.own_attributes:
+                self._report(node, f".{name} of a text that is not in the source")
+        elif _is_private(node) and name not in self._names.own_attributes | harmless_names.PRIVATE_NAMES:
+            self._report(node, f".{name}, which it does not define")
+
+    def _check_change(self, node: ast.Attribute) -> None:
+        base, name = node.value, node.attr
+        is_own = isinstance(base, ast.Name) and base.id in ("self", "cls")
+        if name == "__class__" and is_own:
+            return
+        if name.startswith("__") and name.endswith("__") and name not in harmless_names.WRITABLE_DUNDERS:
+            self._report(node, f"a change of .{name}")
+        elif isinstance(base, ast.Name) and base.id in self._names.members | self._names.helpers:
+            self._report(node, f"a change of {base.id}.{name}")
+        elif isinstance(base, ast.Attribute) and self._resolve_modules(base.value):
+            self._report(node, f"a change of .{base.attr}.{name}")
+        elif _is_class_of_another(base):
+            self._report(node, f"a change of .{name} of a class that is not in the source")
+
+    def _resolve_modules(self, node: ast.expr) -> set[str]:
+        """Return the paths of the modules that an expression may stand for."""
         if isinstance(node, ast.Name):
-            return self._modules.get(node.id)
-        if isinstance(node, ast.Attribute) and (parent := self._resolve_module(node.value)) is not None:
-            path = f"{parent}.{node.attr}"
-            return path if _is_known_module(path) else None
-        return None
+            return set() if any(node.id in names for names in self._locals) else self._names.modules.get(node.id, set())
+        if isinstance(node, ast.Attribute):
+            paths = {f"{parent}.{node.attr}" for parent in self._resolve_modules(node.value)}
+            return {path for path in paths if harmless_names.is_known_module(path)}
+        return set()
 
     def visit_Name(self, node: ast.Name) -> None:
-        if node.id in self._modules:
+        if any(node.id in names for names in self._locals):
+            return
+        if node.id in self._names.modules and node.id not in self._names.members:
             if isinstance(node.ctx, ast.Load):
-                self._report(node, f"the module {self._modules[node.id]} as a value")
-        elif node.id in self._wraps or node.id in self._reaching_names:
-            self._report(node, node.id)
+                self._report(node, f"the module {min(self._names.modules[node.id])} as a value")
+        elif node.id in self._names.called_at_once or node.id in self._reaching_names:
+            self._report(node, f"{node.id} as a value" if node.id in self._names.called_at_once else node.id)
+        elif node.id in ("type", *self._names.metaclasses) and isinstance(node.ctx, ast.Load):
+            self._report(node, f"{node.id} as a value")
+        elif node.id in ("StopIteration", "next") and self._tests_loop:
+            self._report(node, "a StopIteration that may end a loop of its tests")
+
+    def _visit_base(self, base: ast.expr, name: str) -> None:
+        if not (isinstance(base, ast.Name) and base.id == "type" and name in ("__call__", "__init__", "mro")):
+            self.visit(base)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        target = node.target
+        self.visit(target)
+        if isinstance(target, ast.Attribute):
+            self.visit(ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target))
+            if target.attr == "__dict__":
+                self._report(node, "a change of .__dict__")
+        elif isinstance(target, ast.Name):
+            self.visit(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+        self.visit(node.value)
 
     def visit_Call(self, node: ast.Call) -> None:
-        function: ast.expr | None = node.func
-        if self._is_wraps(node.func):
+        function = node.func
+        if self._is_called_at_once(function):
             if len(node.args) != 1 or isinstance(node.args[0], ast.Starred) or node.keywords:
-                self._report(node, "functools.wraps with a choice of attributes")
-            function = None
-        elif isinstance(function, ast.Name) and function.id == "open":
-            if not _is_own_file(node):
-                self._report(node, "open of a file that is not its own")
-        elif isinstance(function, ast.Name) and function.id == "vars" and not node.args:
-            self._report(node, "vars")
-        elif isinstance(function, ast.Name) and function.id == "next" and len(node.args) == 1 and self._tests_loop:
-            self._report(node, "a StopIteration that may end a loop of its tests")
-        elif isinstance(function, ast.Attribute) and not _is_harmless_set(function, node.args):
-            self._report(node, f".{function.attr} of a name that is not in the source")
-        if function is not None:
-            self.visit(function)
-        for part in (*node.args, *node.keywords):
+                self._report(node, f"{ast.unparse(function)} with a choice of attributes")
+        elif isinstance(function, ast.Name) and function.id in ("type", *self._names.metaclasses):
+            if len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
+                self._report(node, "a class that is not in the source")
+        elif isinstance(function, ast.Attribute) and function.attr in ("__setattr__", "__delattr__"):
+            if not _is_harmless_set(function, node.args):
+                self._report(node, f".{function.attr} of a name that is not in the source")
+            self.visit(function.value)
+        else:
+            self._check_builtin_call(node)
+            if not (isinstance(function, ast.Name) and function.id == "next"):
+                self.visit(function)
+        arguments: list[ast.AST] = [*node.args, *node.keywords]
+        if isinstance(function, ast.Name) and function.id in ("isinstance", "issubclass"):
+            arguments = [one for one in arguments if not (isinstance(one, ast.Name) and one.id == "type")]
+        for part in arguments:
             self.visit(part)
 
-    def _is_wraps(self, function: ast.expr) -> bool:
+    def _check_builtin_call(self, node: ast.Call) -> None:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "open" and not _is_own_file(node):
+            self._report(node, "open of a file that is not its own")
+        elif name == "vars" and not node.args:
+            self._report(node, "vars")
+        elif name == "next" and len(node.args) == 1 and self._tests_loop:
+            self._report(node, "a StopIteration that may end a loop of its tests")
+
+    def _is_called_at_once(self, function: ast.expr) -> bool:
         if isinstance(function, ast.Name):
-            return function.id in self._wraps
-        return (
-            isinstance(function, ast.Attribute)
-            and function.attr == "wraps"
-            and self._resolve_module(function.value) == "functools"
+            return function.id in self._names.called_at_once
+        return isinstance(function, ast.Attribute) and any(
+            (path, function.attr) in harmless_names.CALLED_AT_ONCE for path in self._resolve_modules(function.value)
         )
 
-    def visit_Raise(self, node: ast.Raise) -> None:
-        named = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        if isinstance(named, ast.Name) and named.id == "StopIteration" and self._tests_loop:
-            self._report(node, "a StopIteration that may end a loop of its tests")
-        self.generic_visit(node)
-
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._check_class_body(node)
+        for base in node.bases:
+            if not (isinstance(base, ast.Name) and base.id in ("type", *self._names.metaclasses)):
+                self.visit(base)
+        for keyword in node.keywords:
+            if keyword.arg != "metaclass" or not isinstance(keyword.value, ast.Name):
+                self.visit(keyword.value)
+        for part in (*node.decorator_list, *node.body):
+            self.visit(part)
+
+    def _check_class_body(self, node: ast.ClassDef) -> None:
+        for one in _walk_class_body(node):
+            if isinstance(one, (ast.Import, ast.ImportFrom)):
+                self._report(one, "a module as an attribute")
+            elif isinstance(one, ast.Name) and one.id == "__module__" and not isinstance(one.ctx, ast.Load):
+                self._report(one, "a change of __module__")
         for statement in node.body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                self._report(statement, "a module as an attribute")
             for name, function in _list_methods(statement):
+                if name in _REACHING_METHODS or (name == "__instancecheck__" and self._names.matches):
+                    self._report(statement, name)
                 if _ignores_operand(name, function):
                     self._report(statement, f"{name} that does not look at its operand")
-        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_function(node, node.body)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_function(node, node.body)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_function(node, [node.body])
+
+    def _visit_function(self, node: _FunctionNode, body: Sequence[ast.AST]) -> None:
+        decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+        for decorator in decorators:
+            if isinstance(decorator, ast.Attribute) and decorator.attr == "register" and _has_text_annotation(node):
+                self._report(decorator, "an annotation that is evaluated")
+            self.visit(decorator)
+        self.visit(node.args)
+        if not isinstance(node, ast.Lambda) and node.returns is not None:
+            self.visit(node.returns)
+        self._locals.append(_list_locals(node, body) - self._reaching_names)
+        for part in body:
+            self.visit(part)
+        self._locals.pop()
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
         for name in node.kwd_attrs:
-            if is_reaching_attribute(name):
+            if is_reaching_attribute(name) or name in ("__dict__", "format", "format_map"):
                 self._report(node, f".{name}")
         if node.patterns and not self._has_known_fields(node.cls):
             self._report(node, "a pattern of a class whose fields are not in the source")
         self.generic_visit(node)
 
     def _has_known_fields(self, cls: ast.expr, depth: int = 0) -> bool:
-        if not isinstance(cls, ast.Name) or depth > 20:
+        if not isinstance(cls, ast.Name) or depth > 20 or cls.id in self._names.stored:
             return False
-        classes = self._classes.get(cls.id, [])
+        classes = self._names.classes.get(cls.id, [])
         if not classes:
             return cls.id in _BUILTIN_PATTERNS
-        return len(classes) == 1 and not classes[0].keywords and self._has_plain_body(classes[0], depth)
+        (found, *others) = classes
+        return not others and not found.keywords and self._has_plain_fields(found, depth)
 
-    def _has_plain_body(self, node: ast.ClassDef, depth: int) -> bool:
+    def _has_plain_fields(self, node: ast.ClassDef, depth: int) -> bool:
         if any(isinstance(one, ast.Constant) and one.value == "__match_args__" for one in ast.walk(node)):
             return False
         if any(isinstance(one, ast.Name) and one.id == "__match_args__" for one in ast.walk(node)):
             return False
-        bases = (base for base in node.bases if not (isinstance(base, ast.Name) and base.id in ("object", "Exception")))
-        return all(self._has_known_fields(base, depth + 1) for base in bases)
+        if any("dataclass" not in ast.unparse(one) for one in node.decorator_list):
+            return False
+        known = self._names.members | {"object", "Exception"}
+        return all(
+            (isinstance(base, ast.Name) and base.id in known) or self._has_known_fields(base, depth + 1)
+            for base in node.bases
+        )
+
+
+def _is_private(node: ast.Attribute) -> bool:
+    return node.attr.startswith("_") and not node.attr.endswith("__") and isinstance(node.ctx, ast.Load)
+
+
+def _is_class_of_another(base: ast.expr) -> bool:
+    """Return whether an expression is the class of an object other than `self`."""
+    if isinstance(base, ast.Attribute) and base.attr == "__class__":
+        return not (isinstance(base.value, ast.Name) and base.value.id == "self")
+    if isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "type":
+        return not (base.args and isinstance(base.args[0], ast.Name) and base.args[0].id == "self")
+    return False
+
+
+def _list_locals(node: _FunctionNode, body: Sequence[ast.AST]) -> set[str]:
+    """Return the names that a function binds itself, and not by an import."""
+    found = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+    others: set[str] = set()
+    pending = list(body)
+    while pending:
+        one = pending.pop()
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(one.name)
+            continue
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+            found.add(one.id)
+        elif isinstance(one, (ast.Import, ast.ImportFrom)):
+            others.update((alias.asname or alias.name).partition(".")[0] for alias in one.names)
+        elif isinstance(one, (ast.Global, ast.Nonlocal)):
+            others.update(one.names)
+        if not isinstance(one, ast.Lambda):
+            pending.extend(ast.iter_child_nodes(one))
+    return found - others
+
+
+def _walk_class_body(node: ast.ClassDef) -> Iterator[ast.AST]:
+    pending: list[ast.AST] = [*node.body]
+    while pending:
+        one = pending.pop()
+        yield one
+        if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            pending.extend(ast.iter_child_nodes(one))
+
+
+def _has_text_annotation(node: _FunctionNode) -> bool:
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, str)
+        for arg in ast.walk(node.args)
+        if isinstance(arg, ast.arg) and arg.annotation is not None
+        for one in ast.walk(arg.annotation)
+    )
 
 
 def _is_harmless_format(node: ast.expr) -> bool:
@@ -328,14 +422,12 @@ def _list_format_attributes(text: str) -> Iterator[str]:
 
 def _is_own_file(node: ast.Call) -> bool:
     path = node.args[0] if node.args else None
-    return isinstance(path, ast.Constant) and isinstance(path.value, str) and not path.value.startswith("/")
+    return isinstance(path, ast.Constant) and isinstance(path.value, str) and not re.search(r"^/|\.\.", path.value)
 
 
 def _is_harmless_set(function: ast.Attribute, args: list[ast.expr]) -> bool:
-    """Return False for a call of `__setattr__` but that of `super()`, and those with a harmless name in the source."""
+    """Return True for `super().__setattr__(...)`, and for a name in the source that is no dunder."""
     base = function.value
-    if function.attr not in ("__setattr__", "__delattr__"):
-        return True
     if isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "super":
         return True
     name = args[1] if len(args) > 1 else None
@@ -346,88 +438,24 @@ def _is_harmless_set(function: ast.Attribute, args: list[ast.expr]) -> bool:
     )
 
 
-def _list_methods(statement: ast.stmt) -> Iterator[tuple[str, ast.FunctionDef | ast.Lambda]]:
+def _list_methods(statement: ast.stmt) -> Iterator[tuple[str, ast.FunctionDef | ast.Lambda | None]]:
     if isinstance(statement, ast.FunctionDef):
         yield statement.name, statement
-    elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
+    elif isinstance(statement, ast.Assign):
         for target in statement.targets:
             if isinstance(target, ast.Name):
-                yield target.id, statement.value
+                yield target.id, statement.value if isinstance(statement.value, ast.Lambda) else None
 
 
-def _ignores_operand(name: str, function: ast.FunctionDef | ast.Lambda) -> bool:
+def _ignores_operand(name: str, function: ast.FunctionDef | ast.Lambda | None) -> bool:
     """Return whether an operator decides without a look at the other value: one that is equal to everything."""
-    parameters = [*function.args.posonlyargs, *function.args.args]
-    if name not in _BINARY_METHODS or len(parameters) < 2:
+    if name not in _DECIDING_METHODS or function is None:
         return False
-    other = parameters[1].arg
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    if len(parameters) < 2:
+        return False
     body = function.body if isinstance(function.body, list) else [function.body]
     nodes = [node for part in body for node in ast.walk(part)]
-    if any(isinstance(node, ast.Name) and node.id in (other, "NotImplemented") for node in nodes):
+    if any(isinstance(node, ast.Name) and node.id in (parameters[1].arg, "NotImplemented") for node in nodes):
         return False
     return not any(isinstance(node, ast.Raise) for node in nodes)
-
-
-class _DictRewriter(ast.NodeTransformer):
-    """Lets `X.__dict__` go through a guard: of a class of Python's own it leads everywhere."""
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if node.attr != "__dict__" or not isinstance(node.ctx, ast.Load):
-            return node
-        call = ast.Call(ast.Name(DICT_GUARD, ast.Load()), [node.value], [])
-        return ast.fix_missing_locations(ast.copy_location(call, node))
-
-
-def guard_namespaces(program: ast.Module) -> ast.Module:
-    """Return a program whose reads of `__dict__` are guarded."""
-    guarded: ast.Module = _DictRewriter().visit(program)
-    return guarded
-
-
-class AttributeGuard:
-    """Built-in functions that read and change attributes by name: they do what Python's do, and note what is reached.
-
-    Attributes:
-        reaches: what was reached for, the first few.
-    """
-
-    def __init__(self) -> None:
-        self.reaches: list[str] = []
-
-    def _note(self, text: str) -> None:
-        if len(self.reaches) < _MAX_REACHES:
-            self.reaches.append(text)
-
-    def make_builtins(self) -> dict[str, Any]:
-        """Return the built-in names for a program."""
-        note = self._note
-
-        def guarded_getattr(value: Any, name: str, *default: Any) -> Any:
-            if is_reaching_attribute(str(name)):
-                note(f".{name}")
-            return getattr(value, name, *default)
-
-        def guarded_setattr(value: Any, name: str, new: Any) -> None:
-            if str(name).startswith("__") and str(name).endswith("__") and name not in _WRITABLE_DUNDERS:
-                note(f"a change of .{name}")
-            setattr(value, name, new)
-
-        def guarded_vars(*values: Any) -> Any:
-            if len(values) != 1 or _leads_elsewhere(values[0]):
-                note("a namespace that is not its own")
-            return vars(*values)
-
-        guards: dict[str, Callable[..., Any]] = {
-            "getattr": guarded_getattr,
-            "setattr": guarded_setattr,
-            "vars": guarded_vars,
-            DICT_GUARD: guarded_vars,
-        }
-        return {**vars(builtins), **guards}
-
-
-def _leads_elsewhere(value: object) -> bool:
-    if isinstance(value, type):
-        return value.__module__ != "__main__"
-    return isinstance(value, (ModuleType, FunctionType))

@@ -79,7 +79,9 @@ class ProgramMonitor:
             os.close(end)
         code, report = os.waitstatus_to_exitcode(status), bytes(self._output[self._report])
         code = 128 - code if code < 0 else code
-        setup: dict[str, Any] = json.loads(self._output[self._setup] or b"{}")
+        setup: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):  # it was ended while it said it
+            setup = json.loads(self._output[self._setup])
         if "failed" in setup:
             return setup
         if self._is_done and self._status == "ok":
@@ -94,7 +96,12 @@ class ProgramMonitor:
         finished = said in get_args(TestReport) and self._status == "ok"
         memory, written = used.ru_maxrss / 1024, self._num_written
         outcome = ProgramOutcome(self._status, finished, stdout, stderr, written, code, seconds, cpu, memory)
-        return {**asdict(outcome), "reaches": setup.get("reaches", []), "test_report": said if finished else ""}
+        return {
+            **asdict(outcome),
+            "reaches": setup.get("reaches", []),
+            "shares": setup.get("shares", False),
+            "test_report": said if finished else "",
+        }
 
     def _handle_message(self, message: dict[str, Any] | None) -> None:
         if message is None:  # nobody waits for the answer any more

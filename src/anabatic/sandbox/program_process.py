@@ -117,6 +117,8 @@ def _execute_source(code: CodeType, source: str, before: ScopeStep | None, after
     scope.update(__builtins__=builtins, __file__=PROGRAM_NAME)
     sys.modules["__main__"] = module
     sys.argv[:] = [PROGRAM_NAME]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "anabatic"]:
+        del sys.modules[name]
     linecache.cache[PROGRAM_NAME] = (len(source), None, source.splitlines(keepends=True), PROGRAM_NAME)
     if before is not None:
         before(scope)

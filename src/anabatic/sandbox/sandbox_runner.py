@@ -213,7 +213,11 @@ class Sandbox:
             reaches = [*reaches, "a change of what its tests use"]
         done = replace(done, cpu_seconds=cpu, reaches=reaches)
         if not (done.is_ok and done.finished):
-            return replace(done, finished=False)
+            alone = self._run_parts([{**joint, "part": "ordinary"}])[0] if done.shares else done
+            if not (alone.is_ok and alone.finished):
+                return replace(done, finished=False)
+            own = ["names that its tests or its prompt have, too"]
+            return replace(done, status="unjudged", finished=False, cpu_seconds=cpu + alone.cpu_seconds, reaches=own)
         if not reaches:
             return replace(done, passed=True)
         parts = [

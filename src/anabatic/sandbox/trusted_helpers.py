@@ -6,7 +6,10 @@ import ast
 from collections.abc import Iterator
 from types import CodeType
 
-_DEFINITION_NODES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+_DEFINITION_NODES = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign),
+    ast.Try,
+)
 
 
 def list_trusted_definitions(helpers: str) -> Iterator[ast.stmt]:
@@ -21,7 +24,7 @@ def list_trusted_definitions(helpers: str) -> Iterator[ast.stmt]:
 def _is_stub(node: ast.stmt) -> bool:
     """A function that says what it is to do, and does nothing."""
     silent = (ast.Pass, ast.Import, ast.ImportFrom)
-    return isinstance(node, ast.FunctionDef) and all(
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and all(
         isinstance(one, silent) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
         for one in node.body
     )

@@ -180,6 +180,61 @@ def test_right_programs_of_every_shape_pass(box: Sandbox, at: int) -> None:
     assert not box.check_program(f"{program}\nraise ValueError", tests).passed
 
 
+UNITTEST = (
+    "import unittest\nclass C(unittest.TestCase):\n def test(self): self.assertEqual(square(3), 9)\nunittest.main()"
+)
+LEAVERS = {
+    "an exit that hides where it came from": "class E(SystemExit):\n __traceback__ = None\n code = 0\n"
+    "def square(x): raise E",
+    "an exit out of C": "import functools, sys\nclass W:\n write = str\n flush = sys.exit\n"
+    "square = functools.partial(print, file=W(), flush=True)",
+    "tests of its own": "def load_tests(loader, tests, pattern): return type(tests)()\ndef square(x): return 0",
+    "an end of map": "E = [StopIteration][0]\ndef square(x): raise E",
+    "an end of map, unseen": "def square(x): return iter(()).__next__()",
+}  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", LEAVERS)
+def test_an_end_before_the_last_test_is_none(box: Sandbox, kind: str) -> None:
+    tests = "assert all(map(lambda one: square(one) == one * one, [2, 3]))"
+    assert not box.check_program(LEAVERS[kind], tests).passed
+    assert not box.check_program(LEAVERS[kind], UNITTEST).passed
+    assert box.check_program("def square(x): return x * x", UNITTEST).passed
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("program", "tests", "status"),
+    [
+        ("def f(): return input()", "import builtins\nbuiltins.input = lambda: 'a'\nassert f() == 'a'", "ok"),
+        ("def f(): return input()", "def input(): return 'a'\nassert f() == 'a'", "ok"),
+        ("import time\ndef f(): return time.time()", "import time\ntime.time = lambda: 5\nassert f() == 5", "ok"),
+        ("n = 0\ndef f():\n global n\n n += 1", "n = 0\nf()\nassert n == 1\nn = 0\nf()\nassert n == 1", "ok"),
+        ("def f(): return 1",
+         "from unittest import mock\nwith mock.patch('__main__.f', lambda: 2): assert f() == 2", "ok"),
+        ("class P: pass", "class Q:\n rows = [P()]\n def one(self, p: P): pass\nassert isinstance(Q.rows[0], P)", "ok"),
+        ("def f(x): return x", "assert f(1) == 1\nexit()", "ok"),
+        ("def sum(a, b): return a + b", "assert sum(10, 15) == 25", "ok"),
+        ("def f(x): return x", "try: import msvcrt\nexcept ImportError: pass\nassert f(1) == 1", "ok"),
+        ("def f(x): return k(x)", "def k(x): return x + 1\nassert f(1) == 2", "unjudged"),
+        ("def f(x): return e", "e = 7\nassert f(1) == e", "unjudged"),
+    ],
+)  # fmt: skip
+def test_what_tests_share_with_a_program(box: Sandbox, program: str, tests: str, status: str) -> None:
+    done = box.check_program(program, tests)
+    assert (done.status, done.passed) == (status, status == "ok"), (done.stderr, done.reaches)
+
+
+@pytest.mark.process
+def test_long_programs_are_read(box: Sandbox) -> None:
+    chain = "def f(x):\n if x == 0: return 0\n" + "".join(f" elif x == {n}: return {n}\n" for n in range(1, 900))
+    done = box.check_program(chain, "assert f(399) == 399")
+    assert done.passed and done.reaches == []
+    long = box.check_program(f"def f(x): return x.__{'a' * 400_000}__", "assert f(1) == 1")
+    assert not long.passed and long.is_judged and max(map(len, long.reaches)) <= 200
+
+
 KEY_TESTS = "def key(x): return -x\nexpected = [3, 2, 1]\nassert order([1, 2, 3], key) == expected\n"
 READERS = {
     "a namespace by its name": "def order(l, k): return k.__globals__['expected']",
@@ -195,6 +250,13 @@ READERS = {
     "by a frame": "import sys\ndef order(l, k): return sys._getframe(1).f_globals['expected']",
     "by an error": "def order(l, k):\n try: k('x')\n except TypeError as e: t = e.__traceback__\n"
     " return t.tb_next.tb_frame.f_globals['expected']",
+    "by a text's own method": "import ast\nt = '{0.__glo' + 'bals__[expected]}'\n"
+    "def order(l, k): return ast.literal_eval(getattr(t, 'form' + 'at')(k))",
+    "by a name that lies": "class S(str):\n def __str__(self): return 'x'\n"
+    "def order(l, k): return getattr(k, S('__glo' + 'bals__'))['expected']",
+    "by a module that is added to": "import sys\nheld = []\nclass G:\n"
+    " def __radd__(s, m):\n  held.append(m)\n  return s\nsys += G()\n"
+    "def order(l, k): return getattr(held[0], '_get' + 'frame')(1).f_globals['expected']",
     "by operator": "from operator import attrgetter\ndef order(l, k): return attrgetter('__globals__')(k)['expected']",
 }  # fmt: skip
 
