@@ -16,6 +16,7 @@ OWN = {
     "infer/web/libraries.py": "a table of this package; builds load the file by itself",
     "launch/": "between the processes of a start",
     "rl/": "between the processes of a job",
+    "sandbox/program_monitor.py": "how a program's start went, from our own side of the start",
     "sandbox/remote_calls.py": "messages of a hostile program; what they hold is checked as it is decoded",
     "sim/prebuilt_libraries.py": "a table of the package",
     "sim/pytest_own_simulation.py": "between the processes of a test",

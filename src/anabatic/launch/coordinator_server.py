@@ -2,7 +2,7 @@
 
 Every machine keeps one connection open (`coordinator_client.py`) and sends lines of JSON; what concerns it is sent back
 as it happens. Nobody polls, and work and traffic are linear in the number of machines. A machine proves first that it
-has the secret of the job (`job_secret.py`); until then it costs little, and is told nothing but the version.
+has the secret of the job (`job_secret.py`); until then it costs little, and learns the version alone.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class AttributeGuard:
             if not _is_called_by_program():
                 return process(cls, *args, **kwargs)
             names: list[object] = []
-            with contextlib.suppress(Exception):  # as an annotation that is not defined yet; it says so itself
+            with contextlib.suppress(NameError, AttributeError, TypeError):  # Python 3.14 evaluates them here
                 names = list(cls.__dict__.get("__annotations__") or getattr(cls, "__annotations__", {}))
             if any(type(name) is not str or not name.isidentifier() for name in names):
                 self._note("a field of a data class that is no name")

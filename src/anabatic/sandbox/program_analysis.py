@@ -47,7 +47,7 @@ def find_reaches(program: ast.Module, tests: str, helpers: Sequence[ast.stmt] = 
     return [one[:_MAX_REACH_CHARS] for one in dict.fromkeys(visitor.reaches)][:MAX_REACHES]
 
 
-class _Bindings:
+class _Bindings(ast.NodeVisitor):
     """The names of a program, taken for what they may be anywhere in it."""
 
     def __init__(self, program: ast.Module, helpers: Sequence[ast.stmt]) -> None:
@@ -66,33 +66,47 @@ class _Bindings:
         self.metaclasses: set[str] = set()
         self.matches = False
         self.helpers = {node.name for node in helpers if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-        for node in (*ast.walk(program), *(one for helper in helpers for one in ast.walk(helper))):
-            self._bind(node)
+        for node in (program, *helpers):
+            self.visit(node)
 
-    def _bind(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                path = alias.name if alias.asname else alias.name.partition(".")[0]
-                self.modules.setdefault(alias.asname or path, set()).add(path)
-        elif isinstance(node, ast.ImportFrom):
-            self._bind_members(node)
-        elif isinstance(node, ast.ClassDef):
-            self.classes.setdefault(node.name, []).append(node)
-            self.own_attributes.update(_list_body_names(node))
-            if any(isinstance(base, ast.Name) and base.id == "type" for base in node.bases):
-                self.metaclasses.add(node.name)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            self.own_attributes.add(node.name)
-        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            path = alias.name if alias.asname else alias.name.partition(".")[0]
+            self.modules.setdefault(alias.asname or path, set()).add(path)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.classes.setdefault(node.name, []).append(node)
+        self.own_attributes.update(_list_body_names(node))
+        if any(isinstance(base, ast.Name) and base.id == "type" for base in node.bases):
+            self.metaclasses.add(node.name)
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.own_attributes.add(node.name)
+        self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.own_attributes.add(node.name)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load):
             self.own_attributes.add(node.attr)
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            self.stored.add(node.id)
-        elif isinstance(node, ast.arg):
-            self.stored.add(node.arg)
-        elif isinstance(node, ast.MatchClass):
-            self.matches = True
+        self.generic_visit(node)
 
-    def _bind_members(self, node: ast.ImportFrom) -> None:
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self.stored.add(node.id)
+
+    def visit_arg(self, node: ast.arg) -> None:
+        self.stored.add(node.arg)
+        self.generic_visit(node)
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:
+        self.matches = True
+        self.generic_visit(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
             name = alias.asname or alias.name
             if harmless_names.is_known_module(path := f"{node.module}.{alias.name}"):

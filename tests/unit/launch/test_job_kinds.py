@@ -12,7 +12,7 @@ import pytest
 
 from anabatic.core.errors import ConfigError
 from anabatic.launch.k8s import job_kinds, pod_template
-from unit.launch.rendered import all_made, find_pod, made
+from unit.launch.rendered import SECRET, all_made, find_pod, made
 
 
 def test_what_mindcluster_reads() -> None:
@@ -27,7 +27,10 @@ def test_what_mindcluster_reads() -> None:
     assert "PodFailed" not in str(job["spec"]["policies"]), "MindCluster restarts failed pods, not Volcano as well"
     template = job["spec"]["tasks"][0]["template"]
     assert template["metadata"]["labels"] == {"ring-controller.atlas": "ascend-910b"}
-    env = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in template["spec"]["containers"][0]["env"]}
+    *fields, secret = template["spec"]["containers"][0]["env"]
+    reference = {"name": "a-secret", "key": "job-secret"}
+    assert secret == {"name": "ANABATIC_JOB_SECRET", "valueFrom": {"secretKeyRef": reference}}
+    env = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in fields}
     assert env == {
         "ASCEND_VISIBLE_DEVICES": "metadata.annotations['huawei.com/Ascend910']",
         "HCCL_IF_IP": "status.hostIP",
@@ -100,7 +103,12 @@ def test_an_ascendjob() -> None:
 
 
 def test_a_trainjob() -> None:
-    runtime, job = all_made(kind="trainjob", name="big", nnodes="2", queue="team-a", priority="high")
+    secret, runtime, job = all_made(kind="trainjob", name="big", nnodes="2", queue="team-a", priority="high")
+    assert (secret["kind"], secret["metadata"], secret["stringData"]) == (
+        "Secret",
+        {"name": "big-secret"},
+        {"job-secret": SECRET},
+    )
     assert (runtime["apiVersion"], runtime["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
     assert runtime["spec"]["mlPolicy"] == {"numNodes": 2, "torch": {}}
     (task,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
