@@ -12,7 +12,7 @@ import pytest
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.vessels.io.point_conversion import NO_TIME, parse_times
+from anabatic.vessels.io.time_parsing import NO_TIME, parse_times
 from anabatic.vessels.io.track import BadRowPolicy, Track
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
@@ -82,12 +82,13 @@ def test_files_of_one_vessel(column: str, value: str, expected: str, tmp_path: P
 def test_a_name_map_of_one_s_own(tmp_path: Path) -> None:
     rows = [f"2022-05-02 00:20:{s},1,2,4.5,1,{kind}" for s, kind in zip(range(10, 14), "aabb", strict=True)]
     path = table(tmp_path, "date,lat,lon,sog,cog,label", *rows)
-    _, classes, bad = read(path, class_map={"a": "Ferry", "b": "Yacht"})
+    one = {"columns": {"vessel": "FILE"}}
+    _, classes, bad = read(path, class_map={"a": "Ferry", "b": "Yacht"}, **one)
     assert classes == ("Ferry", "Yacht")
     assert bad.counts["vessels with conflicting types (the most frequent is taken)"] == 1
     with pytest.raises(DataError, match=r'a.csv: line 4: class "b" is none of the 2 classes'):
-        read(path, class_map={"a": "Ferry"}, classes=["Ferry", "Yacht"])
-    (track,), _, bad = read(path, class_map={"a": "Ferry"}, classes=["Ferry", "Yacht"], on_bad_row="skip")
+        read(path, class_map={"a": "Ferry"}, classes=["Ferry", "Yacht"], **one)
+    (track,), _, bad = read(path, class_map={"a": "Ferry"}, classes=["Ferry", "Yacht"], on_bad_row="skip", **one)
     assert (track.label, bad.counts["classes outside the list"]) == ("Ferry", 1)
 
 

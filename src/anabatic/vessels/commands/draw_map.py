@@ -13,7 +13,7 @@ from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.maps import drawn_vessels, html_page
 from anabatic.vessels.maps.drawn_vessels import DrawnVessel
-from anabatic.vessels.words.segment_reader import WORD_SUFFIXES, find_files
+from anabatic.vessels.words.segment_reader import find_files, holds_words
 from anabatic.vessels.words.word_rows import read_objects, read_prediction_rows, read_word_rows
 
 OTHER_FILE_HINT = "choose another file with --out FILE"
@@ -28,7 +28,7 @@ def run(job: ClassifyMapJob) -> None:
     """
     bad_rows = BadRowPolicy(job.tracks.on_bad_row == "skip")
     inputs = find_files(job.inputs)
-    rows = [path for path in inputs if path.name.lower().endswith(WORD_SUFFIXES)]
+    rows = [path for path in inputs if holds_words(path)]
     tables = [path for path in inputs if path not in rows]
     predictions = [path for path in rows if _holds_predictions(path, bad_rows)]
     prediction_rows = [row for path in predictions for row in read_prediction_rows(path, bad_rows)]

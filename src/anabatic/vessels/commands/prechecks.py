@@ -10,11 +10,11 @@ from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.config.vessels.train import WordsJob
 from anabatic.core.errors import ConfigError, UserError
 from anabatic.recipes.prechecks.data_files import list_sources
-from anabatic.vessels.io import ais_tables, class_labels, nmea
+from anabatic.vessels.io import ais_json, ais_tables, class_labels, nmea
 from anabatic.vessels.io.point_conversion import PointConverter
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.words import segment_reader
-from anabatic.vessels.words.segment_reader import WORD_SUFFIXES, find_files
+from anabatic.vessels.words.segment_reader import find_files, holds_words
 from anabatic.vessels.words.word_rows import class_of, read_objects
 
 
@@ -69,14 +69,14 @@ def _has_one_class(texts: dict[str, str], settings: TrackSettings) -> bool:
 
 
 def _count_classes(path: Path, settings: TrackSettings) -> Iterator[tuple[dict[str, str], int]]:
-    """Yield class texts for `class_labels.resolve_classes` with their number of rows; none for NMEA files, in which
+    """Yield class texts for `class_labels.resolve_classes` with their number of rows; none for messages, whose
     types can occur anywhere."""
     bad_rows = BadRowPolicy(should_skip=True)
-    if path.name.lower().endswith(WORD_SUFFIXES):
+    if holds_words(path):
         for line_number, row in read_objects(path, bad_rows):
             name = class_of(row)
             yield ({name: f"{path}: line {line_number}"} if name else {}), (_MAX_ROWS + 1 if name is None else 1)
-    elif nmea.is_nmea_file(path):
+    elif nmea.is_nmea_file(path) or ais_json.is_json_file(path):
         yield {}, _MAX_ROWS + 1
     else:
         converter = PointConverter(settings, bad_rows)

@@ -15,7 +15,7 @@ from anabatic.core.formatting import format_duration
 from anabatic.core.paths import open_atomic_file, resolve_output_file, write_atomic
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
-from anabatic.vessels.words.segment_reader import AIS_SUFFIXES, WORD_SUFFIXES, find_files
+from anabatic.vessels.words.segment_reader import AIS_SUFFIXES, find_files, holds_words
 from anabatic.vessels.words.segments import as_line, iter_segments, make_word_spec
 from anabatic.vessels.words.vocabulary import WordSpec
 
@@ -31,9 +31,11 @@ def run(job: ClassifyWordsJob) -> None:
     """
     started, settings = time.monotonic(), job.tracks
     bad_rows = BadRowPolicy(settings.on_bad_row == "skip")
-    if word_files := [name for name in job.inputs if name.lower().endswith(WORD_SUFFIXES)]:
+    inputs = [path for path in find_files(job.inputs, AIS_SUFFIXES) if not holds_words(path)]
+    if word_files := [name for name in job.inputs if Path(name).is_file() and holds_words(Path(name))]:
         raise DataError(f"{word_files[0]} holds words already", "give AIS tables (.csv, .parquet) or sentences (.nmea)")
-    inputs = find_files(job.inputs, AIS_SUFFIXES)
+    if not inputs:
+        raise DataError(f"{job.inputs[0]}: no AIS file", f"kinds: {', '.join(AIS_SUFFIXES)}")
     out = resolve_output_file(job.out, "words.jsonl")
     with open_tracks(inputs, settings, bad_rows) as tracks, open_atomic_file(out, OTHER_FILE_HINT) as file:
         spec = make_word_spec(settings, tracks.classes)

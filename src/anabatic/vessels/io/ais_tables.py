@@ -6,16 +6,16 @@ import codecs
 import csv
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.formatting import did_you_mean
+from anabatic.core.errors import DataError
+from anabatic.vessels.io.column_names import ColumnLayout, find_columns
 from anabatic.vessels.io.track import BadRowPolicy
 
 BLOCK_BYTES = 4 * 2**20
@@ -26,8 +26,20 @@ _DELIMITERS = ",;\t|"
 
 ArrowColumns = dict[str, Any]
 """Arrow columns by the names used here."""
-ColumnBatch = tuple[ArrowColumns, NDArray[np.int64]]
-"""Columns, and the line number of each row."""
+
+
+class ColumnBatch(NamedTuple):
+    """Rows of a file.
+
+    Attributes:
+        columns: Arrow columns.
+        lines: line number of each row.
+        layout: which columns of the file these are.
+    """
+
+    columns: ArrowColumns
+    lines: NDArray[np.int64]
+    layout: ColumnLayout = ColumnLayout()
 
 
 def read_table(path: Path, column_map: dict[str, str], bad_rows: BadRowPolicy) -> Iterator[ColumnBatch]:
@@ -66,12 +78,16 @@ def _read_parquet(path: Path, column_map: dict[str, str]) -> Iterator[ColumnBatc
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path, memory_map=True) as file:
-        names = find_columns(file.schema_arrow.names, str(path), column_map)
+        layout = find_columns(file.schema_arrow.names, str(path), column_map)
+        names = layout.names
         row = 0
-        for batch in file.iter_batches(batch_size=2**16, columns=list(names.values()), use_threads=False):
+        for batch in file.iter_batches(
+            batch_size=2**16, columns=list(dict.fromkeys(names.values())), use_threads=False
+        ):
             lines = np.arange(row, row + batch.num_rows, dtype=np.int64) + 1
             row += batch.num_rows
-            yield {name: _decode_dictionary(batch.column(source_name)) for name, source_name in names.items()}, lines
+            columns = {name: _decode_dictionary(batch.column(source_name)) for name, source_name in names.items()}
+            yield ColumnBatch(columns, lines, layout)
 
 
 def _decode_dictionary(column: Any) -> Any:
@@ -84,7 +100,8 @@ def _read_csv(path: Path, column_map: dict[str, str], bad_rows: BadRowPolicy) ->
     from pyarrow import csv as arrow
 
     header, delimiter = _read_heading(path)
-    names = find_columns(header, str(path), column_map)
+    layout = find_columns(header, str(path), column_map)
+    names = layout.names
     broken_rows: list[Any] = []
 
     def collect_broken_row(row: Any) -> str:
@@ -94,7 +111,7 @@ def _read_csv(path: Path, column_map: dict[str, str], bad_rows: BadRowPolicy) ->
     import pyarrow
 
     convert_options = arrow.ConvertOptions(
-        include_columns=list(names.values()),
+        include_columns=list(dict.fromkeys(names.values())),
         column_types=dict.fromkeys(names.values(), pyarrow.string()),
         strings_can_be_null=True,
     )
@@ -117,7 +134,8 @@ def _read_csv(path: Path, column_map: dict[str, str], bad_rows: BadRowPolicy) ->
             if broken_rows:
                 lines = np.setdiff1d(lines, [row.number for row in broken_rows])
                 broken_rows.clear()
-            yield {name: batch.column(source_name) for name, source_name in names.items()}, lines
+            columns = {name: batch.column(source_name) for name, source_name in names.items()}
+            yield ColumnBatch(columns, lines, layout)
 
 
 def _read_heading(path: Path) -> tuple[list[str], str]:
@@ -178,68 +196,3 @@ def _open_file(path: Path) -> Iterator[IO[bytes]]:
             raise DataError(f"{path}: {len(members)} tables in the archive", "unpack it and name the files")
         with archive.open(members[0]) as member:
             yield member
-
-
-COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
-    "vessel": ("mmsi", "vessel_id", "ship_id", "vessel"),
-    "time": (
-        "timestamp",
-        "base_date_time",
-        "basedatetime",
-        "date",
-        "datetime",
-        "date_time_utc",
-        "time",
-        "t",
-        "postime",
-    ),
-    "lat": ("lat", "latitude", "y"),
-    "lon": ("lon", "long", "longitude", "lng", "x"),
-    "sog": ("sog", "speed", "speed_over_ground"),
-    "cog": ("cog", "course", "course_over_ground"),
-    "heading": ("heading", "true_heading", "hdg"),
-    "label": ("class", "label", "class_name"),
-    "type": ("vessel_type", "vesseltype", "ship_type", "shiptype", "ship_and_cargo_type"),
-}
-"""Column -> names in files, in lower case, spaces and dashes as `_`: NOAA MarineCadastre (2015 to 2024, and since
-2025), the Danish Maritime Authority, Finnish Digitraffic, and the source project's per-vessel files."""
-REQUIRED_COLUMNS = ("time", "lat", "lon")
-
-
-def find_columns(header: Sequence[str], location: str, column_map: dict[str, str]) -> dict[str, str]:
-    """Return the known columns of a header: column -> name in the file.
-
-    Args:
-        header: column names of the file.
-        location: the file, for messages.
-        column_map: column -> name in the file, set by the user.
-
-    Raises:
-        DataError: a required column is missing.
-    """
-    unknown = [column for column in column_map if column not in COLUMN_ALIASES]
-    if unknown:
-        message = f'tracks.columns names "{unknown[0]}".{did_you_mean(unknown[0], COLUMN_ALIASES)}'
-        raise ConfigError(message, f"ours: {', '.join(COLUMN_ALIASES)}")
-    by_normalized_name = {_normalize_name(name): name for name in reversed(header)}
-    columns: dict[str, str] = {}
-    for column, aliases in COLUMN_ALIASES.items():
-        if column in column_map:
-            if column_map[column] not in header:
-                raise DataError(f'{location}: no column "{column_map[column]}"', f"the file has {', '.join(header)}")
-            columns[column] = column_map[column]
-            continue
-        match = next((by_normalized_name[name] for name in aliases if name in by_normalized_name), None)
-        if match is not None:
-            columns[column] = match
-    missing = [name for name in REQUIRED_COLUMNS if name not in columns]
-    if missing:
-        raise DataError(
-            f"{location}: no AIS table: no column for {', '.join(missing)}; the file has {', '.join(header[:12])}",
-            "name the columns with --tracks.columns time=NAME lat=NAME lon=NAME",
-        )
-    return columns
-
-
-def _normalize_name(name: str) -> str:
-    return name.strip().strip("#").strip().lower().replace(" ", "_").replace("-", "_")

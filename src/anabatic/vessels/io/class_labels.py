@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from anabatic.config.vessels.tracks import TrackSettings
@@ -43,9 +44,19 @@ DANISH_SHIP_TYPES = {
     "towing_long/wide": "Tug_Tow",
     **dict.fromkeys(("hsc", "wig", "pilot", "sar", "dredging", "diving", "military", "law_enforcement"), "Other"),
     **dict.fromkeys(("port_tender", "anti-pollution", "medical", "other", "spare_1", "spare_2"), "Other"),
+    **dict.fromkeys(("high_speed_craft", "special_craft", "dive", "search_and_rescue"), "Other"),
 }
 """`Ship type` of the Danish Maritime Authority's files, in lower case, with `_` for a space."""
-NO_TYPE_WORDS = ("undefined", "unknown", "reserved", "not_party_to_conflict", "not_available", "nan", "none")
+NO_TYPE_WORDS = (
+    "undefined",
+    "unknown",
+    "unspecified",
+    "reserved",
+    "not_party_to_conflict",
+    "not_available",
+    "nan",
+    "none",
+)
 
 
 def classify_ship_type(code: int) -> str:
@@ -109,8 +120,16 @@ def _class_name(text: str, configured: tuple[str, ...], class_map: dict[str, str
     if value in configured or value.lower() in NO_TYPE_WORDS:
         return "" if value not in configured else value
     if column == "type":
-        return DANISH_SHIP_TYPES.get(value.lower(), value)
+        return _class_of_type(value)
     return CHINESE_CLASSES.get(value, value)
+
+
+def _class_of_type(name: str) -> str:
+    """Return the class of a ship type that is a name: Danish, Chinese, or one that begins with such a word."""
+    if name in SOURCE_CLASSES or name in CHINESE_CLASSES:
+        return CHINESE_CLASSES.get(name, name)
+    known = DANISH_SHIP_TYPES | {text.lower(): text for text in DANISH_SHIP_TYPES.values()}
+    return known.get(name.lower()) or known.get(re.split(r"[^a-z]", name.lower(), maxsplit=1)[0], name)
 
 
 def require_known_label(label: int, classes: tuple[str, ...], location: str) -> None:

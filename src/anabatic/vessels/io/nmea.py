@@ -12,7 +12,7 @@ import numpy as np
 from anabatic.core import extras
 from anabatic.core.errors import BROKEN_DATA_ERRORS, DataError
 from anabatic.vessels.io.ais_tables import ColumnBatch, unreadable_file_error
-from anabatic.vessels.io.track import BadRowPolicy
+from anabatic.vessels.io.track import NO_POSITION, BadRowPolicy
 
 NMEA_SUFFIXES = (".nmea", ".nm4", ".aivdm", ".ais")
 ROWS_PER_BATCH = 50_000
@@ -85,6 +85,7 @@ def _read_positions(
             continue
         try:
             row = None if message is None else _position_row(message, ship_types)
+            bad_rows.counts[NO_POSITION] += message is not None and row is None
         except _TruncatedMessageError as error:
             bad_rows.report_row(f"{path}: line {line_number}: {error}", "fix the line")
             continue
@@ -157,4 +158,4 @@ def _make_batch(rows: list[tuple[Any, ...]], arrow: Any) -> ColumnBatch:
     names = ("line", "time", "vessel", "type", "lat", "lon", "sog", "cog", "heading")
     columns = dict(zip(names, map(arrow.array, zip(*rows, strict=True)), strict=True))
     lines = columns.pop("line").to_numpy().astype(np.int64)
-    return columns, lines
+    return ColumnBatch(columns, lines)

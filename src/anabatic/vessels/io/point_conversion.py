@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.vessels.io.ais_tables import ArrowColumns, ColumnBatch
-from anabatic.vessels.io.track import BadRowPolicy, Floats, Ints
+from anabatic.vessels.io.column_names import WHOLE_FILE, ColumnLayout
+from anabatic.vessels.io.time_parsing import NO_TIME, DateOrder, find_date_order, join_dates, parse_times
+from anabatic.vessels.io.track import BadRowPolicy, Floats, Ints, measure_jumps
+from anabatic.vessels.io.unit_checks import UnitSample
 
 POINT_DTYPE = np.dtype(
     [
@@ -62,6 +63,11 @@ class ValueExtent:
         first_line: line of the first of these.
         num_courses: rows with a course.
         max_course: the largest course.
+        num_used: rows that are points.
+        layout: the columns of the file.
+        date_order: what stands first in its dates, once one of them says it.
+        units: what positions say of speeds and courses.
+        left_out: reasons for which rows are not used, with their number.
     """
 
     num_rows: int = 0
@@ -70,6 +76,25 @@ class ValueExtent:
     first_line: int = 0
     num_courses: int = 0
     max_course: float = 0.0
+    num_used: int = 0
+    layout: ColumnLayout = field(default_factory=ColumnLayout)
+    date_order: DateOrder | None = None
+    units: UnitSample = field(default_factory=UnitSample)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def iter_warnings(self) -> Iterator[str]:
+        """Yield what is odd about a file that has been read."""
+        if self.left_out:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+            total = self.left_out.total()
+            yield f"{total:,} of {total + self.num_used:,} rows are not used: {reasons}"
+        if speeds := self.units.describe_speeds(self.layout):
+            yield speeds
+        courses = self.units.describe_courses(self.layout)
+        if courses:
+            yield courses
+        elif self.num_courses >= 100 and 0 < self.max_course < 90:
+            yield f"no course is over {self.max_course:g}: degrees are expected; are these radians or tens?"
 
     def require_latitudes(self, path: Path, max_fraction: float) -> None:
         """Check that latitudes and longitudes of a file are not swapped.
@@ -92,6 +117,7 @@ class PointConverter:
     def __init__(self, settings: TrackSettings, bad_rows: BadRowPolicy) -> None:
         self.vessels, self.labels, self.files = TextTable(), TextTable(), TextTable()
         self.label_locations: dict[str, str] = {}
+        self.extents: dict[Path, ValueExtent] = {}
         self._settings = settings
         self._bad_rows = bad_rows
 
@@ -102,15 +128,27 @@ class PointConverter:
             DataError: a row cannot be read, or the columns of the file are wrong.
         """
         file_index, extent = self.files.get_index(path.name), ValueExtent()
-        for columns, lines in batches:
+        self.extents[path] = extent
+        before = self._count_left_out()
+        for columns, lines, layout in batches:
+            extent.layout = layout
             points = self._convert_batch(path, columns, lines, extent)
+            extent.num_used += len(points)
             points["file"] = file_index
             yield points
         extent.require_latitudes(path, 0.05)
-        if extent.num_courses >= 100 and 0 < extent.max_course < 90:
-            log.warn(
-                f"{path}: no course is over {extent.max_course:g}: degrees are expected; are these radians or tens?"
-            )
+        extent.left_out = self._count_left_out() - before
+
+    def _count_left_out(self) -> Counter[str]:
+        """Return the reasons for which rows were left out so far; not those for which a value of a row was."""
+        counts = self._bad_rows.counts.items()
+        return Counter(
+            {
+                reason: count
+                for reason, count in counts
+                if reason.startswith(("points ", "rows ", "lines ", "messages "))
+            }
+        )
 
     def _convert_batch(self, path: Path, columns: ArrowColumns, lines: Ints, extent: ValueExtent) -> PointArray:
         rows = np.zeros(len(lines), POINT_DTYPE)
@@ -120,11 +158,11 @@ class PointConverter:
             if name in columns:
                 values, invalid = parse_numbers(columns[name], name, path, lines, self._bad_rows)
                 with np.errstate(over="ignore"):  # values beyond float32 become infinite, which is out of range
-                    rows[name] = values
+                    rows[name] = values * extent.layout.factors.get(name, 1.0)
                 keep &= ~invalid
             else:
                 rows[name] = np.nan
-        rows["time"], invalid = self._parse_times(path, columns["time"], lines)
+        rows["time"], invalid = self._parse_times(path, columns, lines, extent)
         keep &= ~invalid
         rows["vessel"] = self._index_texts(columns, "vessel", self.vessels, path.name.partition(".")[0], len(lines))
         label_column = "label" if "label" in columns else "type"
@@ -137,10 +175,21 @@ class PointConverter:
             )
         return self._drop_impossible(path, rows, keep, extent)
 
-    def _parse_times(self, path: Path, column: Any, lines: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    def _parse_times(
+        self, path: Path, columns: ArrowColumns, lines: Ints, extent: ValueExtent
+    ) -> tuple[Ints, NDArray[np.bool_]]:
         import pyarrow.compute as pc
 
-        times = parse_times(column, self._settings.time_format, self._settings.utc_offset)
+        column, layout, time_format = columns["time"], extent.layout, self._settings.time_format
+        if "date" in columns:
+            column = join_dates(columns["date"], column)
+        if time_format is None and extent.date_order is None:
+            try:
+                extent.date_order = "day" if layout.day_first else find_date_order(column)
+            except DataError as error:
+                raise DataError(f"{path}: {error}", error.hint) from error
+        offset = self._settings.utc_offset or layout.utc_offset or 0.0
+        times = parse_times(column, time_format, offset, extent.date_order)
         invalid = (times == NO_TIME) & pc.is_valid(column).to_numpy(zero_copy_only=False)
         for index in np.flatnonzero(invalid):
             message = f'{path}: line {lines[index]}: time "{column[int(index)].as_py()}" cannot be read'
@@ -188,6 +237,9 @@ class PointConverter:
         counts["points out of range"] += int(outside.sum())
         keep &= ~not_available & ~outside
         rows = rows[keep]
+        extent.units.add_points(rows)
+        if "vessel" not in extent.layout.names and self._settings.columns.get("vessel") != WHOLE_FILE:
+            self._require_one_vessel(path, rows)
         if self._settings.clean:
             rows = self._drop_not_available(rows)
         with np.errstate(invalid="ignore"):
@@ -195,11 +247,34 @@ class PointConverter:
             extent.max_course = max(extent.max_course, float(np.nanmax(rows["cog"], initial=0)))
         return rows
 
+    def _require_one_vessel(self, path: Path, rows: PointArray) -> None:
+        """Check that points of a file without a vessel column can be those of one vessel.
+
+        Raises:
+            DataError: they have several classes, or too many are out of reach of each other.
+        """
+        classes = [self.labels.texts[index].partition(":")[2] for index in np.unique(rows["label"])]
+        rows = rows[np.argsort(rows["time"], kind="stable")]
+        num_jumps = int(measure_jumps(rows["time"], rows["lat"], rows["lon"], self._settings.max_knots).sum())
+        if len(named := [name for name in classes if name]) > 1:
+            reason = f"its points have {len(named)} classes: {', '.join(named[:5])}"
+        elif num_jumps > 0.1 * len(rows):
+            reason = f"{num_jumps:,} of {len(rows):,} steps are faster than {self._settings.max_knots:g} knots"
+        else:
+            return
+        raise DataError(
+            f"{path}: no column names the vessel, and the file does not look like one vessel: {reason}",
+            "add a column with the id of the vessel, and name it with --tracks.columns vessel=NAME; or, if the file"
+            f" holds one vessel, --tracks.columns vessel={WHOLE_FILE}",
+        )
+
     def _drop_not_available(self, rows: PointArray) -> PointArray:
         counts = self._bad_rows.counts
         zero = (rows["lat"] == 0) & (rows["lon"] == 0)
         counts["points at 0 N 0 E"] += int(zero.sum())
         rows = rows[~zero]
+        west = (rows["cog"] < -1) & (rows["cog"] >= -180)  # courses from -180 to 180; -1 is "not available"
+        rows["cog"][west] += 360
         for name, missing_value, minimum, reason in (
             ("sog", SOG_NONE, 0, "speeds not available (102.3)"),
             ("cog", COG_NONE, 0, "courses not available (360)"),
@@ -226,7 +301,7 @@ def parse_numbers(
     except pa.ArrowInvalid:
         if not is_text:
             raise
-        trimmed = pc.utf8_trim_whitespace(column)
+        trimmed = pc.replace_substring_regex(pc.utf8_trim_whitespace(column), r"^([+-]?\d*),(\d+)$", r"\1.\2")
         is_number = pc.match_substring_regex(trimmed, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
         invalid = pc.fill_null(pc.and_(pc.invert(is_number), pc.greater(pc.utf8_length(trimmed), 0)), False)
         invalid = invalid.to_numpy(zero_copy_only=False)
@@ -236,130 +311,3 @@ def parse_numbers(
         numbers = pc.if_else(is_number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
     values: Floats = pc.fill_null(numbers, float("nan")).to_numpy(zero_copy_only=False)
     return values, invalid
-
-
-NO_TIME = np.iinfo(np.int64).min
-"""Value of a time that is missing or cannot be parsed."""
-
-_EPOCH_NUMBER = re.compile(r"\d{9,13}(\.\d*)?")
-_ZONED_TIME = re.compile(r".*\d(Z|[+-]\d\d:?\d\d)")
-_FALLBACK_FORMATS = (
-    "%Y/%m/%d %H:%M:%S",
-    "%Y/%m/%d %H:%M",
-    "%Y-%m-%d %H:%M:%S.%f",
-    "%Y%m%dT%H%M%S",
-    "%Y%m%d %H%M%S",
-    "%Y%m%d%H%M%S",
-    "%d-%m-%Y %H:%M:%S",
-    "%d.%m.%Y %H:%M:%S",
-    "%d/%m/%Y %H:%M",
-)
-"""Formats for `strptime` if the fast parsers fail; leading zeros may be missing."""
-
-
-def parse_times(column: Any, time_format: str | None, utc_offset: float) -> Ints:
-    """Return unix seconds (fractions truncated) of an Arrow column of `n` texts, numbers or timestamps.
-
-    Missing and unreadable times are `NO_TIME`.
-
-    Args:
-        column: Arrow array.
-        time_format: strptime format; None: detect it.
-        utc_offset: hours ahead of UTC of times without a zone.
-
-    Raises:
-        DataError: the type of the column cannot represent times.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    arrow_type = column.type
-    offset_seconds = round(utc_offset * 3600)
-    if pa.types.is_timestamp(arrow_type):
-        seconds = pc.floor_temporal(column, unit="second").cast(pa.timestamp("s", arrow_type.tz))
-        return _fill_missing(seconds.cast(pa.int64()), 0 if arrow_type.tz else offset_seconds)
-    if pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type):
-        return _parse_epoch(column)
-    if not (pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)):
-        raise DataError(f"the time column is {arrow_type}", "times are text, unix seconds or timestamps")
-    text = pc.utf8_trim_whitespace(column)
-    if time_format is not None:
-        return _parse_each(text, (time_format,), offset_seconds)
-    return _parse_recognised(text, offset_seconds)
-
-
-def _parse_recognised(text: Any, offset_seconds: int) -> Ints:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    first_value = next((value for value in text.to_pylist() if value), "") if len(text) else ""
-    if _EPOCH_NUMBER.fullmatch(first_value):
-        numeric_text = pc.if_else(
-            pc.match_substring_regex(text, r"^\d{9,13}(\.\d*)?$"), text, pa.scalar(None, text.type)
-        )
-        return _parse_epoch(numeric_text.cast(pa.float64()))
-    if "/" in first_value[:3]:
-        parsed = pc.strptime(text, format="%d/%m/%Y %H:%M:%S", unit="s", error_is_null=True)
-        result = _fill_missing(parsed.cast(pa.int64()), offset_seconds)
-    else:
-        result = _parse_iso(text, first_value, offset_seconds)
-    rest = np.flatnonzero((result == NO_TIME) & (pc.fill_null(pc.utf8_length(text), 0).to_numpy() > 0))
-    if len(rest):
-        result[rest] = _parse_each(text.take(pa.array(rest)), (None, *_FALLBACK_FORMATS), offset_seconds)
-    return result
-
-
-def _parse_iso(text: Any, first_value: str, offset_seconds: int) -> Ints:
-    """Parse ISO 8601, with `T` or a space, with or without fraction and zone."""
-    import pyarrow as pa
-
-    has_zone = _ZONED_TIME.fullmatch(first_value) is not None
-    arrow_type = pa.timestamp("us", "UTC") if has_zone else pa.timestamp("us")
-    try:
-        micros = text.cast(arrow_type).cast(pa.int64())
-    except pa.ArrowInvalid:
-        return _parse_each(text, (None,), offset_seconds)
-    seconds = _fill_missing(micros, 0)
-    is_valid = seconds != NO_TIME
-    seconds[is_valid] = seconds[is_valid] // 1_000_000 - (0 if has_zone else offset_seconds)
-    return seconds
-
-
-def _fill_missing(numbers: Any, offset_seconds: int) -> Ints:
-    import pyarrow.compute as pc
-
-    values: Ints = pc.fill_null(numbers, int(NO_TIME)).to_numpy(zero_copy_only=False).astype(np.int64)
-    if offset_seconds:
-        values[values != NO_TIME] -= offset_seconds
-    return values
-
-
-def _parse_epoch(numbers: Any) -> Ints:
-    """Parse unix seconds, milliseconds or microseconds, distinguished by magnitude."""
-    import pyarrow as pa
-
-    values = numbers.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
-    size = np.nanmedian(np.abs(values)) if np.isfinite(values).any() else 0.0
-    scale = 1e9 if size > 1e17 else 1e6 if size > 1e14 else 1e3 if size > 1e11 else 1.0
-    is_known: NDArray[np.bool_] = np.isfinite(values)
-    return np.where(is_known, np.floor(np.where(is_known, values, 0) / scale), NO_TIME).astype(np.int64)
-
-
-def _parse_each(text: Any, formats: tuple[str | None, ...], offset_seconds: int) -> Ints:
-    """Parse one by one, trying each format in order; None is ISO 8601."""
-    return np.array([_parse_time(value, formats, offset_seconds) for value in text.to_pylist()], dtype=np.int64)
-
-
-def _parse_time(value: str | None, formats: tuple[str | None, ...], offset_seconds: int) -> int:
-    if not value:
-        return int(NO_TIME)
-    for pattern in formats:
-        try:
-            iso = value.replace("Z", "+00:00") if value.endswith("Z") else value
-            moment = dt.datetime.fromisoformat(iso) if pattern is None else dt.datetime.strptime(value, pattern)
-            if moment.tzinfo is None:
-                moment = moment.replace(tzinfo=dt.timezone.utc) - dt.timedelta(seconds=offset_seconds)
-            return int(moment.timestamp() // 1)
-        except (ValueError, OverflowError):
-            continue
-    return int(NO_TIME)

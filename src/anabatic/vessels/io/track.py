@@ -64,6 +64,20 @@ def measure_steps(lat: Floats, lon: Floats) -> Floats:
     return steps
 
 
+METRES_PER_SECOND_PER_KNOT = 1852 / 3600
+"""Metres per second of one knot."""
+SLACK_METRES = 500.0
+"""Tolerance in metres for position errors (interpolated or mistimed reports) before a step counts as a jump."""
+
+
+def measure_jumps(time: Ints, lat: Floats, lon: Floats, max_knots: float) -> NDArray[np.bool_]:
+    """Return for each of `n - 1` steps whether it needs more than `max_knots`."""
+    reach = np.diff(time) * max_knots * METRES_PER_SECOND_PER_KNOT + SLACK_METRES
+    return np.asarray(measure_steps(lat, lon) > reach)
+
+
+NO_POSITION = "messages without a position (their ship types are read)"
+"""Reason for which messages are not points."""
 SKIP_HINT = "or skip such rows with --tracks.on-bad-row skip"
 
 

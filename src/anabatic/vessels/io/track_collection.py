@@ -16,10 +16,22 @@ from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import make_write_error
-from anabatic.vessels.io import ais_tables, class_labels, nmea
+from anabatic.vessels.io import ais_json, ais_tables, class_labels, nmea
+from anabatic.vessels.io.ais_tables import ColumnBatch
 from anabatic.vessels.io.point_conversion import POINT_DTYPE, PointArray, PointConverter
-from anabatic.vessels.io.track import BadRowPolicy, Track, measure_steps
+from anabatic.vessels.io.track import (
+    METRES_PER_SECOND_PER_KNOT,
+    SLACK_METRES,
+    BadRowPolicy,
+    Track,
+    measure_jumps,
+)
 
+_DUPLICATES = "duplicate points (same vessel, same second)"
+_JUMPS = "jumps (points out of reach)"
+_FOREIGN = "points of ids that no ship has"
+_DROPPED = (_DUPLICATES, _JUMPS, _FOREIGN)
+"""Reasons for which points of a vessel are removed."""
 _VALUE_COLUMNS = ("lat", "lon", "sog", "cog", "heading")
 
 
@@ -47,7 +59,7 @@ class TrackCollection:
             vessel = names[points["vessel"][0]]
             counts["vessels"] += 1
             if vessel in invalid_ids:
-                counts["points of ids that no ship has"] += len(points)
+                counts[_FOREIGN] += len(points)
                 counts["vessels with an id that no ship has"] += 1
                 continue
             label = self._find_majority_label(points)
@@ -55,6 +67,10 @@ class TrackCollection:
             for hull in hulls:
                 counts["points"] += len(hull)
                 yield self._make_track(vessel, hull, label)
+        dropped = {reason: counts[reason] for reason in _DROPPED if counts[reason]}
+        if dropped:
+            total, reasons = sum(dropped.values()), ", ".join(f"{count:,} {name}" for name, count in dropped.items())
+            log.warn(f"{total:,} of {total + counts['points']:,} points of all files are not used: {reasons}")
 
     def _find_foreign_ids(self) -> set[str]:
         """Return the invalid ship ids; empty if most are invalid, as they are pseudonyms then."""
@@ -101,20 +117,37 @@ def open_tracks(paths: Sequence[Path], settings: TrackSettings, bad_rows: BadRow
         Failure: the temporary folder is full.
     """
     converter, num_points = PointConverter(settings, bad_rows), 0
+    same_columns: Counter[str] = Counter()
     with PointGatherer() as gatherer:
         for path in paths:
-            batches = (
-                nmea.read_nmea(path, bad_rows)
-                if nmea.is_nmea_file(path)
-                else ais_tables.read_table(path, dict(settings.columns), bad_rows)
-            )
-            for points in converter.convert_batches(path, batches):
+            for points in converter.convert_batches(path, read_batches(path, settings, bad_rows)):
                 num_points += len(points)
                 gatherer.add_points(points)
+            extent = converter.extents[path]
+            unused = extent.layout.describe_unused()
+            same_columns[unused] += 1
+            for message in [unused] * (same_columns[unused] == 1 and bool(unused)) + list(extent.iter_warnings()):
+                log.warn(f"{path}: {message}")
+        for unused, count in same_columns.items():
+            if unused and count > 1:
+                log.warn(f"{count - 1:,} more files: {unused}")
         if not num_points:
             names = ", ".join(map(str, paths[:3]))
             raise DataError(f"{names}: no point that can be used in {len(paths)} files", _explain_no_points(bad_rows))
         yield TrackCollection(gatherer, converter, settings, bad_rows)
+
+
+def read_batches(path: Path, settings: TrackSettings, bad_rows: BadRowPolicy) -> Iterator[ColumnBatch]:
+    """Return the rows of one AIS file of any kind, in batches.
+
+    Raises:
+        DataError: the file is not an AIS file, or a row cannot be read.
+    """
+    if nmea.is_nmea_file(path):
+        return nmea.read_nmea(path, bad_rows)
+    if ais_json.is_json_file(path):
+        return ais_json.read_messages(path, dict(settings.columns), bad_rows)
+    return ais_tables.read_table(path, dict(settings.columns), bad_rows)
 
 
 def _explain_no_points(bad_rows: BadRowPolicy) -> str:
@@ -122,10 +155,6 @@ def _explain_no_points(bad_rows: BadRowPolicy) -> str:
     return f"left out: {summary}" if summary else "the files hold a heading only"
 
 
-METRES_PER_SECOND_PER_KNOT = 1852 / 3600
-"""Metres per second of one knot."""
-SLACK_METRES = 500.0
-"""Tolerance in metres for position errors (interpolated or mistimed reports) before a step counts as a jump."""
 MIN_HULL_POINTS = 10
 """Minimum points of a separate hull; fewer are jumps."""
 MAX_HULLS = 8
@@ -157,16 +186,15 @@ def split_into_hulls(points: PointArray, max_knots: float, counts: Counter[str])
     """
     duplicates = np.flatnonzero(np.diff(points["time"]) == 0) + 1
     if len(duplicates):
-        counts["duplicate points (same vessel, same second)"] += len(duplicates)
+        counts[_DUPLICATES] += len(duplicates)
         points = np.delete(points, duplicates)
     if len(points) < 2:
         return [points]
-    steps = measure_steps(points["lat"], points["lon"])
-    if not (steps > np.diff(points["time"]) * max_knots * METRES_PER_SECOND_PER_KNOT + SLACK_METRES).any():
+    if not measure_jumps(points["time"], points["lat"], points["lon"], max_knots).any():
         return [points]
     hulls = _assign_hulls(points, max_knots * METRES_PER_SECOND_PER_KNOT)
     kept = [hull for hull in hulls if len(hull) >= min(MIN_HULL_POINTS, len(points) // 2)]
-    counts["jumps (points out of reach)"] += len(points) - sum(map(len, kept))
+    counts[_JUMPS] += len(points) - sum(map(len, kept))
     spans = sorted((int(hull[0]), int(hull[-1])) for hull in kept)
     has_overlap = any(later[0] < earlier[1] for earlier, later in zip(spans, spans[1:], strict=False))
     if len(kept) > 1:

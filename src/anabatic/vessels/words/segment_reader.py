@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.vessels.io import ais_tables, nmea
+from anabatic.vessels.io import ais_json, ais_tables, nmea
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.words.segments import SegmentSet, iter_segments, make_word_spec
@@ -19,8 +19,13 @@ from anabatic.vessels.words.word_rows import read_word_rows
 
 WORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """Suffixes of rows of words."""
-AIS_SUFFIXES = (*ais_tables.TABLE_SUFFIXES, *nmea.NMEA_SUFFIXES)
-"""Suffixes of AIS files."""
+AIS_SUFFIXES = (*ais_tables.TABLE_SUFFIXES, *nmea.NMEA_SUFFIXES, *ais_json.JSON_SUFFIXES)
+"""Suffixes of AIS files; JSON lines hold messages or words."""
+
+
+def holds_words(path: Path) -> bool:
+    """Return whether a file holds rows of words or predictions, not AIS data."""
+    return path.name.lower().endswith(WORD_SUFFIXES) and not ais_json.holds_messages(path)
 
 
 def find_files(paths: Sequence[str | Path], suffixes: tuple[str, ...] = (*WORD_SUFFIXES, *AIS_SUFFIXES)) -> list[Path]:
@@ -81,7 +86,7 @@ def read_segments(
             settings, format=cast(Any, expected_spec.format), resolution=expected_spec.resolution, classes=classes
         )
     files = find_files(paths)
-    rows = [path for path in files if path.name.lower().endswith(WORD_SUFFIXES)]
+    rows = [path for path in files if holds_words(path)]
     bad_rows = BadRowPolicy(settings.on_bad_row == "skip")
     if not rows:
         with open_tracks(files, settings, bad_rows) as tracks:
