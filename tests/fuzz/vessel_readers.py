@@ -14,7 +14,7 @@ from anabatic.vessels.io import split_file
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.io.track_collection import open_tracks
 from anabatic.vessels.metrics import predictions
-from anabatic.vessels.words import kinematic_features, word_rows
+from anabatic.vessels.words import kinematic_features, segment_reader, word_rows
 from fuzz.engine import Good, gzipped, zstd
 from fuzz.reading import Reader
 
@@ -68,8 +68,58 @@ def _parquet() -> bytes:
     return file.getvalue()
 
 
+_CHINESE = "\n".join(
+    [
+        "MMSI编号;时间(UTC+8);经度;纬度;航速(km/h);航向;船舶类型;船名",
+        *(f"367000001;2026年03月04日 13:{m:02d}:09;-94,{m};29,5{m};18,5;9{m};货船;甲" for m in range(9)),
+        "",
+    ]
+)
+_TWO_ORDERS = "\n".join(
+    ["mmsi,Date,Time,lat,lon", *(f"367000001,2{m}/03/2026,1:{m:02d}:00 PM,29.5{m},-94.{m}" for m in range(9)), ""]
+)
+
+
 def _tables() -> Sequence[Good]:
-    return [Good("a.csv", TABLE), Good("b.csv", _EPOCH.encode()), Good("c.csv", _DANISH.encode())]
+    texts = {"b.csv": _EPOCH, "c.csv": _DANISH, "d.csv": _CHINESE, "e.csv": _TWO_ORDERS}
+    return [Good("a.csv", TABLE), *(Good(name, text.encode()) for name, text in texts.items())]
+
+
+FLAT = [
+    {"mmsi": 367000001, "lat": 29.5, "lng": -94.0 - m / 10, "speed": 10.1, "course": 90 + m, "ts": 1577836800000 + m}
+    for m in range(6)
+]
+STREAMED = [
+    {
+        "MessageType": kind,
+        "MetaData": {"MMSI": 367000001, "latitude": 29.5, "time_utc": f"2026-03-04 13:00:0{m}.318353 +0000 UTC"},
+        "Message": {
+            kind: {"Latitude": 29.5, "Longitude": -94.5, "Sog": 10.1, "Cog": 90, "Type": 70, "UserID": 367000001}
+        },
+    }
+    for m, kind in enumerate(("ShipStaticData", "PositionReport", "PositionReport", "PositionReport"))
+]
+PLACED = [
+    {
+        "geometry": {"type": "Point", "coordinates": [-94.5, 29.5]},
+        "properties": {"mmsi": 367000001, "time": 1577836800 + m},
+    }
+    for m in range(6)
+]
+
+
+def _messages() -> list[Good]:
+    parts = {"a.jsonl": _lines(FLAT), "b.jsonl": _lines(STREAMED), "c.ndjson": _lines(PLACED)}
+    return [
+        *(Good(name, lines, "jsonl") for name, lines in parts.items()),
+        Good("d.jsonl.gz", gzipped(_lines(FLAT)), "jsonl"),
+    ]
+
+
+def messages(path: Path) -> None:
+    """Read JSON lines of messages, whatever the damage makes of them: words, messages or neither."""
+    segment_reader.holds_words(path)
+    tracks(path)
 
 
 def tracks(path: Path) -> None:
@@ -143,6 +193,7 @@ READERS = [
     Reader("splits", lambda: [Good("a.json", json.dumps(SPLIT).encode(), "json")], split_file.load_split),
     Reader("sentences", lambda: [Good("a.nmea", sentences())], _skipping, 250, needs="pyais"),
     Reader("sentences with right sums", lambda: [Good("a.nmea", sentences())], _whole_sentences, 250, needs="pyais"),
+    Reader("JSON lines of messages", _messages, messages, 250),
     Reader("vessel tables", _tables, tracks, 250),
     Reader("packed tables", lambda: [Good("a.csv.gz", gzipped(TABLE)), Good("b.csv.zst", zstd(TABLE))], tracks, 100),
     Reader("vessel parquet", lambda: [Good("a.parquet", _parquet())], tracks, 150),

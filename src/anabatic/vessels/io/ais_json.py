@@ -135,8 +135,8 @@ class _Messages:
         if not is_position or not texts.get("lat") or not texts.get("lon"):
             bad_rows.counts[NO_POSITION] += 1
             return None
-        for column, (key, _) in read.items():
-            self.used.setdefault(column, key)
+        for column in texts.keys() & read.keys():
+            self.used.setdefault(column, read[column][0])
         if texts.get("type") is not None:
             self.used.setdefault("type", "type")
         self.factors.update(layout.factors)
@@ -170,7 +170,7 @@ class _Messages:
             raise DataError(f'{self.path}: no key "{unmet[0]}"', f"the file has {list_names(list(self.key_counts))}")
         self.has_positions = True
         unused = tuple(f"{key} ({count:,})" for key, count in self.key_counts.items() if key not in self.used_keys)
-        layout = ColumnLayout(self.used, self.factors, unused, len(self.key_counts))
+        layout = ColumnLayout(self.used, self.factors, unused, len(self.key_counts), kind="keys")
         texts = zip(*(row[1:] for row in rows), strict=True) if rows else [()] * len(COLUMN_ALIASES)
         columns = {
             name: pyarrow.array(values, pyarrow.string())
@@ -218,7 +218,7 @@ def _by_leaf(row: dict[str, Any]) -> dict[str, tuple[str, Any]]:
 def _flatten(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each key with its value; keys of inner objects behind those of the outer ones, joined by dots.
 
-    A list `coordinates` is that of GeoJSON: longitude, latitude.
+    A list `coordinates` is that of GeoJSON: longitude, latitude; so is the type of a point or a feature.
     """
     inner = []
     for key, value in row.items():
@@ -227,7 +227,7 @@ def _flatten(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
         elif key == "coordinates" and isinstance(value, list) and len(value) >= 2:
             yield f"{prefix}lon", value[0]
             yield f"{prefix}lat", value[1]
-        else:
+        elif (key, value) not in (("type", "Point"), ("type", "Feature")):
             yield f"{prefix}{key}", value
     for key, value in inner:
         yield from _flatten(value, f"{prefix}{key}.")

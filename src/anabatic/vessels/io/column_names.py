@@ -89,6 +89,7 @@ class ColumnLayout:
         num_columns: number of columns of the file.
         utc_offset: hours that the name of the time column states ("UTC+8"); None: it states none.
         day_first: the layout is known to write the day before the month.
+        kind: what the columns are called in messages.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -97,16 +98,17 @@ class ColumnLayout:
     num_columns: int = 0
     utc_offset: float | None = None
     day_first: bool = False
+    kind: str = "columns"
 
     def describe_unused(self) -> str:
         """Return the columns that are not read, and the values that no column gives; empty: all are read."""
         if not self.unused:
             return ""
-        text = f"{len(self.unused)} of {self.num_columns} columns are not used: {list_names(self.unused)}"
+        text = f"{len(self.unused)} of {self.num_columns} {self.kind} are not used: {list_names(self.unused)}"
         missing = [name for name in ("sog", "cog", "heading") if name not in self.names]
         missing += [] if {"label", "type"} & self.names.keys() else ["type"]
         if missing:
-            text += f"; no column for {', '.join(missing)} (name one with --tracks.columns {missing[0]}=NAME)"
+            text += f"; nothing gives {', '.join(missing)} (name one with --tracks.columns {missing[0]}=NAME)"
         return text
 
 

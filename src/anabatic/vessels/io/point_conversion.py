@@ -173,7 +173,10 @@ class PointConverter:
             self.label_locations[self.labels.texts[index]] = (
                 f"{path}: line {first_line[0]}" if len(first_line) else str(path)
             )
-        return self._drop_impossible(path, rows, keep, extent)
+        points = self._drop_impossible(path, rows, keep, extent)
+        if "vessel" not in columns and self._settings.columns.get("vessel") != WHOLE_FILE:
+            self._require_one_vessel(path, points)
+        return points
 
     def _parse_times(
         self, path: Path, columns: ArrowColumns, lines: Ints, extent: ValueExtent
@@ -238,8 +241,6 @@ class PointConverter:
         keep &= ~not_available & ~outside
         rows = rows[keep]
         extent.units.add_points(rows)
-        if "vessel" not in extent.layout.names and self._settings.columns.get("vessel") != WHOLE_FILE:
-            self._require_one_vessel(path, rows)
         if self._settings.clean:
             rows = self._drop_not_available(rows)
         with np.errstate(invalid="ignore"):

@@ -140,6 +140,7 @@ def _parse_recognised(text: Any, offset_seconds: int, date_order: DateOrder | No
     if _SPLIT_DATE.match(first_value):
         order = date_order or find_date_order(text) or "day"
         text = pc.replace_substring_regex(text, r"^(\d{1,2})[/-](\d{1,2})[/-](\d{4})[T,]? *", r"\1/\2/\3 ")
+        text = pc.replace_substring_regex(text, r"(:\d\d)[.,]\d+", r"\1")
         parsed = pc.strptime(text, format=_ORDERED_FORMATS[order][0], unit="s", error_is_null=True)
         result = _fill_missing(parsed.cast(pa.int64()), offset_seconds)
         formats: tuple[str | None, ...] = _ORDERED_FORMATS[order]

@@ -78,6 +78,7 @@ def measure_jumps(time: Ints, lat: Floats, lon: Floats, max_knots: float) -> NDA
 
 NO_POSITION = "messages without a position (their ship types are read)"
 """Reason for which messages are not points."""
+UNREADABLE_ROWS = "rows that cannot be read"
 SKIP_HINT = "or skip such rows with --tracks.on-bad-row skip"
 
 
@@ -95,7 +96,7 @@ class BadRowPolicy:
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
-    def report_row(self, message: str, hint: str, kind: str = "rows that cannot be read") -> None:
+    def report_row(self, message: str, hint: str, kind: str = UNREADABLE_ROWS) -> None:
         """Report one bad row.
 
         Args:

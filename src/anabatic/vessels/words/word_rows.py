@@ -18,7 +18,8 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.json_reader import to_finite_number as finite_number
 from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines
 from anabatic.vessels.io.class_labels import require_known_label, resolve_classes
-from anabatic.vessels.io.track import BadRowPolicy
+from anabatic.vessels.io.column_names import list_names
+from anabatic.vessels.io.track import UNREADABLE_ROWS, BadRowPolicy
 from anabatic.vessels.words.kinematic_features import FEATURE_NAMES
 from anabatic.vessels.words.segments import Segment, SegmentSet
 from anabatic.vessels.words.vocabulary import (
@@ -31,6 +32,12 @@ from anabatic.vessels.words.vocabulary import (
 
 _FORMAT_MARKS = (("H3_CHAR_", "char"), ("H3_cell_", "cell"), ("TURN_", "motion"), ("DT_", "compact"))
 """Word prefixes that identify the format of a row without the key `words`."""
+_KNOWN_KEYS = frozenset(
+    ("text", "original_text", "input_text", "labels", "label", "original_label", "true_label", "class", "vessel")
+    + ("source_file", "start", "window", "words", "features", "place", "h3_method", "segment_length")
+)
+"""Keys of rows of words, also those of the source project that are not needed."""
+_NO_VESSEL = "rows that name no vessel (each is taken for one of its own)"
 MAX_CLASSES = 10_000
 MAX_UNKNOWN_FRACTION = 0.01
 """Fraction of unknown words above which a warning is logged."""
@@ -55,14 +62,23 @@ def read_word_rows(
     parsed: list[tuple[Segment, str, str]] = []
     spec = expected_spec
     for path in paths:
+        unused, before = Counter[str](), bad_rows.counts.copy()
         for line_number, row in read_objects(path, bad_rows):
             location = f"{path}: line {line_number}"
+            if "predicted_class" not in row:
+                unused.update(row.keys() - _KNOWN_KEYS)
             try:
                 spec = _resolve_word_spec(row, spec, location)
                 segment, name = _parse_segment(row, path, line_number, settings, bad_rows)
                 parsed.append((segment, name, location))
             except RejectedRowError as error:
                 bad_rows.report_row(f"{location}: {error}", error.hint)
+        if unused:
+            keys = [f"{key} ({count:,} rows)" for key, count in sorted(unused.items())]
+            log.warn(f"{path}: {len(unused)} keys are not used: {list_names(keys)}")
+        for reason in (UNREADABLE_ROWS, _NO_VESSEL):
+            if count := bad_rows.counts[reason] - before[reason]:
+                log.warn(f"{path}: {count:,} {reason}")
     if not parsed or spec is None:
         raise DataError(f"{paths[0]}: no row of words", 'a row looks like {"text": "YEAR_2021 ...", "label": 0}')
     classes, rows = _label_segments(parsed, settings, bad_rows)
@@ -158,7 +174,7 @@ def _parse_segment(
     source = str(row.get("source_file") or "")
     vessel = str(row.get("vessel") or Path(source).stem)
     if not vessel:
-        bad_rows.counts["rows that name no vessel (each is taken for one of its own)"] += 1
+        bad_rows.counts[_NO_VESSEL] += 1
         vessel = f"{path.name}:{line_number}"
     label, name = _parse_label(row)
     words = text.split()
