@@ -34,9 +34,9 @@ class TrackSettings:
     class_map: dict[str, str] = field(default_factory=dict)
     """Name or code in the files -> class, for example `{储罐船: Storage_Tanker, "70": Cargo}`."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our column (vessel, time, lat, lon, sog, cog, heading, label, type) -> its name in the files."""
+    """Our column (vessel, time, lat, lon, sog, cog, heading, label, type) -> its name in the files, with `[unit]`."""
     time_format: str | None = None
-    """strptime format of the time column; default: recognised (ISO 8601, day-first dates, unix seconds or ms)."""
+    """strptime format of the time column; default: recognised (ISO 8601, clear dates, unix seconds or ms)."""
     utc_offset: float = 0.0
     """Hours that times without a zone are ahead of UTC."""
     clean: bool = True
@@ -85,7 +85,8 @@ class ClassifyWordsJob:
     """Read AIS files, clean them, cut the tracks into segments and write each as a row of words.
 
     Tables (.csv, .tsv, also .gz, .zst, .bz2, .zip; .parquet) may have the columns of NOAA MarineCadastre, of the Danish
-    Maritime Authority or of the source project; raw sentences (.nmea, .nm4) need `pip install 'anabatic[nmea]'`.
+    Maritime Authority, of the source project and others; messages can be JSON lines (.jsonl, .ndjson); raw sentences
+    (.nmea, .nm4) need `pip install 'anabatic[nmea]'`.
     """
 
     inputs: list[str] = field(default_factory=list)
