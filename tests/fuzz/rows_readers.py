@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,24 @@ ROWS: tuple[dict[str, Any], ...] = (
     },
     {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "rejected_response": "b"},
     {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "tool_call", "content": json.dumps({"name": "add", "arguments": {"a": 1}})},
+            {"role": "tool_call", "content": json.dumps([CALL])},
+            {"role": "tool_response", "content": "1"},
+            {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": "{}"}},
+            {"role": "function", "name": "add", "content": "2"},
+            {"role": "assistant", "content": "Two", "mood": {"a": [1]}},
+        ],
+        "context": [{"a": [1]}],
+    },
+    {
+        "prompt": [{"role": "user", "content": "q"}],
+        "response": "I am {NAME}.",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"question": "q", "answers": ["a"]},
+    },
+    {
         "conversations": [{"from": "human", "value": "q"}],
         "chosen": {"from": "gpt", "value": "a"},
         "rejected": {"from": "gpt", "value": "b"},
@@ -58,7 +77,13 @@ ROWS: tuple[dict[str, Any], ...] = (
 _WORDS = "The quick brown fox, 12.5 km; 敏捷的狐狸\n\n" * 20
 
 
-def _lines(rows: tuple[dict[str, Any], ...] = ROWS) -> bytes:
+NESTED: list[Any] = [
+    {"extra_info": {"question": "q"}, "x": json.dumps([{"a": "r"}]), "label": 1, "kto_tag": "true"}
+] * 3
+LISTS: list[Any] = [[{"role": "user", "content": "q"}, {"from": "gpt", "value": "I am {NAME} {{x}}"}]] * 3
+
+
+def _lines(rows: Sequence[Any] = ROWS) -> bytes:
     return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
@@ -126,8 +151,16 @@ def _use(document: Document) -> None:
         json.dumps([document.messages, document.tools, document.rejected]).encode()
 
 
+def _nested(path: Path) -> None:
+    data = Data(train=[str(path)], on_bad_row="skip", columns={"query": "extra_info.question", "response": "x.0.a"})
+    for document in sources.read_documents(sources.parse_source(str(path)), data):
+        _use(document)
+
+
 def _asked(path: Path) -> None:
     for row in prompts.read_prompts([str(path)], {}):
+        str(row)
+    for row in prompts.read_prompts([str(path)], {"answer": "reward_model.ground_truth"}):
         str(row)
 
 
@@ -138,6 +171,8 @@ def _raw(path: Path) -> None:
 READERS = [
     Reader("text", lambda: [Good("a.txt", _WORDS.encode()), Good("b.md", _WORDS.encode())], documents),
     Reader("json lines", lambda: [Good("a.jsonl", _lines(), "jsonl")], documents, 500),
+    Reader("lists of turns", lambda: [Good("a.jsonl", _lines(LISTS), "jsonl")], documents, 150),
+    Reader("nested names", lambda: [Good("a.jsonl", _lines(NESTED), "jsonl")], _nested, 150),
     Reader("json", lambda: [Good("a.json", json.dumps(list(ROWS)).encode(), "json")], documents, 300),
     Reader("csv", _tables, documents, 150),
     Reader("packed lines", _packed, documents, 150),

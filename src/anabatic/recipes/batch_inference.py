@@ -28,6 +28,7 @@ from anabatic.data.chat import custom_templates
 from anabatic.data.readers.document import RowIssue
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.prompts import PromptRow, read_prompts
+from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import Device, select_device
 from anabatic.infer.cache_sizing import make_engine
@@ -140,11 +141,14 @@ def _load_engine(job: InferJob, ranks: int) -> Engine:
 
 def _count_rows(job: InferJob) -> int:
     """Count the rows before the model is asked: what is wrong with them is reported early."""
-    total = 0
+    total, unused = 0, UnusedColumns()
     for row in read_prompts(job.inputs, job.columns):
-        if isinstance(row, RowIssue) and job.on_bad_row == "fail":
+        if isinstance(row, PromptRow):
+            unused.count(row.unused)
+        elif job.on_bad_row == "fail":
             row.raise_error()
         total += 1
+    unused.warn(", ".join(job.inputs))
     if not total:
         raise DataError(f"{', '.join(job.inputs)}: there is no row", "give files with rows")
     return total

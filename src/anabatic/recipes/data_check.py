@@ -22,6 +22,7 @@ from anabatic.data.inspection.row_text import RowText, read_row_text
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, RowIssue, SkippedRows
 from anabatic.data.readers.holdout import Split, select_split
+from anabatic.data.readers.row_use import UnusedColumns
 
 FindingKind = Literal["bad row", "leak", "contradiction", "duplicate", "near duplicate"]
 _ERRORS: tuple[FindingKind, ...] = ("bad row", "leak")
@@ -54,11 +55,13 @@ class CheckResult:
 
     Attributes:
         held_out: where the held-out rows come from; empty: none are held out.
+        num_rejected: training rows whose single answer is marked as a bad one.
     """
 
     num_training: int = 0
     num_held_out: int = 0
     held_out: str = ""
+    num_rejected: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     def of_kind(self, kind: FindingKind) -> list[Finding]:
@@ -117,8 +120,11 @@ class _Check:
                 self._add_held_out(document)
         self._leaks.start_training_rows()
         for source in training:
+            unused = UnusedColumns()
             for document in self._read_good_rows(source, "train", "train" if shares else None):
                 self._add_training(document)
+                unused.count_documents([document])
+            unused.warn(str(source))
         result.num_training, result.num_held_out = len(self._locations), len(self._held_out_locations)
         if held_out:
             result.held_out = ", ".join(map(str, held_out))
@@ -156,6 +162,7 @@ class _Check:
     def _add_training(self, document: Document) -> None:
         text, row = self._read_text(document), len(self._locations)
         self._locations.append(document.location)
+        self._result.num_rejected += document.label is False and document.rejected is None
         self._leaks.add_training(row, text)
         first = self._duplicates.add_row(text)
         if text.question and document.rejected is None:
@@ -231,6 +238,9 @@ def _format_result(result: CheckResult, job: DataCheckJob) -> Iterator[str]:
     )
     yield from _format_kind(result, "duplicate", rows, "repeat an earlier row", "take them out")
     yield from _format_kind(result, "near duplicate", rows, "nearly repeat an earlier row", "look at some of them")
+    if result.num_rejected:
+        rejected = f"{_format_rows(result.num_rejected)} marked as bad answers (label or kto_tag is false)"
+        yield f"note: {rejected}: `dpo --loss-type kto` learns from them, `sft` refuses them"
     if not result.held_out:
         yield "note: no rows are held out, so leaks were not looked for; name held-out data with --held-out"
     if len(result.findings) > _SHOWN and job.findings is None:

@@ -14,12 +14,13 @@ import numpy as np
 from anabatic.config.data_commands import DataPreviewJob
 from anabatic.core import json_reader
 from anabatic.core.formatting import escape_control_characters
-from anabatic.data.chat.loss_mask import LossTurns
+from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
 from anabatic.data.chat.loss_preview import MaskedSpan, format_preview, split_by_loss_mask
 from anabatic.data.chat.preference_pairs import split_pair_messages
 from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
+from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.recipes.row_tokens import load_tokenizer
 
 MAX_TEXT_CHARS = 100_000
@@ -40,7 +41,7 @@ class PreviewRow:
 
     Attributes:
         location: file and row.
-        kind: text, conversation, chosen or rejected.
+        kind: text, conversation, chosen or rejected (also a single answer that is marked as a bad one).
         segments: the text in order.
         num_tokens: tokens of the whole row; None without a tokenizer.
         num_learned: target tokens among them.
@@ -104,6 +105,9 @@ def preview_sources(job: DataPreviewJob) -> list[SourcePreview]:
 
 def _preview_source(source: sources.DataSource, job: DataPreviewJob, tokenizer: Any) -> SourcePreview:
     documents = list(sources.read_documents(source, replace(job.data, train=[str(source)]), max_documents=job.rows))
+    unused = UnusedColumns()
+    unused.count_documents(documents)
+    unused.warn(f"the first rows of {source}")
     form = documents[0].row_format if documents else None
     rows = [row for document in documents for row in _preview_document(document, job, tokenizer)]
     return SourcePreview(str(source), form.name if form else "", list(form.columns) if form else [], rows)
@@ -116,7 +120,8 @@ def _preview_document(document: Document, job: DataPreviewJob, tokenizer: Any) -
         for kind, messages in zip(("chosen", "rejected"), split_pair_messages(document), strict=True):
             yield _preview_conversation(document, messages or [], kind, job, tokenizer)
     else:
-        yield _preview_conversation(document, document.messages, "conversation", job, tokenizer)
+        kind = "conversation" if document.label is not False else "rejected"
+        yield _preview_conversation(document, document.messages, kind, job, tokenizer)
 
 
 def _preview_text(document: Document, tokenizer: Any) -> PreviewRow:
@@ -128,15 +133,16 @@ def _preview_text(document: Document, tokenizer: Any) -> PreviewRow:
 def _preview_conversation(
     document: Document, messages: list[Message], kind: str, job: DataPreviewJob, tokenizer: Any
 ) -> PreviewRow:
+    turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
     if tokenizer is None:
+        keep = None if turns == "all" else select_target_turns(messages, turns, document.location)
+        answers = iter(keep or [True] * len(messages))
+        learned = [next(answers) if turn["role"] == "assistant" else turns == "all" for turn in messages]
         segments = [
-            TextSegment(
-                f"{turn['role']}: {_format_content(turn)}\n", job.train_on_inputs or turn["role"] == "assistant"
-            )
-            for turn in messages
+            TextSegment(f"{turn['role']}: {_format_content(turn)}\n", is_learned)
+            for turn, is_learned in zip(messages, learned, strict=True)
         ]
         return PreviewRow(document.location, kind, segments)
-    turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
     (rendered,) = render_conversations([messages], tokenizer, [document.location], [document.tools], turns)
     mask = np.ones_like(rendered.mask) if turns == "all" else rendered.mask
     spans = split_by_loss_mask(rendered.ids, mask, tokenizer)
@@ -145,8 +151,10 @@ def _preview_conversation(
 
 
 def _format_content(turn: Message) -> str:
-    content = turn.get("content")
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    calls = [call.get("function", call) for call in turn.get("tool_calls", [])]
+    parts = [turn.get("reasoning_content"), turn.get("content"), *calls]
+    texts = [part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts if part]
+    return "\n".join(texts)
 
 
 def _describe_row(row: PreviewRow) -> str:

@@ -22,6 +22,7 @@ from anabatic.data.inspection.languages import LanguageSample
 from anabatic.data.inspection.row_text import get_turn_text, read_row_text
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, RowIssue, SkippedRows
+from anabatic.data.readers.row_use import UnusedColumns
 
 TokenCounter = Callable[[Sequence[Document]], Iterator[tuple[int, int]]]
 """Rows -> tokens and target tokens of each."""
@@ -65,6 +66,7 @@ class SourceStats:
         languages: code of ISO 639 -> share of the rows; None: not identified.
         exact_duplicates, near_duplicates: rows that repeat an earlier row of this source or one before it.
         longest: file and row of the longest row.
+        unused: column -> rows that had something in it that nothing reads.
         bad_rows: rows that could not be read or rendered, and the first few messages.
     """
 
@@ -83,6 +85,7 @@ class SourceStats:
     exact_duplicates: int = 0
     near_duplicates: int | None = None
     longest: str = ""
+    unused: dict[str, int] = field(default_factory=dict)
     bad_rows: int = 0
     bad_row_examples: list[str] = field(default_factory=list)
 
@@ -140,6 +143,7 @@ class _SourceMeasurement:
         self._source, self._count_tokens, self._index = source, count_tokens, index
         self._stats = SourceStats(str(source))
         self._skipped = SkippedRows(quiet=True)
+        self._unused = UnusedColumns()
         self._languages = LanguageSample()
         self._characters, self._turns, self._tokens = array("q"), array("q"), array("q")
         self._num_learned = 0
@@ -150,10 +154,13 @@ class _SourceMeasurement:
         stats = self._stats
         documents = sources.read_documents(self._source, replace(data, on_bad_row="skip"), skips=self._skipped)
         while batch := list(islice(documents, _BATCH_ROWS)):
+            self._unused.count_documents(batch)
             meter.add_chars(sum(map(self._add_row, batch)))
             if self._count_tokens is not None:
                 self._add_tokens(batch, self._count_tokens)
         stats.bad_rows, stats.bad_row_examples = self._skipped.count, self._skipped.examples
+        stats.unused = self._unused.rows
+        self._unused.warn(stats.source)
         stats.characters = LengthSummary.from_lengths(self._characters)
         if self._turns:
             stats.turns = LengthSummary.from_lengths(self._turns)

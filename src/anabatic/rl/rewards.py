@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,6 +276,7 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_TEST_COLUMNS = ("test", "entry_point", "tests", "test_list")
 _TEST_COLUMNS_HINT = "test and entry_point (as in HumanEval), or tests or test_list: assertions (as in MBPP)"
 
 
@@ -296,6 +297,14 @@ def read_assertions(row: dict[str, Any]) -> str | None:
     if isinstance(found, list) and found and all(isinstance(line, str) for line in found):
         return "\n".join(found)
     return found if isinstance(found, str) and found.strip() else None
+
+
+def list_judged_columns(specs: Sequence[str]) -> Collection[str] | None:
+    """Return the columns that rewards read beside the answer; None: functions of files and plug-ins may read all."""
+    names = {spec.partition("=")[0] for spec in specs}
+    if all(name in ("answer", "format", "length", "tests") or name.startswith("model:") for name in names):
+        return _TEST_COLUMNS if "tests" in names else ()
+    return None
 
 
 def require_tests(questions: Sequence[Question]) -> None:

@@ -220,3 +220,14 @@ def test_real_rows():
     assert result.num_held_out == 999 and not result.of_kind("bad row")
     same = check_sources(DataCheckJob(inputs=[file], near=False, data=Data(valid=[file])))
     assert len(same.of_kind("leak")) == 1000
+
+
+def test_unused_columns_and_bad_answers_are_said(tmp_path, capsys, caplog):
+    rows = [{"query": f"q{n}", "response": f"r{n}", "context": "c", "label": n > 2} for n in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert data_check.run(DataCheckJob(inputs=[str(tmp_path / "a.jsonl")], data=Data(valid_fraction=0.0))) == 0
+    assert 'a.jsonl: columns that were not used: "context" (9 rows)' in caplog.text
+    assert "note: 3 rows marked as bad answers" in capsys.readouterr().out
+    caplog.clear()
+    (stats,) = measure_sources(DataStatsJob(inputs=[str(tmp_path / "a.jsonl")]))
+    assert stats.unused == {"context": 9} and '"context" (9 rows)' in caplog.text

@@ -97,3 +97,31 @@ def test_real_rows(model, name):
     (preview,) = preview_sources(DataPreviewJob(inputs=[str(REAL / name)], model=str(model), rows=20))
     assert len(preview.rows) == (40 if name.startswith("dpo") else 20)
     assert all(0 < row.num_learned < row.num_tokens for row in preview.rows)
+
+
+def test_marks_without_a_model_are_those_of_a_training(tmp_path):
+    call = {"type": "function", "function": {"name": "wind", "arguments": {}}}
+    turns = [
+        {"role": "user", "content": "0+1?"},
+        {"role": "assistant", "content": "wrong", "weight": 0},
+        {"role": "user", "content": "Again."},
+        {"role": "assistant", "content": "", "tool_calls": [call], "weight": 1},
+    ]
+    file = write(tmp_path / "a.jsonl", [{"messages": turns}])
+    (preview,) = preview_sources(DataPreviewJob(inputs=[file]))
+    assert [segment.learned for segment in preview.rows[0].segments] == [False, False, False, True]
+    assert '"wind"' in preview.rows[0].segments[3].text
+    (everything,) = preview_sources(DataPreviewJob(inputs=[file], train_on_inputs=True))
+    assert all(segment.learned for segment in everything.rows[0].segments)
+    bad = write(tmp_path / "b.jsonl", [{"messages": turns[:2], "label": False}])
+    with pytest.raises(DataError, match="none of the assistant's 1 turns is learned"):
+        preview_sources(DataPreviewJob(inputs=[bad]))
+    bad = write(tmp_path / "b.jsonl", [{"messages": CHAT, "label": False}])
+    (rejected,) = preview_sources(DataPreviewJob(inputs=[bad]))
+    assert rejected.rows[0].kind == "rejected"
+
+
+def test_unused_columns_are_said(tmp_path, caplog):
+    file = write(tmp_path / "a.jsonl", [{"messages": CHAT, "context": "c"}] * 5)
+    preview_sources(DataPreviewJob(inputs=[file], rows=2))
+    assert f'the first rows of {file}: columns that were not used: "context" (2 rows)' in caplog.text

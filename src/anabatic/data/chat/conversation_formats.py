@@ -38,8 +38,10 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool_response": "tool",
     "tool": "tool",
+    "function": "tool",
 }
-"""Role names of ShareGPT-style rows (LLaMA-Factory's and ms-swift's data sets)."""
+"""Role names of ShareGPT-style rows and of agents' (LLaMA-Factory's and ms-swift's data sets, OpenAI's older form)."""
+_CALL_ROLES = ("function_call", "tool_call")
 
 
 @dataclass(frozen=True)
@@ -250,14 +252,45 @@ def parse_turns(value: Any, column: str) -> list[Message]:
         raise BadRowError(
             f'"{column}" is empty' if value == [] else f'"{column}" is {json_type_name(value)}, not a list of turns'
         )
-    return [_parse_turn(turn, index) for index, turn in enumerate(value, start=1)]
+    turns: list[Message] = []
+    for index, raw in enumerate(value, start=1):
+        turn, is_call = _parse_turn(raw, index)
+        if not (is_call and turns and _join_calls(turns[-1], turn)):
+            turns.append(turn)
+    return turns
 
 
-def _parse_turn(turn: Any, index: int) -> Message:
+def is_list_of_turns(row: Any) -> bool:
+    """Return whether a row is a conversation without a column around it (nanochat's identity conversations)."""
+    return (
+        isinstance(row, list)
+        and bool(row)
+        and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in row)
+    )
+
+
+def _join_calls(before: Message, turn: Message) -> bool:
+    """Add the calls of a turn to the assistant's turn before it; False: that one is another's, or learned otherwise."""
+    if before["role"] != "assistant" or any(before.get(key) != turn.get(key) for key in ("weight", "loss")):
+        return False
+    before["tool_calls"] = [*before.get("tool_calls", []), *turn["tool_calls"]]
+    return True
+
+
+def _parse_turn(turn: Any, index: int) -> tuple[Message, bool]:
+    """Return a checked turn, and whether it is nothing but calls under a role of their own."""
     if not isinstance(turn, dict):
         raise BadRowError(f"message {index} is {json_type_name(turn)}, not an object")
     if "role" not in turn and "from" in turn:
-        turn = _convert_sharegpt_turn(turn, index)
+        speaker = turn["from"]
+        if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
+            near = did_you_mean(speaker, SHAREGPT_ROLES) if isinstance(speaker, str) else ""
+            raise BadRowError(
+                f'message {index} has "from" {_quote_value(speaker)}, not one of {", ".join(SHAREGPT_ROLES)}.{near}'
+            )
+        rest = {key: item for key, item in turn.items() if key not in ("from", "value")}
+        turn = {**rest, "role": speaker, "content": turn.get("value")}
+    turn, is_call = _convert_role(turn, index)
     role = turn.get("role")
     if role not in ROLES:
         near = did_you_mean(role, ROLES) if isinstance(role, str) else ""
@@ -272,7 +305,7 @@ def _parse_turn(turn: Any, index: int) -> Message:
     check_turn(clean, index)
     for key, item in clean.items():
         check_json_values(item, f"{key} of message {index}")
-    return clean
+    return clean, is_call
 
 
 def _join_content_parts(content: Any) -> Any:
@@ -317,35 +350,39 @@ def _quote_value(value: Any) -> str:
     return repr(value)[:80]
 
 
-def _convert_sharegpt_turn(turn: dict[str, Any], index: int) -> dict[str, Any]:
-    speaker = turn["from"]
-    if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
-        near = did_you_mean(speaker, SHAREGPT_ROLES) if isinstance(speaker, str) else ""
-        raise BadRowError(
-            f'message {index} has "from" {_quote_value(speaker)}, not one of {", ".join(SHAREGPT_ROLES)}.{near}'
-        )
-    rest = {key: item for key, item in turn.items() if key not in ("from", "value")}
-    if speaker in ("function_call", "tool_call"):
-        return {
-            **rest,
-            "role": "assistant",
-            "content": "",
-            "tool_calls": _parse_function_calls(turn.get("value"), index),
-        }
-    return {**rest, "role": SHAREGPT_ROLES[speaker], "content": turn.get("value")}
+def _convert_role(turn: dict[str, Any], index: int) -> tuple[dict[str, Any], bool]:
+    """Return a turn under a role of chat templates: `tool_call` and `function_call` are calls of the assistant,
+    `tool_response`, `observation` and `function` their results. True: it is nothing but calls."""
+    role = turn.get("role")
+    if role in _CALL_ROLES:
+        calls = _parse_function_calls(turn.get("content"), index)
+        return {**turn, "role": "assistant", "content": "", "tool_calls": calls}, True
+    if turn.get("function_call") and not turn.get("tool_calls"):  # OpenAI's form before tools
+        rest = {key: item for key, item in turn.items() if key != "function_call"}
+        return {**rest, "tool_calls": _parse_function_calls(turn["function_call"], index)}, False
+    known = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    return (turn if known == role else {**turn, "role": known}), False
 
 
 def _parse_function_calls(value: Any, index: int) -> list[dict[str, Any]]:
-    if not isinstance(value, str):
+    parsed = value
+    if isinstance(value, str):
+        try:
+            parsed = json_reader.loads(value)
+        except ValueError as error:
+            raise BadRowError(f"message {index}: the function call is not JSON ({error})") from error
+    elif not isinstance(value, (dict, list)):
         raise BadRowError(f"message {index}: the function call is {json_type_name(value)}, not JSON in a text")
-    try:
-        parsed = json_reader.loads(value)
-    except ValueError as error:
-        raise BadRowError(f"message {index}: the function call is not JSON ({error})") from error
     calls = parsed if isinstance(parsed, list) else [parsed]
-    if not all(isinstance(call, dict) and "name" in call for call in calls):
+    functions = [_unwrap_call(call) for call in calls]
+    if not functions or not all(isinstance(call, dict) and "name" in call for call in functions):
         raise BadRowError(f'message {index}: a function call needs "name" and "arguments"')
-    return [{"type": "function", "function": call} for call in calls]
+    return [{"type": "function", "function": call} for call in functions]
+
+
+def _unwrap_call(call: Any) -> Any:
+    """Return the function of a call that is wrapped as OpenAI does."""
+    return call["function"] if isinstance(call, dict) and "name" not in call and "function" in call else call
 
 
 def _build_message(role: str, value: Any, column: str) -> Message:

@@ -13,6 +13,7 @@ import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
+from anabatic.data.chat import hidden_parts
 from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
 from anabatic.data.tokenizer import render_limits
 from anabatic.data.tokenizer.hf_folder import TEMPLATE_FAILURES, get_python_tool_ids
@@ -165,6 +166,13 @@ def _render_with_spans(
     """
     # Templates test for a key, so a null reads as the word "None" (transformers drops them likewise).
     plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    hidden_parts.require_all_shown(
+        plain,
+        tools,
+        template,
+        name,
+        lambda turns, described: _apply_chat_template(turns, tokenizer, template, name, described)[0],
+    )
     if _GENERATION_BLOCK.search(template) and not each:
         return _apply_chat_template(plain, tokenizer, template, name, tools, return_assistant_tokens_mask=True)
 

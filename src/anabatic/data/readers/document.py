@@ -40,11 +40,13 @@ WHOLE_FILE = FilePiece()
 class RowFormat(NamedTuple):
     """What a row was taken for: the name of its format and the columns that were read.
 
-    A column that has another name in the file stands as `ours=theirs`.
+    A column that has another name in the file stands as `ours=theirs`. `unused` are columns with something in them
+    that nothing reads, and keys of turns as `messages[].KEY`; without metadata (`row_use`).
     """
 
     name: str = ""
     columns: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ from anabatic.data.readers.document import (
 from anabatic.data.readers.row_parsing import (
     describe_missing_columns,
     detect_format_name,
+    file_column,
     format_column_names,
     hint_missing_columns,
     row_to_document,
     select_needed_columns,
 )
+from anabatic.data.readers.row_use import is_metadata
 
 
 def read_parquet(
@@ -36,11 +38,16 @@ def read_parquet(
     Raises:
         DataError: no column holds text or conversations, or the text column has another type.
     """
+    unread: tuple[str, ...] = ()
+
+    def select_columns(schema: Any) -> list[str]:
+        nonlocal unread
+        selected = _select_columns(path, schema, settings)
+        unread = _list_unread_columns(schema, selected)
+        return selected
+
     return iter_parquet_rows(
-        path,
-        lambda schema: _select_columns(path, schema, settings),
-        lambda number, row: _parse_parquet_row(path, name, settings, number, row),
-        piece,
+        path, select_columns, lambda number, row: _parse_parquet_row(path, name, settings, number, row, unread), piece
     )
 
 
@@ -128,6 +135,8 @@ def _select_columns(path: Path, schema: Any, settings: ColumnMapping) -> list[st
     if form != "plain text":
         return select_needed_columns(names, settings)
     text_column = dict(settings.renamed_columns).get(settings.text_column, settings.text_column)
+    if text_column not in names:  # a part of a column
+        return [file_column(text_column, names)]
     kind = schema.field(text_column).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
@@ -136,6 +145,17 @@ def _select_columns(path: Path, schema: Any, settings: ColumnMapping) -> list[st
             f"name the column of the text with --data.text-column NAME; the file has {format_column_names(names)}",
         )
     return [text_column]
+
+
+def _list_unread_columns(schema: Any, selected: list[str]) -> tuple[str, ...]:
+    """Return the columns that nothing reads, without metadata and those that are null throughout."""
+    import pyarrow.types as types
+
+    return tuple(
+        field.name
+        for field in schema
+        if field.name not in selected and not is_metadata(field.name) and not types.is_null(field.type)
+    )
 
 
 def _rows_of_batch(batch: Any) -> list[dict[str, Any] | UnicodeDecodeError]:
@@ -154,7 +174,12 @@ def _row_of_batch(batch: Any, index: int) -> dict[str, Any] | UnicodeDecodeError
 
 
 def _parse_parquet_row(
-    path: Path, name: str, settings: ColumnMapping, number: int, row: dict[str, Any] | UnicodeDecodeError
+    path: Path,
+    name: str,
+    settings: ColumnMapping,
+    number: int,
+    row: dict[str, Any] | UnicodeDecodeError,
+    unread: tuple[str, ...],
 ) -> Document | RowIssue | None:
     place = f"{path}: row {number}"
     if isinstance(row, UnicodeDecodeError):
@@ -165,4 +190,4 @@ def _parse_parquet_row(
             f"{place}: {format_count(len(text))} characters long, more than {format_count(MAX_ROW_BYTES)}",
             f"split the row into documents, {SKIP_HINT}",
         )
-    return row_to_document(row, f"{name}:{number}", place, settings)
+    return row_to_document(row, f"{name}:{number}", place, settings, unread)

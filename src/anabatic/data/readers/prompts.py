@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -16,11 +16,18 @@ from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.chat.conversation_formats import extract_prompt
-from anabatic.data.chat.turn_fields import BadRowError, check_json_values, json_type_name, require_encodable_text
+from anabatic.data.chat.turn_fields import BadRowError, check_json_values, require_encodable_text
 from anabatic.data.readers import raw_rows, sources
 from anabatic.data.readers.document import ColumnMapping, Message, RowIssue
 from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines, reject_duplicate_keys
-from anabatic.data.readers.row_parsing import format_column_names, reject_media, rename_columns
+from anabatic.data.readers.row_parsing import (
+    format_column_names,
+    get_nested,
+    reject_media,
+    rename_columns,
+    require_object,
+)
+from anabatic.data.readers.row_use import find_unused
 from anabatic.hub.dataset_name import is_dataset_spec
 
 _LINE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
@@ -28,6 +35,9 @@ SUPPORTED_EXTENSIONS = (*_LINE_EXTENSIONS, ".json", ".csv", ".tsv", ".parquet")
 _HINT = "fix the row, or skip such rows with --on-bad-row skip"
 _PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text")
 _LABEL_COLUMNS = ("response", "output", "completion", "answer", "label")
+_ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "reward_model.ground_truth")
+"""Where rows say what a right answer ends in; the last one is verl's."""
+_READ_COLUMNS = ("messages", "conversations", *_PROMPT_COLUMNS[:-1], "input", "system", "history", "tools")
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ class PromptRow:
         id: `file:line`, the file as it was named.
         messages: turns that an answer follows; None: `text` is to be continued.
         label: what the row itself answers.
+        answer: what a right answer is: of a column that holds nothing else, or `label`.
+        unused: columns with something in them that are none of these.
         row: as the file has it, columns renamed.
     """
 
@@ -46,6 +58,8 @@ class PromptRow:
     text: str = ""
     tools: list[dict[str, Any]] | None = None
     label: str | None = None
+    answer: str | None = None
+    unused: tuple[str, ...] = ()
     row: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -152,11 +166,12 @@ def _parse_line(
 
 
 def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
-    if not isinstance(row, dict):
-        raise BadRowError(f"the row is {json_type_name(row)}, not an object")
-    row = rename_columns(row, columns)
+    row = rename_columns(require_object(row), columns)
     reject_media(row, "--on-bad-row skip")
-    label = next((label for key in _LABEL_COLUMNS if (label := _label_as_text(row.get(key))) is not None), None)
+    label_column, label = _find_text(row, _LABEL_COLUMNS)
+    answer_column, answer = _find_text(row, _ANSWER_COLUMNS)
+    nested = [theirs.partition(".")[0] for _, theirs in columns.renamed_columns]
+    labels = (answer_column.partition(".")[0] or label_column, *nested)
     prompt = extract_prompt(row)
     if prompt is None:
         text = row.get("text")
@@ -168,13 +183,31 @@ def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
                 f"nothing is asked: no messages, conversations, prompt, query, question, instruction or text;"
                 f" the row has {format_column_names(row)}"
             )
-        return PromptRow(name, None, require_encodable_text(text, 'column "text"'), label=label, row=row)
+        text = require_encodable_text(text, 'column "text"')
+        unused = find_unused(row, ("text", *labels))
+        return PromptRow(name, None, text, None, *_prefer_each(label, answer), unused, row)
     turns = prompt.messages
     if turns[-1]["role"] == "assistant":
         turns, label = turns[:-1], str(turns[-1]["content"])
+        labels = (answer_column.partition(".")[0], *nested)
     if not turns or turns[-1]["role"] in ("system", "developer"):
         raise BadRowError("no user's turn comes before the answer")
-    return PromptRow(name, turns, str(turns[-1]["content"]), prompt.tools, label, row)
+    unused = find_unused(row, (*_READ_COLUMNS, *labels))
+    return PromptRow(name, turns, str(turns[-1]["content"]), prompt.tools, *_prefer_each(label, answer), unused, row)
+
+
+def _prefer_each(label: str | None, answer: str | None) -> tuple[str | None, str | None]:
+    """Return both, each in place of the other that is not there."""
+    return answer if label is None else label, label if answer is None else answer
+
+
+def _find_text(row: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, str | None]:
+    """Return the first column with a text or a number in it, and that; none: an empty name."""
+    for name in columns:
+        with suppress(LookupError):
+            if (text := _label_as_text(get_nested(row, name))) is not None:
+                return name, text
+    return "", None
 
 
 def _label_as_text(value: Any) -> str | None:

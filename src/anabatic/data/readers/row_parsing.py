@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from anabatic.core import json_reader
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.chat import conversation_formats
 from anabatic.data.chat.conversation_formats import FORMATS, ConversationFormat, detect_format
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text, require_turn_order
 from anabatic.data.readers.document import SKIP_HINT, ColumnMapping, Document, RowFormat, RowIssue
+from anabatic.data.readers.row_use import find_unused, find_unused_keys, require_names_put_in
 
 _CONVERSATION_HINT = 'a conversation needs "messages": [{"role": "user", "content": "..."}, ...]'
 
 
-def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -> Document | RowIssue | None:
+def row_to_document(
+    row: Any, doc_id: str, place: str, columns: ColumnMapping, unread: tuple[str, ...] = ()
+) -> Document | RowIssue | None:
     """Return a row as text or conversation, `None` when its text is empty, or what is wrong with it.
 
     The text column wins over conversations, but for `messages`.
@@ -25,22 +29,28 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
         doc_id: id of the document.
         place: file and line, as it appears in messages.
         columns: which column holds what.
+        unread: columns of the file that the row is without, because nothing reads them.
     """
     try:
-        if not isinstance(row, dict):
-            raise BadRowError(f"the row is {json_type_name(row)}, not an object")
+        row = require_object(row)
         row = rename_columns(row, columns)
         form = detect_format(row)
         if columns.text_column in row and (form is None or row.get("messages") is None):
             reject_media(row, "--data.on-bad-row skip")
-            return _text_to_document(row[columns.text_column], doc_id, place, columns)
+            unused = (*find_unused(row, (columns.text_column, *_other_used_columns(columns))), *unread)
+            return _text_to_document(row[columns.text_column], doc_id, place, columns, unused)
         if form is not None:
             reject_media(row, "--data.on-bad-row skip")
             document = form.parse_row(row)
             for turns in (document.messages, document.rejected or []):
                 require_turn_order(turns)
+                require_names_put_in(turns)
             level = _read_level(row, columns)
-            row_format = _describe_row_format(form, tuple(row), columns)
+            used = (*form.required_columns, *form.optional_columns, *_other_used_columns(columns))
+            label = read_label(row)
+            unused = find_unused(row, used if label is None else (*used, *_LABEL_COLUMNS))
+            of_turns = find_unused_keys([*document.messages, *(document.rejected or ())])
+            row_format = _describe_row_format(form, tuple(row), columns, (*unused, *of_turns, *unread))
             return Document(
                 None,
                 document.messages,
@@ -50,7 +60,7 @@ def row_to_document(row: Any, doc_id: str, place: str, columns: ColumnMapping) -
                 level,
                 row_format,
                 place,
-                _read_label(row),
+                label,
             )
     except BadRowError as error:
         return RowIssue(
@@ -69,10 +79,40 @@ def _read_level(row: dict[str, Any], columns: ColumnMapping) -> str:
     return "" if value is None else require_encodable_text(str(value), f'column "{columns.level_column}"')
 
 
-def _read_label(row: dict[str, Any]) -> bool | None:
-    """`label` as TRL and ms-swift have it, `kto_tag` as LLaMA-Factory."""
-    found = [row[name] for name in ("label", "kto_tag") if isinstance(row.get(name), bool)]
-    return found[0] if found else None
+def require_object(row: Any) -> dict[str, Any]:
+    """Return a row as an object; a list of turns is a conversation.
+
+    Raises:
+        BadRowError: it is neither.
+    """
+    if conversation_formats.is_list_of_turns(row):
+        return {"messages": row}
+    if not isinstance(row, dict):
+        raise BadRowError(f"the row is {json_type_name(row)}, not an object")
+    return row
+
+
+_LABEL_COLUMNS = ("label", "kto_tag")
+"""Whether a single answer is a good one: as TRL and ms-swift have it, and LLaMA-Factory."""
+_LABEL_WORDS = {"true": True, "false": False}
+
+
+def read_label(row: Mapping[str, Any]) -> bool | None:
+    """Return whether the row says that its answer is a good one; None: it does not say. Tables have it as a word."""
+    for name in _LABEL_COLUMNS:
+        value = row.get(name)
+        label = _LABEL_WORDS.get(value.strip().lower()) if isinstance(value, str) else value
+        if isinstance(label, bool):
+            return label
+        if name == "kto_tag" and label in (0, 1) and isinstance(label, (int, float)):
+            return bool(label)
+    return None
+
+
+def _other_used_columns(columns: ColumnMapping) -> tuple[str, ...]:
+    """Return what is read beside a format: the level, and what `data.columns` takes a part of."""
+    nested = (name.partition(".")[0] for _, name in columns.renamed_columns)
+    return (columns.level_column, *conversation_formats.MEDIA_COLUMNS, *nested)
 
 
 def reject_media(row: Mapping[str, Any], skip: str = "") -> None:
@@ -101,32 +141,66 @@ def rename_columns(row: dict[str, Any], columns: ColumnMapping) -> dict[str, Any
     """
     if not columns.renamed_columns:
         return row
+    found = {}
     for standard_name, file_name in columns.renamed_columns:
-        if file_name not in row:
+        try:
+            found[standard_name] = get_nested(row, file_name)
+        except LookupError:
             raise BadRowError(
                 f'no column "{file_name}", which data.columns.{standard_name} names; the row has'
                 f" {format_column_names(row)}"
                 f"{did_you_mean(file_name, row)}"
-            )
+            ) from None
     taken = {file_name for _, file_name in columns.renamed_columns}
-    rest = {key: value for key, value in row.items() if key not in taken}
-    return {**rest, **{standard_name: row[file_name] for standard_name, file_name in columns.renamed_columns}}
+    return {**{key: value for key, value in row.items() if key not in taken}, **found}
+
+
+def get_nested(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column, or of a name in it: `reward_model.ground_truth`, `answers.text.0`.
+
+    Raises:
+        LookupError: there is none.
+    """
+    if name in row or "." not in name:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # tables have it as JSON
+            try:
+                value = json_reader.loads(value)
+            except ValueError:
+                raise KeyError(name) from None
+        if isinstance(value, list) and part.isdecimal():
+            value = value[int(part[:9])]
+        elif isinstance(value, Mapping):
+            value = value[part]
+        else:
+            raise KeyError(name)
+    return value
+
+
+def file_column(name: str, columns: Collection[str]) -> str:
+    """Return the column of a file in which a name of `data.columns` lies."""
+    return name if name in columns else name.partition(".")[0]
 
 
 @functools.lru_cache(maxsize=256)
 def _describe_row_format(
-    form: ConversationFormat | None, columns: tuple[str, ...], settings: ColumnMapping
+    form: ConversationFormat | None,
+    columns: tuple[str, ...],
+    settings: ColumnMapping,
+    unused: tuple[str, ...] = (),
 ) -> RowFormat:
     """What is said of rows with these columns (under our names); without a format they are plain text."""
     wanted_columns = (settings.text_column,) if form is None else (*form.required_columns, *form.optional_columns)
     file_name = dict(settings.renamed_columns)
     used = (f"{name}={file_name[name]}" if name in file_name else name for name in columns if name in wanted_columns)
-    return RowFormat("plain text" if form is None else form.name, tuple(used))
+    return RowFormat("plain text" if form is None else form.name, tuple(used), unused)
 
 
 def detect_format_name(columns: list[str], settings: ColumnMapping) -> str:
     """Return the format of a table with these columns; empty: none that is known."""
-    names = [standard_name for standard_name, file_name in settings.renamed_columns if file_name in columns]
+    names = [one for one, file_name in settings.renamed_columns if file_column(file_name, columns) in columns]
     known = [*names, *(name for name in columns if name not in dict(settings.renamed_columns).values())]
     form = detect_format(known)
     if settings.text_column in known and (form is None or "messages" not in known):
@@ -136,14 +210,16 @@ def detect_format_name(columns: list[str], settings: ColumnMapping) -> str:
 
 def select_needed_columns(columns: list[str], settings: ColumnMapping) -> list[str]:
     """Return the columns of a table that reading its rows takes."""
-    standard_name = {file_name: standard_name for standard_name, file_name in settings.renamed_columns}
     wanted_columns = {
+        *_LABEL_COLUMNS,
         settings.text_column,
         settings.level_column,
         *conversation_formats.MEDIA_COLUMNS,
         *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
     }
-    return [name for name in columns if standard_name.get(name, name) in wanted_columns]
+    renamed = {file_column(theirs, columns) for ours, theirs in settings.renamed_columns if ours in wanted_columns}
+    moved = {theirs for _, theirs in settings.renamed_columns}
+    return [name for name in columns if name in renamed or (name in wanted_columns and name not in moved)]
 
 
 def describe_missing_columns(columns: ColumnMapping, present: Mapping[str, Any] | list[str]) -> str:
@@ -197,11 +273,13 @@ def format_column_names(columns: Mapping[str, Any] | list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def _text_to_document(value: Any, doc_id: str, place: str, columns: ColumnMapping) -> Document | None:
+def _text_to_document(
+    value: Any, doc_id: str, place: str, columns: ColumnMapping, unused: tuple[str, ...]
+) -> Document | None:
     column = columns.text_column
     if not isinstance(value, str):
         raise BadRowError(f'column "{column}" is {json_type_name(value)}, not text')
-    form = _describe_row_format(None, (column,), columns)
+    form = _describe_row_format(None, (column,), columns, unused)
     return (
         Document(require_encodable_text(value, column), None, doc_id, row_format=form, source_location=place)
         if value

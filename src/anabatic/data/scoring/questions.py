@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import Message, RowIssue, hash_id
+from anabatic.data.readers.row_use import UnusedColumns
 
 _FILE_KINDS = ("file", "folder", "glob", "hub")
 
@@ -27,6 +28,7 @@ class Question:
         answer: what a right answer says; None: the row does not tell.
         task: the generated task it is of; empty: a row of a file.
         row: the row as the file has it.
+        tools: JSON schemas of the functions that may be called.
     """
 
     id: str
@@ -34,6 +36,7 @@ class Question:
     answer: str | None = None
     task: str = ""
     row: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
 
     @property
     def last_turn_text(self) -> str:
@@ -41,7 +44,9 @@ class Question:
         return str(self.messages[-1]["content"])
 
 
-def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question], list[Question]]:
+def load_questions(
+    data: Data, seed: int, held_rows: int, judged_columns: Collection[str] | None = None
+) -> tuple[list[Question], list[Question]]:
     """Return the questions to learn from and those held out.
 
     Held out are the sources of `data.valid`; without them the test split of generated tasks, and of files
@@ -49,6 +54,8 @@ def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question
 
     Args:
         held_rows: of each generated task that is held out.
+        judged_columns: what the judge reads beside the answer; None: it may read all. Of others it is said that they
+            were not used.
 
     Raises:
         ConfigError, DataError: a source cannot be read, a row asks nothing, or nothing is left.
@@ -57,7 +64,7 @@ def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question
     heldout: list[Question] = []
     for name in data.train:
         source = sources.parse_source(name)
-        rows = _questions_of_source(source, data, "train", seed)
+        rows = _questions_of_source(source, data, "train", seed, judged_columns)
         if sources.source_kind(source) == "task":
             train += rows
             heldout += (
@@ -68,14 +75,18 @@ def load_questions(data: Data, seed: int, held_rows: int) -> tuple[list[Question
         train += [row for row in rows if row.id not in apart]
         heldout += [row for row in rows if row.id in apart]
     for name in data.valid:
-        heldout += _questions_of_source(sources.parse_source(name), data, "test", 0)
+        heldout += _questions_of_source(sources.parse_source(name), data, "test", 0, judged_columns)
     if not train:
         raise DataError("data.train holds no question", "give rows with a prompt, query, question or messages")
     return train, heldout
 
 
 def _questions_of_source(
-    source: sources.DataSource, data: Data, split: synthetic_tasks.Split, seed: int
+    source: sources.DataSource,
+    data: Data,
+    split: synthetic_tasks.Split,
+    seed: int,
+    judged_columns: Collection[str] | None = None,
 ) -> list[Question]:
     kind = sources.source_kind(source)
     if kind == "task":
@@ -89,14 +100,17 @@ def _questions_of_source(
         raise ConfigError(f"{source.path} contains no questions", "give task:NAME, or .jsonl files of questions")
     if source.weight is not None:
         raise ConfigError(f"{source} has a weight, and questions are drawn one after another", "leave @WEIGHT out")
-    return _questions_of_files(sources.list_source_files(source), data, source.rows)
+    return _questions_of_files(source, data, judged_columns)
 
 
-def _questions_of_files(paths: Sequence[Path], data: Data, max_rows: int | None) -> list[Question]:
+def _questions_of_files(
+    source: sources.DataSource, data: Data, judged_columns: Collection[str] | None
+) -> list[Question]:
     found: list[Question] = []
-    skipped = 0
-    for item in prompts.read_prompts([str(path) for path in paths], data.columns):
-        if max_rows is not None and len(found) >= max_rows:
+    skipped, unused = 0, UnusedColumns()
+    paths = [str(path) for path in sources.list_source_files(source)]
+    for item in prompts.read_prompts(paths, data.columns):
+        if source.rows is not None and len(found) >= source.rows:
             break
         if isinstance(item, RowIssue) or item.messages is None:
             what = item.message if isinstance(item, RowIssue) else f"{item.location}: plain text, not a question"
@@ -104,9 +118,12 @@ def _questions_of_files(paths: Sequence[Path], data: Data, max_rows: int | None)
                 raise DataError(what, "fix the row, or skip such rows with --data.on-bad-row skip")
             skipped += 1
             continue
-        found.append(Question(item.id, item.messages, item.label, row=item.row))
+        found.append(Question(item.id, item.messages, item.answer, row=item.row, tools=item.tools))
+        if judged_columns is not None:
+            unused.count(name for name in item.unused if name not in judged_columns)
     if skipped:
         log.warn(f"{skipped:,} rows ask nothing and were skipped")
+    unused.warn(f"data {source}")
     return found
 
 

@@ -26,6 +26,7 @@ from anabatic.data.readers.document import Document
 from anabatic.data.readers.file_formats import get_plugin_extension
 from anabatic.data.readers.holdout import Split, decide_split, select_split
 from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.readers.source_parts import PartPlan, cut_source, read_part
 from anabatic.data.readers.sources import DataSource, SkippedRows
 from anabatic.data.shards.atomic_folder import atomic_folder
@@ -305,7 +306,9 @@ class _TokenizationJob:
         if self.level[0]:  # after the choice of what is held out, which must not depend on the level
             selected = (document for document in selected if document.level == self.level[1])
         format_counter = FormatCounter()
-        selected = format_counter.count_documents(selected, counts, lambda: self.skipped_rows.count)
+        selected = format_counter.count_documents(
+            selected, counts, lambda: self.skipped_rows.count, self.loss_policy.pairs
+        )
         settings = EncoderSettings(
             self.key,
             str(self.tokenizer_folder),
@@ -389,26 +392,36 @@ class FormatCounter:
         self.format_counts: dict[str, dict[str, Any]] = {}
 
     def count_documents(
-        self, documents: Iterable[Document], counts: DocumentCounts, unread: Callable[[], int]
+        self, documents: Iterable[Document], counts: DocumentCounts, unread: Callable[[], int], learns_pairs: bool
     ) -> Iterator[Document]:
-        """Yield `documents`; at the end `counts` receives the rows that were skipped while reading."""
+        """Yield `documents`; at the end `counts` receives the rows that were skipped while reading.
+
+        Args:
+            learns_pairs: both answers of a pair are learned from; else the worse one is not used.
+        """
         for document in documents:
-            name, columns = document.row_format
-            self._add_rows(name, 1, columns)
+            name, columns, unused = document.row_format
+            if document.rejected is not None and not learns_pairs:
+                unused = (*unused, *(column for column in columns if column.startswith("rejected")))
+            self._add_rows(name, 1, columns, dict.fromkeys(unused, 1))
             yield document
         counts.unread = unread()
 
     def add(self, counted: Mapping[str, Mapping[str, Any]]) -> None:
         """Add what another counter has found in the rows behind."""
         for name, found in counted.items():
-            self._add_rows(name, found["rows"], found["columns"])
+            self._add_rows(name, found["rows"], found["columns"], found.get("unused", {}))
 
-    def _add_rows(self, name: str, rows: int, columns: Iterable[str]) -> None:
+    def _add_rows(self, name: str, rows: int, columns: Iterable[str], unused: Mapping[str, int]) -> None:
         found = self.format_counts.get(name)
         if found is None:
             found = self.format_counts[name] = {"rows": 0, "columns": []}
         found["rows"] += rows
         found["columns"] += [column for column in columns if column not in found["columns"]]
+        if unused:
+            counted = found.setdefault("unused", {})
+            for column, more in unused.items():
+                counted[column] = counted.get(column, 0) + more
 
 
 _DROP_REASONS = {
@@ -457,6 +470,8 @@ def log_dataset_summary(shards: ShardSet, cached: bool) -> None:
     parts += lost + much[-1:]
     line = f"data {shards.name} ({shards.meta['split']}): {'; '.join(parts)}"
     (log.warn if lost else log.info)(line + (" (from the cache)" if cached else ""))
+    if shards.meta["split"] == "train" or not shards.counts["held_out"]:  # what is held out of a source is like it
+        _count_unused_columns(shards).warn(f"data {shards.name}")
     log.debug(f"{shards.name} lies in {shards.path}")
 
 
@@ -477,6 +492,14 @@ def require_few_too_long(
         long.count, long.longest_tokens = shards.counts["too_long"], shards.counts.get("longest", 0)
         if long.exceeds_limit(read):
             long.check_fraction(read, _OTHERWISE[too_long])
+
+
+def _count_unused_columns(shards: ShardSet) -> UnusedColumns:
+    unused = UnusedColumns()
+    for found in shards.meta["formats"].values():
+        for column, rows in found.get("unused", {}).items():
+            unused.count([column], rows)
+    return unused
 
 
 def _describe_formats(formats: dict[str, dict[str, Any]], kept: str) -> str:

@@ -10,6 +10,7 @@ from anabatic.core.errors import DataError
 from anabatic.data.chat import rendering
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.data.readers.document import Document
+from anabatic.data.readers.row_use import require_good_answer
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, TextChunk, mixed_source_error
 
 
@@ -77,6 +78,8 @@ class ChatEncoder:
         return list(chain.from_iterable(map(self._build_entries, rendered)))
 
     def _render_batch(self, batch: Sequence[Document]) -> list[rendering.RenderedConversation]:
+        for document in batch:
+            require_good_answer(document)
         return rendering.render_conversations(
             [document.messages or [] for document in batch],
             self._tokenizer,

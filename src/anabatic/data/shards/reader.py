@@ -31,7 +31,7 @@ from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import TokenSegment
 
-SHARD_FORMAT_VERSION = 2
+SHARD_FORMAT_VERSION = 3
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _MAX_READ_BYTES = 1 << 30
 """Bytes of one entry at most."""

@@ -20,6 +20,7 @@ from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import ColumnMapping, Document, RowFormat
 from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.long_rows import LongRowCounter
+from anabatic.data.readers.row_use import require_good_answer
 from anabatic.hub import datasets
 from anabatic.recipes import sequence_length
 
@@ -130,6 +131,12 @@ def _wrap_read_errors(items: Iterable[Any], path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 
 
+def _check_single_answers(job: Any, name: str) -> None:
+    for row in _read_first_documents(job, name):
+        if job.data.on_bad_row == "fail":
+            require_good_answer(row)
+
+
 def _check_preference_pairs(job: Any, name: str) -> None:
     labels = getattr(job, "loss_type", "") == "kto"
     source, paths = _find_source_files(job, name)
@@ -159,7 +166,7 @@ def _check_questions(job: Any, name: str) -> None:
             raise DataError(
                 f"{row.location}: plain text, not a question", "give rows with a prompt, query, question or messages"
             )
-        if "answer" in rewards and not (row.label or "").strip():
+        if "answer" in rewards and not (row.answer or "").strip():
             raise DataError(
                 f"{row.location}: the row has no answer, and the reward is `answer`",
                 "give rows an answer, or name another reward",
@@ -200,8 +207,8 @@ def _check_prompt_file(job: Any, name: str) -> None:
 _FILE_CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "tokenizer train": _read_first_documents,
     "tokenizer eval": _read_first_documents,
-    "pretrain": _read_first_documents,
-    "sft": _read_first_documents,
+    "pretrain": _check_single_answers,
+    "sft": _check_single_answers,
     "dpo": _check_preference_pairs,
     "reward": _check_preference_pairs,
     "rl": _check_questions,

@@ -15,9 +15,12 @@ from anabatic.config.sections.common import require_setting
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
+from anabatic.data.chat import hidden_parts
+from anabatic.data.readers.document import Message
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.scoring import questions as reading
 from anabatic.data.scoring.questions import Question
+from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.device.device import Device
 from anabatic.infer.cache_sizing import size_cache
 from anabatic.infer.engine import Engine
@@ -40,7 +43,14 @@ from anabatic.recipes.training.trained_model import (
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.rl.heldout_rewards import HeldoutRewards
 from anabatic.rl.policy_loss import ALGORITHMS, ClipRange
-from anabatic.rl.rewards import ModelReward, RewardSet, ScoreFunction, require_tests, score_tests
+from anabatic.rl.rewards import (
+    ModelReward,
+    RewardSet,
+    ScoreFunction,
+    list_judged_columns,
+    require_tests,
+    score_tests,
+)
 from anabatic.rl.rollout import RolloutGenerator, TurnFunction
 from anabatic.rl.rollout_batches import RolloutBatches
 from anabatic.rl.rollout_loss import RolloutLoss
@@ -212,7 +222,7 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
     tokenizer = start.tokenizer
     if not tokenizer.chat_template:
         raise DataError(f"{start.named_folder} has no chat template", "fine-tune it with `anabatic sft` first")
-    train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows)
+    train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows, list_judged_columns(job.rewards))
     positions = start.model.config.max_position_embeddings
     train, prompts = _encode_prompts(job, tokenizer, train, "data.train", positions)
     heldout, held_prompts = _encode_prompts(job, tokenizer, heldout[: job.eval.rows], "held out", 0)
@@ -241,9 +251,7 @@ def _encode_prompts(
     ]
     if not turns:
         return [], []
-    prompts: list[list[int]] = tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+    prompts = _apply_template(tokenizer, questions, turns)
     room_left = job.batch.resolved_seq_len - 1
     long = LongRowCounter(f"{what}: questions", room_left, job.data.long_share if positions else 1.0)
     for question, prompt in zip(questions, prompts, strict=True):
@@ -252,6 +260,21 @@ def _encode_prompts(
     long.check_fraction(len(questions), _seq_len_hint(job, positions, long.longest_tokens + 1))
     fits = [at for at, prompt in enumerate(prompts) if len(prompt) <= room_left]
     return [questions[at] for at in fits], [prompts[at] for at in fits]
+
+
+def _apply_template(tokenizer: Any, questions: list[Question], turns: list[list[Message]]) -> list[list[int]]:
+    if any(question.tools for question in questions):
+        pairs = zip(questions, turns, strict=True)
+        return [_encode_with_tools(tokenizer, question, asked) for question, asked in pairs]
+    prompts: list[list[int]] = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return prompts
+
+
+def _encode_with_tools(tokenizer: Any, question: Question, turns: list[Message]) -> list[int]:
+    hidden_parts.require_shown(turns, question.tools, tokenizer, question.id)
+    return encode_chat(tokenizer, turns, question.tools)
 
 
 def _seq_len_hint(job: RlJob, positions: int, required: int = 0) -> str:
