@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -68,6 +69,22 @@ class DatasetName:
 def is_dataset_spec(spec: str) -> bool:
     """Return whether a data source begins as the name of a data set on a hub."""
     return spec.partition(":")[0] in SCHEMES
+
+
+_BARE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def is_bare_name(path: str) -> bool:
+    """Return whether a path may be the name of a data set without its hub: `OWNER/NAME`, and no folder OWNER here."""
+    return _BARE_NAME.fullmatch(path) is not None and not os.path.exists(path.partition("/")[0])
+
+
+def read_scheme_variable() -> Scheme | None:
+    """Return the hub that ANABATIC_HUB or USE_MODELSCOPE_HUB names, as for models; None: they name none."""
+    schemes: dict[str, Scheme] = {"huggingface": "hf", "modelscope": "ms"}
+    if named := os.environ.get("ANABATIC_HUB"):
+        return schemes.get(named)
+    return "ms" if os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true") else None
 
 
 def split_spec(spec: str) -> tuple[DatasetName, str | None, str | None]:

@@ -107,6 +107,26 @@ def test_kinds_without_files(path: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "path"),
+    [
+        ("ANABATIC_HUB", "modelscope", "ms:owner/name"),
+        ("ANABATIC_HUB", "huggingface", "hf:owner/name"),
+        ("USE_MODELSCOPE_HUB", "1", "ms:owner/name"),
+        ("ANABATIC_HUB", "", "owner/name"),
+    ],
+)
+def test_names_without_their_hub(
+    variable: str, value: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, value)
+    assert parse_source("owner/name#500@0.5") == DataSource(path, 500, 0.5)
+    assert parse_source("owner/name.jsonl#500") == DataSource("owner/name.jsonl", 500)
+    (tmp_path / "owner").mkdir()
+    assert parse_source("owner/name#500") == DataSource("owner/name", 500)
+
+
+@pytest.mark.parametrize(
     ("path", "words", "hint"),
     [
         ("corpus.jsnl", "no such file", 'Did you mean "corpus.jsonl"?'),
@@ -115,6 +135,7 @@ def test_kinds_without_files(path: str, expected: str) -> None:
         ("stdlb:", "neither a file nor a built-in source", 'Did you mean "stdlib:"?'),
         ("s3://some/data", "neither a file nor a built-in source", "hf:OWNER/NAME"),
         ("x" * 5000, "no such file", "look at the path"),
+        ("AI-ModelScope/alpaca-zh", "no such file", "hf:AI-ModelScope/alpaca-zh or ms:AI-ModelScope/alpaca-zh"),
     ],
 )
 def test_what_is_not_there(path: str, words: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from anabatic.data.readers.document import (
 )
 from anabatic.data.readers.file_formats import READERS, get_reader
 from anabatic.hub import datasets
-from anabatic.hub.dataset_name import is_dataset_spec, parse_name, split_spec
+from anabatic.hub.dataset_name import is_bare_name, is_dataset_spec, parse_name, read_scheme_variable, split_spec
 
 __all__ = [
     "Document",
@@ -219,7 +219,14 @@ def parse_source(spec: str) -> DataSource:
     match = _SPEC_PATTERN.fullmatch(spec)
     if match is None:
         raise ConfigError(f'the data source "{spec}" names no path', _SPEC_USAGE)
-    return DataSource(match["path"], _parse_row_limit(spec, match["rows"]), _parse_weight(spec, match["weight"]))
+    scheme = read_scheme_variable() if _may_be_on_hub(match["path"]) else None
+    path = match["path"] if scheme is None else f"{scheme}:{match['path']}"
+    return DataSource(path, _parse_row_limit(spec, match["rows"]), _parse_weight(spec, match["weight"]))
+
+
+def _may_be_on_hub(path: str) -> bool:
+    """Whether `OWNER/NAME` can only be a data set of a hub: no such folder, and no file that would be read."""
+    return is_bare_name(path) and get_reader(Path(path)) is None
 
 
 def _parse_row_limit(spec: str, text: str | None) -> int | None:
@@ -286,7 +293,8 @@ def source_kind(source: DataSource) -> str:
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     where = f"the folder {path.parent} is not there either" if not path.parent.is_dir() else "look at the path"
     near = did_you_mean(path.name, siblings) or _suggest_files(path.parent, siblings)
-    raise DataError(f"{source.path}: no such file or folder", f"{where}.{near}")
+    on_hub = f" A data set of a hub is hf:{source} or ms:{source}." if _may_be_on_hub(source.path) else ""
+    raise DataError(f"{source.path}: no such file or folder", f"{where}.{near}{on_hub}")
 
 
 def _suggest_files(folder: Path, names: list[str]) -> str:
