@@ -188,7 +188,7 @@ ROWS = (
     Row("guides/launch-check.md", 0, written(HOSTS)),
     Row("guides/launch-check.md", 1, written("node rows.json")),
     Row("guides/launch-hosts.md", 0, machines),
-    Row("guides/network.md", 1, other("the reader's shell makes a file in a home that machines share")),
+    Row("guides/network.md", 0, other("the reader's shell makes a file in a home that machines share")),
     Row("guides/launch-hosts.md", 1, other("ssh-copy-id and ssh need machines; tests/cluster/test_sshd.py")),
     Row("guides/launch-hosts.md", 2, written()),
     Row("guides/launch-hosts.md", 3, written()),
