@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ MIN_TEXT_CHARS = 6
 """Characters of the longest piece of a text: less would match anything."""
 UNKNOWN_EXCEPTION_PREFIX = "python:"
 """Start of the id of an exception without an entry."""
-_ENTRY_KEYS = {"id", "codes", "texts", "role", "confidence", "source", *LANGUAGES}
+_ENTRY_KEYS = {"id", "codes", "texts", "packages", "instead_of", "above", "role", "confidence", "source", *LANGUAGES}
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class KnowledgeEntry:
     confidence: str
     source: str
     explanations: dict[str, Explanation]
+    packages: tuple[str, ...] = ()
+    """Packages of Python of which a line may say that they are missing; `x*` stands for all that begin with x."""
+    instead_of: tuple[str, ...] = ()
+    """Entries whose place this one takes where one of `above` stands in the lines before."""
+    above: tuple[str, ...] = ()
 
     def get_explanation(self, language: str) -> Explanation:
         """Return the words in `language`, else in English, else in the language there is."""
@@ -68,6 +73,16 @@ class KnowledgeBase:
     by_code: dict[str, KnowledgeEntry]
     prefixes: tuple[tuple[str, KnowledgeEntry], ...]
     """Longest first."""
+    by_package: dict[str, KnowledgeEntry] = field(default_factory=dict)
+    refinements: dict[str, list[KnowledgeEntry]] = field(default_factory=dict)
+    """Id of an entry -> those that can take its place."""
+
+    def find_by_package(self, name: str) -> KnowledgeEntry | None:
+        """Return the entry of a package, by its name or by how it begins, or None."""
+        if name in self.by_package:
+            return self.by_package[name]
+        starts = (known for known in self.by_package if known.endswith("*") and name.startswith(known[:-1]))
+        return self.by_package.get(next(starts, ""))
 
     def find_by_code(self, code: str) -> KnowledgeEntry | None:
         """Return the entry of a code, or what its prefix says, or None."""
@@ -95,7 +110,17 @@ def load_knowledge(files: tuple[Path, ...] = ()) -> KnowledgeBase:
         for entry in _load_user_entries(path):
             entries[entry.id] = entry
             by_code.update(dict.fromkeys(entry.codes, entry))
-    return KnowledgeBase(tuple(entries.values()), by_code, load_prefixes())
+    by_package = {normalize_package(name): entry for entry in entries.values() for name in entry.packages}
+    refinements: dict[str, list[KnowledgeEntry]] = {}
+    for entry in entries.values():
+        for general in entry.instead_of:
+            refinements.setdefault(general, []).append(entry)
+    return KnowledgeBase(tuple(entries.values()), by_code, load_prefixes(), by_package, refinements)
+
+
+def normalize_package(name: str) -> str:
+    """Return a package's name as programs and installers write it alike."""
+    return name.lower().replace("-", "_")
 
 
 @cache
@@ -227,6 +252,9 @@ def _parse_entry(raw: Any, where: str) -> KnowledgeEntry:
         _parse_choice(raw, "confidence", CONFIDENCES, where),
         str(raw.get("source", "")),
         words,
+        tuple(_parse_list(raw, "packages", where)),
+        tuple(_parse_list(raw, "instead_of", where)),
+        tuple(text.lower() for text in _parse_list(raw, "above", where)),
     )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from anabatic.cli import app
 from anabatic.doctor import knowledge_base
-from anabatic.doctor.explain import diagnosis, log_files, log_scan, matcher
+from anabatic.doctor.explain import diagnosis, log_files, log_scan, matcher, missing_packages
 
 KNOWN = knowledge_base.load_knowledge()
 OOM = "torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 1; 60.97 GiB total capacity)\n"
@@ -319,8 +319,10 @@ MATCHER = matcher.LogMatcher(KNOWN)
 
 def slow(line: str) -> set[str]:
     """Return the entries whose text stands in `line`, by the definition of a text."""
-    low = line.lower().encode()
+    low = missing_packages.spell_out_import(line.lower().encode())
     found = set()
+    if package := missing_packages.find_missing_package(low, KNOWN):
+        return {package[0].id}
     for entry in KNOWN.entries:
         for text in entry.texts:
             rest: bytes | None = low

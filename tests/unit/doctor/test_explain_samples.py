@@ -13,6 +13,7 @@ import yaml
 from anabatic.config.loading import yaml_reader
 from anabatic.doctor import knowledge_base
 from anabatic.doctor.explain import diagnosis, rendering
+from anabatic.doctor.explain.log_scan import clean_line
 
 HERE = Path(__file__).parent
 SAMPLES: dict[str, list[str]] = yaml.safe_load((HERE / "explain_samples.yaml").read_text(encoding="utf-8"))
@@ -34,7 +35,8 @@ def test_entry_is_found(entry: knowledge_base.KnowledgeEntry) -> None:
         report = diagnosis.explain_text(f"step 1\n{sample}\nstep 2\n", KNOWN)
         assert report.first_cause is not None, sample
         assert report.first_cause.entry.id == entry.id, sample
-        assert report.first_cause.first_sighting.line == 2
+        line = sample.splitlines()[report.first_cause.first_sighting.line - 2]
+        assert clean_line(line.encode()) == report.first_cause.first_sighting.text
         for code in entry.codes:
             if code in sample and code not in rendering.SYMPTOMS:
                 assert report.first_cause.code == code

@@ -113,11 +113,12 @@ def explain_text(text: str, known: KnowledgeBase) -> LogReport:
 def rank_findings(result: LogScan) -> LogReport:
     """Order what was seen: the first cause first."""
     _demote_carriers(result.sightings)
+    starts = _find_first_times(result.sightings)
     by_entry: dict[str, list[Sighting]] = {}
     for sighting in result.sightings:
         by_entry.setdefault(sighting.entry.id, []).append(sighting)
-    findings = [_merge_sightings(sights) for sights in by_entry.values()]
-    findings.sort(key=lambda finding: _get_sort_key(finding.first_sighting))
+    findings = [_merge_sightings(sights, starts) for sights in by_entry.values()]
+    findings.sort(key=lambda finding: _get_sort_key(finding.first_sighting, starts))
     causes = [finding for finding in findings if finding.role == "cause"]
     suffering = {rank for finding in findings for rank in finding.ranks}
     silent = sorted(result.ranks - suffering) if findings and not causes else []
@@ -148,19 +149,38 @@ def _is_carrier(sighting: Sighting) -> bool:
     return sighting.entry.id in _CARRIER_ENTRIES or sighting.code.startswith("hccl:")
 
 
-def _merge_sightings(sights: list[Sighting]) -> LogFinding:
-    sights = sorted(sights, key=_get_sort_key)
+def _find_first_times(sights: list[Sighting]) -> dict[str, datetime]:
+    """Return the first time of each file: a general message before it there is not later."""
+    times: dict[str, datetime] = {}
+    for sighting in sorted(sights, key=lambda sighting: sighting.order):
+        if sighting.time is not None:
+            times.setdefault(sighting.file, sighting.time)
+    return times
+
+
+def _merge_sightings(sights: list[Sighting], starts: dict[str, datetime]) -> LogFinding:
+    sights = sorted(sights, key=lambda sighting: _get_sort_key(sighting, starts))
     ranks = sorted({sighting.rank for sighting in sights if sighting.rank is not None})
     return LogFinding(
         sights[0].entry, sights[0].code, sights[0], sum(sighting.count for sighting in sights), ranks, sights
     )
 
 
-def _get_sort_key(sighting: Sighting) -> tuple[int, bool, datetime, int, bool]:
-    """Sort key: a guess, as from the prefix of a code, after what is known, of one line its words before a number."""
+def _get_sort_key(sighting: Sighting, starts: dict[str, datetime]) -> tuple[int, bool, bool, datetime, int, bool]:
+    """Sort key: a guess, as from the prefix of a code, after what is known; of general messages those with a number of
+    the runtime or of HCCL first; of one line its words before a number."""
     guess = sighting.entry.confidence == "low"
-    less = bool(sighting.code) != (sighting.role == "wrapper")
-    return knowledge_base.ROLES.index(sighting.role), guess, sighting.time or datetime.max, sighting.order, less
+    general = sighting.role == "wrapper"
+    unnumbered = general and not sighting.code.removeprefix("hccl:").isdigit()
+    time = sighting.time or (starts.get(sighting.file) if general else None) or datetime.max
+    return (
+        knowledge_base.ROLES.index(sighting.role),
+        guess,
+        unnumbered,
+        time,
+        sighting.order,
+        bool(sighting.code) != general,
+    )
 
 
 def _has_comparable_times(findings: list[LogFinding]) -> bool:
@@ -177,5 +197,5 @@ def _look_up_codes(words: list[str], known: KnowledgeBase) -> LogReport:
         if entry is None:
             raise DataError(f"no component of CANN has error codes like {word}", "give the log that contains it")
         result.sightings.append(Sighting(entry, code, "", None, 0, "", 0, None, entry.role, False, order))
-    findings = [_merge_sightings([sighting]) for sighting in result.sightings]
+    findings = [_merge_sightings([sighting], {}) for sighting in result.sightings]
     return LogReport(findings, [], result, is_code_lookup=True)

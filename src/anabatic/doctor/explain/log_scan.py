@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from anabatic.doctor.explain import npu_tables, surroundings
 from anabatic.doctor.explain.log_files import LogFile, read_blocks
 from anabatic.doctor.explain.matcher import EntryMatch, LogMatcher
-from anabatic.doctor.knowledge_base import KnowledgeEntry
+from anabatic.doctor.knowledge_base import KnowledgeBase, KnowledgeEntry
 
 CUT_TRACEBACK_CODE = "traceback-cut"
 """Code of the entry for a traceback without its last line."""
@@ -69,6 +70,8 @@ class Sighting:
     order: int
     """Position among all sights, in the order of reading."""
     count: int = 1
+    reason: str = ""
+    """What a line beside it says, where the line itself names no reason."""
 
 
 @dataclass
@@ -166,7 +169,11 @@ class _LogFileScanner:
         lines, known = matcher.find_matches(block)
         for found in known:
             for hit in found.matches:
-                self._record_match(lines, found.index, hit, found.count)
+                self._record_match(lines, found.index, hit, found.count, matcher.knowledge)
+        for fault in npu_tables.find_table_faults(block, lines or None):
+            if (entry := matcher.knowledge.by_code.get(fault.code)) is not None:
+                hit = EntryMatch(entry, fault.code, len(fault.code), 0, fault.text)
+                self._record_match(lines or block.split(b"\n"), fault.index, hit, fault.count, matcher.knowledge)
         self._advance_past(block)
         self.tail = (self.tail + block)[-_TAIL_BYTES:]
 
@@ -179,7 +186,11 @@ class _LogFileScanner:
             return
         self.num_lines -= self.tail.count(b"\n", at)
         self._record_match(
-            self.tail[at:].split(b"\n"), 0, EntryMatch(entry, CUT_TRACEBACK_CODE, len(CUT_TRACEBACK_CODE), 0), 1
+            self.tail[at:].split(b"\n"),
+            0,
+            EntryMatch(entry, CUT_TRACEBACK_CODE, len(CUT_TRACEBACK_CODE), 0),
+            1,
+            matcher.knowledge,
         )
 
     def _advance_past(self, block: bytes) -> None:
@@ -191,7 +202,9 @@ class _LogFileScanner:
         for key in [key for key in self.kept if key[1] == self.log.name]:
             self.num_earlier += self.kept.pop(key).count
 
-    def _record_match(self, lines: list[bytes], index: int, hit: EntryMatch, count: int) -> None:
+    def _record_match(
+        self, lines: list[bytes], index: int, hit: EntryMatch, count: int, knowledge: KnowledgeBase
+    ) -> None:
         raw = lines[index]
         rank = self._find_rank(raw)
         warning = _WARNING_LINE.match(raw) is not None
@@ -210,9 +223,26 @@ class _LogFileScanner:
         at = max(0, excerpt.find(clean_line(raw[hit.offset : hit.offset + _MARK_BYTES])))
         line = self.num_lines + index + 1
         order = len(self.result.files) * _ORDER_STRIDE + line
-        role = "notice" if warning else hit.entry.role
+        entry = hit.entry
+        if refinements := knowledge.refinements.get(entry.id):
+            before = lines[max(0, index - surroundings.FRAME_LINES) : index]
+            entry = surroundings.refine_entry(entry, refinements, before)
+        role = "notice" if warning else entry.role
+        reason = hit.reason or clean_line(surroundings.find_reason(lines, index)[:_SHOWN_BYTES])
         self.kept[key] = Sighting(
-            hit.entry, hit.code, self.log.name, rank, line, excerpt, at, time, role, timestamp is not None, order, count
+            entry,
+            hit.code,
+            self.log.name,
+            rank,
+            line,
+            excerpt,
+            at,
+            time,
+            role,
+            timestamp is not None,
+            order,
+            count,
+            reason,
         )
 
     def _find_time_before(self, lines: list[bytes]) -> datetime | None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from anabatic.doctor.explain.missing_packages import find_missing_package, spell_out_import
 from anabatic.doctor.knowledge_base import KnowledgeBase, KnowledgeEntry, make_exception_entry
 
 STEMS = (
@@ -67,6 +68,10 @@ _HCCL_RESULT = re.compile(
     rb"(?:hccl function error|function error: hccl|hccl\w{1,80} fail).{0,400}?error(?: code is|:) ?(\d{1,2})(?!\d)"
     rb"|hcclret -> (\d{1,2})(?!\d)"
 )
+_HCCL_GROUP = re.compile(rb"hccl_?(?:comm_?init|get_?root_?info|create_?sub_?comm|comm_?create)|create_config:")
+"""Calls that make a group: their number says which step of it failed, not what is wrong with a collective."""
+_HCCL_MEMORY = ("hccl:3", "hccl:24")
+"""Results that mean the same in both."""
 _HCCL_MODULE_ERRNO = re.compile(rb"errno\[0x0*5000([0-9a-f]{3})\]")
 """How HCCL's own log writes its result: module 5, then the result."""
 _LINE_PREFIX = (
@@ -105,6 +110,8 @@ class LineCandidate(NamedTuple):
     has_number: bool
     ends_traceback: bool
     """The end of a traceback."""
+    has_package: bool
+    """A package that an entry names is missing."""
     is_rare: bool
     """Nothing but a number behind one of `_RESULT_WORDS`, which seldom is a code: all lines are searched for one at
     once."""
@@ -121,6 +128,8 @@ class EntryMatch(NamedTuple):
     """Characters that matched: the most special text of a line is meant."""
     offset: int
     """Byte of the line at which it begins."""
+    reason: str = ""
+    """What it says, where that is known better than from the lines beside it."""
 
 
 @dataclass(frozen=True)
@@ -217,10 +226,13 @@ class LogMatcher:
             self._match_letter_codes(line, low, found)
         found.sort(key=lambda hit: hit.offset)
         best: EntryMatch | None = None
+        low = spell_out_import(low)
         for text in suspect.patterns:
             at = _find_in_order(low, text.fragments)
             if at >= 0 and (best is None or (text.num_chars, -at) > (best.num_chars, -best.offset)):
                 best = EntryMatch(text.entry, "", text.num_chars, at)
+        if suspect.has_package and (package := find_missing_package(low, self.knowledge)):
+            best = EntryMatch(package[0], "", len(low), package[1])
         if best is not None and not _contains_entry(found, best.entry):
             found.append(best)
         return found
@@ -278,6 +290,8 @@ class LogMatcher:
         if _INFO_LINE.match(low):
             return None
         stems = {stem for word in words for stem in self.word_stems.get(word, ())}
+        low = spell_out_import(low)
+        package = find_missing_package(low, self.knowledge) is not None
         filed = (
             text for stem in sorted(stems) for text in self.patterns_by_stem[stem]
         )  # a set's order differs by process
@@ -289,9 +303,8 @@ class LogMatcher:
         code = _LETTER_CODE_STRIPPED.search(line) is not None
         raised = (b"error" in stems or b"exception" in stems) and _EXCEPTION_LINE.match(line) is not None
         exact = any(text.fragments != text.stripped_fragments for text in texts) or b"errno[" in low or b"s/it" in low
-        rare = less and not (texts or number or code or raised)
-        number = number or less
-        return LineCandidate(texts, code, number, raised, rare, exact) if texts or number or code or raised else None
+        found = bool(texts) or number or code or raised or package
+        return LineCandidate(texts, code, number or less, raised, package, not found, exact) if found or less else None
 
     def _match_numbers(self, low: bytes, found: list[EntryMatch]) -> None:
         for word in _RETURN_WORDS:
@@ -310,6 +323,8 @@ class LogMatcher:
                 self._add_code(f"hccl:{(result[1] or result[2]).decode()}", result.start(), found)
             elif module := _HCCL_MODULE_ERRNO.search(low):
                 self._add_code(f"hccl:{int(module[1], 16)}", module.start(), found)
+            if _HCCL_GROUP.search(low):
+                found[:] = [_as_detail(hit) if hit.code.startswith("hccl:") else hit for hit in found]
         slow = next((pace for pace in _SLOW_PACE.finditer(low) if int(pace[1]) >= SLOW_SECONDS), None)
         if slow is not None:
             self._add_code("slow-start", slow.start(), found)
@@ -344,6 +359,11 @@ def _match_exception(line: bytes) -> list[EntryMatch]:
     path = match[1].decode("utf-8", "replace")
     name = path.rpartition(".")[2]
     return [EntryMatch(make_exception_entry(path), name, len(name), match.start(1))]
+
+
+def _as_detail(hit: EntryMatch) -> EntryMatch:
+    """Return the number of a call that makes a group as what stands behind the headline, unless it means memory."""
+    return hit if hit.code in _HCCL_MEMORY else hit._replace(entry=replace(hit.entry, role="wrapper"))
 
 
 def _hccl_failed(low: bytes) -> bool:

@@ -35,6 +35,7 @@ _LABELS: dict[str, tuple[str, str]] = {
     "confidence": ("confidence", "可信度"),
     "source": ("source", "出处"),
     "where": ("where", "位置"),
+    "beside": ("beside it", "相邻的行"),
     "high": ("high", "高"),
     "medium": ("medium", "中"),
     "low": ("low", "低"),
@@ -137,7 +138,9 @@ def _render_finding(finding: LogFinding, head: Text, language: Language, width: 
     parts: list[RenderableType] = [head]
     if finding.first_sighting.text:
         parts.append(Padding(Text(_shorten_line(finding.first_sighting, 3 * width - 12), style="dim"), (0, 0, 0, 2)))
-    rows = [
+    reason = finding.first_sighting.reason
+    rows = [(get_label("beside", language), reason, "")] if reason else []
+    rows += [
         (get_label("meaning", language), explanation.meaning, ""),
         (get_label("cause", language), explanation.cause, ""),
         (get_label("fix", language), explanation.fix, "bold"),
@@ -263,6 +266,7 @@ def _sighting_to_dict(sighting: Sighting) -> dict[str, Any]:
         "time_on_line": sighting.has_own_time,
         "count": sighting.count,
         "text": sighting.text,
+        "beside": sighting.reason or None,
     }
 
 
