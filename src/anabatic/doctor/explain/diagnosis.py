@@ -150,7 +150,7 @@ def _is_carrier(sighting: Sighting) -> bool:
 
 
 def _find_first_times(sights: list[Sighting]) -> dict[str, datetime]:
-    """Return the first time of each file: a general message before it there is not later."""
+    """Return the first time of each file: what stands before it there is not later."""
     times: dict[str, datetime] = {}
     for sighting in sorted(sights, key=lambda sighting: sighting.order):
         if sighting.time is not None:
@@ -172,7 +172,8 @@ def _get_sort_key(sighting: Sighting, starts: dict[str, datetime]) -> tuple[int,
     guess = sighting.entry.confidence == "low"
     general = sighting.role == "wrapper"
     unnumbered = general and not sighting.code.removeprefix("hccl:").isdigit()
-    time = sighting.time or (starts.get(sighting.file) if general else None) or datetime.max
+    passes_on = sighting.code.isdigit() and not general  # a number of the runtime, of which the E lines below say more
+    time = sighting.time or (None if passes_on else starts.get(sighting.file)) or datetime.max
     return (
         knowledge_base.ROLES.index(sighting.role),
         guess,

@@ -34,7 +34,7 @@ _TIMESTAMP = re.compile(
 )
 _RANK_MARK = re.compile(rb"\[rank:? ?(\d{1,6})\]|\[default(\d{1,6})\]|rankid:(\d{1,6})\b", re.IGNORECASE)
 _WARNING_LINE = re.compile(
-    rb"\s*(?:\[rank\d+\]: ?)?"
+    rb"\s*(?:\x1b\[[\d;]*m|\[rank\d+\]: ?|\([A-Za-z_][\w .=,:-]{0,80}\) ?){0,6}"
     rb"(?:\[W(?:\d{4} |\]| )|W\d{4} |\[?WARN(?:ING)?[\]: ]|20\d\d-\d\d-\d\d[ T][\d:.,]+ (?:- )?WARN)"
 )
 """How glog, plogs and Python's logging begin a warning."""

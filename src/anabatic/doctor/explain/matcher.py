@@ -42,21 +42,21 @@ _LETTER_CODE_STRIPPED = re.compile(rb"(?<![A-Za-z_])E(?:[A-Z]|RR|)(?![A-Za-z_])"
 _GAP = rb"\s{0,8}"
 """Bounded, as all repetitions here that can meet: three unbounded ones took minutes over a line padded with blanks."""
 _RETURNED_NUMBER = re.compile(
-    rb"[a-z]?\]?%(gap)s(?:is|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)"
+    rb"[a-z]?\]?%(gap)s(?:is(?: :)?|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)"
     % {b"gap": _GAP}
 )
 """What follows one of `_RETURN_WORDS`."""
 _RESULT_NUMBER = re.compile(
-    rb"(?:result|status|errno)%(gap)s[=:]%(gap)s\[?(?!\d00000)(\d{6})(?![0-9a-z])" % {b"gap": _GAP}
+    rb"(?:result|status|errno|failed)%(gap)s[=:]%(gap)s\[?(?!\d00000)(\d{6})(?![0-9a-z])" % {b"gap": _GAP}
 )
 """Words that much else is called by too: only codes that an entry names count behind them."""
 _RETURNED_NUMBER_STRIPPED = re.compile(
-    rb"(?:code|\bret|\berror)[a-z]?\]?%(gap)s(?:is|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:x|-|\W|$)" % {b"gap": _GAP}
+    rb"(?:code|\bret|\berror)[a-z]?\]?%(gap)s(?:is(?: :)?|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:x|-|\W|$)" % {b"gap": _GAP}
 )
-_RESULT_NUMBER_STRIPPED = re.compile(rb"(?:result|status|errno)%(gap)s[=:]|s/it" % {b"gap": _GAP})
+_RESULT_NUMBER_STRIPPED = re.compile(rb"(?:result|status|errno|failed)%(gap)s[=:]|s/it" % {b"gap": _GAP})
 _RETURN_WORDS = (b"error", b"ret", b"code")
 """One of them stands before the number that a call returned."""
-_RESULT_WORDS = (b"result", b"errno", b"status", b"s/it")
+_RESULT_WORDS = (b"result", b"errno", b"status", b"failed", b"s/it")
 """So may these."""
 _SLOW_PACE = re.compile(rb"(?<![\d.])(\d{2,6})(?:\.\d+)?s/it")
 """The pace of a progress bar (tqdm)."""
@@ -396,8 +396,8 @@ HEX_ADDRESS = re.compile(rb"0x[0-9A-Fa-f]+(?![0-9A-Za-z_])")
 """A number in hexadecimal."""
 _NUMBER_RUNS = re.compile(rb"(%s|\d+)" % HEX_ADDRESS.pattern)
 _BEFORE_NUMBER = re.compile(
-    rb"(?:error|ret|code)[a-z]?\]?\s{0,8}(?:is|[:=\[(,])?\s{0,8}[\[(]?\s{0,8}-?$"  # what a call returned
-    rb"|(?:result|status|errno)\s{0,8}[=:]\s{0,8}\[?$|hcclret -> $"
+    rb"(?:error|ret|code)[a-z]?\]?\s{0,8}(?:is(?: :)?|[:=\[(,])?\s{0,8}[\[(]?\s{0,8}-?$"  # what a call returned
+    rb"|(?:result|status|errno|failed)\s{0,8}[=:]\s{0,8}\[?$|hcclret -> $"
     rb"|\[rank:? ?$|\[default$|rankid:$",
     re.IGNORECASE,
 )
