@@ -4,17 +4,15 @@ and rewards.
 
 from __future__ import annotations
 
-import os
 import re
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from anabatic.config.loading import command_table, deepspeed_json, settings
 from anabatic.config.rl import BUILTIN_REWARDS
-from anabatic.convert import peer_tables
+from anabatic.convert import data_sources, peer_tables
+from anabatic.convert.dataset_info import HUB_REPO
 from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type
-from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 
 _SEQUENCES_PER_ROW = {"dpo": 2, "reward": 2}
@@ -42,7 +40,7 @@ def add_derived_settings(draft: RecipeDraft, folder: Path) -> None:
     _set_rl_batch(draft) if draft.command == "rl" else _set_batch_tokens(draft)
     _set_schedule(draft)
     _set_early_stopping(draft)
-    set_data_sources(draft, folder)
+    data_sources.set_data_sources(draft, folder)
     set_model_name(draft)
     _set_tuner(draft)
     _resume(draft)
@@ -321,7 +319,6 @@ def _set_early_stopping(draft: RecipeDraft) -> None:
         del draft.settings["data.valid_fraction"]
 
 
-_DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
 _LIST_SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
     "lora_target": ("lora.target_modules", {"all": "all-linear"}),
     "sinks": ("log.sinks", {"none": "", "all": "", "mlflow": "", "neptune": "", "trackio": ""}),
@@ -379,62 +376,6 @@ def set_name_lists(draft: RecipeDraft) -> None:
         )
 
 
-def set_data_sources(draft: RecipeDraft, folder: Path) -> None:
-    """Set the data; names of files begin in `folder`."""
-    val_size = draft.gathered.get("val_size")
-    if val_size is not None and draft.setting_type("data.valid_fraction") is not None:
-        fraction: float = convert_to_type(val_size.value, float, val_size.original_text)
-        if fraction >= 1:
-            draft.notes.changed.append(f"{val_size.original_text}: rows there, a share here; give data.valid_fraction")
-        else:
-            draft.set_setting("data.valid_fraction", fraction, val_size.original_text)
-    one = draft.gathered.get("dataset")
-    key = "data.train" if draft.setting_type("data.train") is not None else "inputs"
-    if draft.setting_type(key) is None:
-        return
-    if one is not None:
-        names: list[str] = convert_to_type(one.value, list[str], one.original_text)
-        listed = _read_dataset_info(draft, folder)
-        max_samples = draft.gathered_int("max_samples") if "max_samples" in draft.gathered else None
-        sources = [
-            listed.get(name, name) + (f"#{max_samples}" if max_samples and "#" not in name else "") for name in names
-        ]
-        draft.set_setting(key, sources, one.original_text)
-        far = [name for name in names if name not in listed and not _is_file(name, folder)]
-        if far:
-            note = (
-                "a name of a list or hub: fetch it, and put its file"
-                if len(far) == 1
-                else ("names of a list or hub: fetch them, and put their files")
-            )
-            draft.notes.changed.append(f"{', '.join(far)}: {note} in {key}")
-
-
-def _is_file(name: str, folder: Path) -> bool:
-    path = name.partition("#")[0].partition("@")[0]
-    if path.endswith(_DATA_SUFFIXES) or path.startswith((".", "/", "~")):
-        return True
-    return os.path.exists(folder / path)  # False for a text that is too long for a name
-
-
-def _read_dataset_info(draft: RecipeDraft, folder: Path) -> dict[str, str]:
-    """Return name -> file by LLaMA-Factory's `dataset_info.json`, where it can be read from here."""
-    place = Path(str(draft.gathered_value("dataset_dir") or "data"))
-    file = folder / place / "dataset_info.json"
-    if draft.call.peer != "llamafactory" or not file.is_file():
-        return {}
-    try:
-        content: Any = json_reader.read_json_file(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as JSON: {error}", "fix it, or remove it") from error
-    found = {}
-    for name, entry in content.items() if isinstance(content, dict) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("file_name"), str):
-            rows = f"#{entry['num_samples']}" if isinstance(entry.get("num_samples"), int) else ""
-            found[name] = f"{place / entry['file_name']}{rows}"
-    return found
-
-
 def set_model_name(draft: RecipeDraft) -> None:
     """Names of models become repositories; an adapter alone is a model."""
     names = peer_tables.load_tables(draft.call.peer).names
@@ -447,6 +388,7 @@ def set_model_name(draft: RecipeDraft) -> None:
             draft.notes.changed.append(
                 f"{one.original_text}: an architecture or a name of a list; put a folder, or OWNER/NAME"
             )
+    _set_hub(draft)
     if "system" in draft.settings and str(draft.settings["system"].value).endswith(".txt"):
         draft.notes.changed.append(f"{draft.settings.pop('system').origin}: a file there; put its text in system")
     if "ckpt_dir" in draft.settings and "model" in draft.settings:
@@ -459,3 +401,13 @@ def set_model_name(draft: RecipeDraft) -> None:
             draft.set_setting("adapter", rest, adapters.origin)
         else:
             del draft.settings["adapter"]
+
+
+def _set_hub(draft: RecipeDraft) -> None:
+    """OWNER/NAME is a name of ModelScope to ms-swift, where nothing else is said."""
+    model = draft.settings.get("model")
+    if draft.call.peer != "swift" or not draft.call.command_line or model is None or "hub" in draft.settings:
+        return
+    is_remote = isinstance(model.value, str) and HUB_REPO.fullmatch(model.value) and not Path(model.value).exists()
+    if is_remote and draft.setting_type("hub") is not None and data_sources.uses_modelscope(draft):
+        draft.set_setting("hub", "modelscope", "ms-swift's hub")

@@ -82,6 +82,8 @@ class PeerTables:
     """Names of models there -> repositories."""
     seq_len: int
     """Tokens of a row where nothing is said."""
+    datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Names of data sets there -> entries as in a dataset_info.json."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Of the table of shared names: those that only some of the programs have -> title -> names."""
 
@@ -101,6 +103,7 @@ def load_tables(peer: str) -> PeerTables:
         defaults=tuple(_parse_default(one) for one in content.get("defaults", ())),
         names=content.get("names", {}),
         seq_len=content.get("seq_len", 2048),
+        datasets={str(name): dict(entry) for name, entry in content.get("datasets", {}).items()},
         only={title: tuple(names) for title, names in content.get("only", {}).items()},
     )
 

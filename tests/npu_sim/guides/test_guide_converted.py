@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, str, str, bool]] = {
 }  # fmt: skip
 """Case -> chapter that has the files, `config from-...`, what is converted, and whether it always runs."""
 FILLED = {
-    "swift": "--data.train rows.jsonl",
+    "swift": "--data.train rows.jsonl --data.columns query=query response=response",
     "32b": "--data.train rows.json --model MODEL",
     "nanochat": "--data.train texts --tokenizer runs/tokenizer",
     "trajectory": "--data.train rows.jsonl --model.path MODEL",

@@ -55,7 +55,9 @@ def test_swift_with_variables_and_joined_lines() -> None:
     assert (made.device.nproc, made.parallel.strategy) == (4, "zero3")
     assert (made.lora.r, made.lora.alpha, made.lora.dropout, made.optim.lr) == (8, 32, 0.05, 1e-4)
     assert (made.batch.micro_batch_tokens, made.batch.global_batch_tokens) == (2048, 16 * 2048)
-    assert "changed: blossom-math-zh: a name of a list or hub: fetch it, and put its file in data.train" in notes
+    assert (made.data.train, made.hub) == (["ms:AI-ModelScope/blossom-math-v2:train"], "modelscope")
+    assert made.data.columns == {"query": "input", "response": "output"}
+    assert any(note.startswith("changed: blossom-math-zh: ms-swift also writes") for note in notes)
     assert converter.convert_command("swift", [SWIFT]).text.startswith(
         "# ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 anabatic sft -c FILE"
     )
