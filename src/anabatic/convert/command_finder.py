@@ -10,12 +10,30 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from anabatic.convert import peer_tables, shell_parser
+from anabatic.core import log
 from anabatic.core.errors import ConfigError
 
 SHARED_NAMES = {"swift": "transformers", "llamafactory": "transformers", "deepspeed": "transformers", "nanochat": ""}
 """Program -> whose names it has beside its own."""
 _WRAPPERS = frozenset(["nohup", "exec", "sudo", "env", "stdbuf", "setsid", "$"])
-_JOB_STARTERS = frozenset(("srun", "mpirun", "mpiexec", "numactl", "taskset", "timeout", "nice"))
+_JOB_STARTERS = frozenset(
+    (
+        "srun",
+        "mpirun",
+        "mpiexec",
+        "numactl",
+        "taskset",
+        "timeout",
+        "nice",
+        "singularity",
+        "apptainer",
+        "docker",
+        "podman",
+    )
+    + ("conda", "ssh")
+)
+_MAX_NESTED = 4
+"""Scripts inside of words of scripts (`bash -c "..."`) that are looked into."""
 _STARTED_PROGRAM = re.compile(r"python[0-9.]*|torchrun|deepspeed|accelerate|swift|llamafactory-cli|lmf|bash|sh")
 """What is looked for behind the options of those."""
 _OPTION_START = re.compile(r"--?[A-Za-z]")
@@ -81,13 +99,42 @@ def find_commands(text: str, peer: str) -> ScriptCommands:
         ConfigError: the script cannot be read, or a line lost its connection to the one before.
     """
     found = ScriptCommands()
-    for simple in shell_parser.parse_script(text):
+    for simple in _iter_commands(text):
         call = _parse_command(simple, peer)
         if call is not None:
             found.calls.append(call)
         else:
             found.unknown_commands.append(_command_name(simple.words, peer))
     return found
+
+
+def _iter_commands(text: str, depth: int = 0) -> Iterator[shell_parser.SimpleCommand]:
+    """Yield the commands of a script, and in place of `bash -c TEXT` and `eval TEXT` those of the text."""
+    for simple in shell_parser.parse_script(text):
+        inner = _nested_script(list(simple.words)) if depth < _MAX_NESTED else ""
+        try:
+            nested = list(_iter_commands(inner, depth + 1)) if inner else [simple]
+        except ConfigError:  # not written for this shell, such as a program of another language
+            log.debug(f"line {simple.line}: what is handed to a shell cannot be read")
+            nested = [simple]
+        for one in nested:
+            yield shell_parser.SimpleCommand(one.words, {**simple.variables, **one.variables}, simple.line)
+
+
+def _nested_script(words: list[str]) -> str:
+    """Return the text that a command hands to a shell; empty: it hands over none."""
+    _, words = _strip_wrappers(words)
+    name = PurePosixPath(words[0]).name if words else ""
+    if name == "eval":
+        return " ".join(words[1:])
+    if name not in ("bash", "sh"):
+        return ""
+    for at, word in enumerate(words[1:-1], start=1):
+        if re.fullmatch(r"-[a-z]*c", word):
+            return words[at + 1]
+        if not word.startswith("-"):
+            break
+    return ""
 
 
 def _command_name(words: tuple[str, ...] | list[str], peer: str) -> str:

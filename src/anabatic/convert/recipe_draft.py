@@ -118,7 +118,10 @@ def make_draft(call: PeerCommand, command: str) -> RecipeDraft:
     draft = RecipeDraft(call, command)
     rows = _rows_by_name(call.peer, command)
     noted: set[str] = set()
-    for option in {one.name or one.original_text: one for one in call.options}.values():
+    given = {one.name or one.original_text: one for one in call.options}
+    for option in given.values():
+        if _is_said_twice(option, rows, given):
+            continue
         if apply_option(draft, rows, option):
             noted.update(rows[option.name].theirs)
     if draft.unknown_keys:
@@ -143,6 +146,16 @@ def make_draft(call: PeerCommand, command: str) -> RecipeDraft:
                 PeerOption(default.name, default.value, f"{title}'s {default.name} {_normalize_text(default.value)}"),
             )
     return draft
+
+
+def _is_said_twice(
+    option: PeerOption, rows: Mapping[str, peer_tables.MappingRow], given: Mapping[str, PeerOption]
+) -> bool:
+    """True for a variable whose value only the shell knows, where an option says the same."""
+    row = rows.get(option.name)
+    if row is None or not option.name.isupper() or not _has_shell_expansion(option.value):
+        return False
+    return any(name in given for name in row.theirs if name != option.name)
 
 
 def apply_option(draft: RecipeDraft, rows: Mapping[str, peer_tables.MappingRow], option: PeerOption) -> bool:
@@ -187,7 +200,8 @@ def _note_unknown_option(draft: RecipeDraft, option: PeerOption, rows: Mapping[s
 
 def _apply_row(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOption) -> None:
     if _has_shell_expansion(option.value):
-        suggestion = f"; give {row.ours[0]}" if row.ours else ""
+        place = row.ours[0] if row.ours else row.here.get("en", "").strip("`") if row.how == "gather" else ""
+        suggestion = f"; give {place}" if place else ""
         draft.notes.changed.append(f"{option.original_text}: only the shell knows this value{suggestion}")
         return
     _ROW_HANDLERS[row.how](draft, row, option)

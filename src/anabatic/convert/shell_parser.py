@@ -18,8 +18,30 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
 _EXPANSION = re.compile(r"\$(?:\{([A-Za-z_]\w*)(\[[@*]\])?(?::?[-=]([^{}]*))?\}|([A-Za-z_]\w*))")
 _KEYWORDS = frozenset(
-    ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "{", "}", "!", "time")
+    (
+        "if",
+        "then",
+        "elif",
+        "else",
+        "fi",
+        "for",
+        "while",
+        "until",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "select",
+        "{",
+        "}",
+        "!",
+        "time",
+    )
 )
+_MAX_EXPANDED = 4_000_000
+"""Characters of variables that are followed: their values can double with every line."""
+_HEADS = frozenset(("for", "case", "select"))
+"""Of a loop or a choice: what stands behind them is no command, and a loop's variable stays open."""
 _DECLARATIONS = frozenset(["export", "declare", "typeset", "readonly", "local"])
 
 
@@ -69,6 +91,8 @@ class _ShellParser:
         self.text = text
         self.position = 0
         self.lines, self.counted = 1, 0
+        self.expanded = 0
+        """Characters of values that were put in place of variables."""
         self.variables: dict[str, list[str]] = {"HOME": ["~"]}
         self.exported: dict[str, str] = {}
         self.commands: list[SimpleCommand] = []
@@ -163,12 +187,10 @@ class _ShellParser:
         """Put the value of a variable that the script has set; leave what only a shell can know."""
         match = _EXPANSION.match(self.text, self.position)
         if match is None:
-            end = (
-                self.find_closing()
-                if self.text[self.position : self.position + 2] in ("$(", "${") or self.text[self.position] == "`"
-                else 0
-            )
-            end = end or self.position + 1
+            end = _find_substitution_end(self.text, self.position)
+            if end == 0:
+                opening = self.text[self.position : self.position + 2].removesuffix("`") or "`"
+                raise self.unclosed_error(opening if opening[0] == "$" else "`", self.position)
             self.open_command.add_text(evaluate_sum(self.text[self.position : end], self.variables))
             self.position = end
             return
@@ -178,27 +200,17 @@ class _ShellParser:
         if not any(values):
             values = [default] if default is not None else [match.group()]
         if array is None:
-            values = values[:1] if quoted else [piece for piece in values[0].split()] or [""]
+            values = values[:1] if quoted else _split_words(values[0]) or [""]
+        self.expanded += sum(map(len, values))
+        if self.expanded > _MAX_EXPANDED:
+            line = self.current_line()
+            raise ConfigError(
+                f"line {line}: variables hold more than {_MAX_EXPANDED} characters", "give the command alone"
+            )
         for number, value in enumerate(values):
             if number:
                 self.open_command.end_word()
             self.open_command.add_text(value)
-
-    def find_closing(self) -> int:
-        """Return where `$(...)`, `${...}` or a pair of backquotes ends."""
-        opening = self.text[self.position : self.position + 2] if self.text[self.position] == "$" else "`"
-        closer = {"$(": ")", "${": "}", "`": "`"}[opening]
-        depth, at = 1, self.position + len(opening)
-        while at < len(self.text):
-            character = self.text[at]
-            if character == closer:
-                depth -= 1
-            elif character == opening[-1]:
-                depth += 1
-            at += 2 if character == "\\" else 1
-            if depth == 0:
-                return at
-        raise self.unclosed_error(opening, self.position)
 
     def read_bracket(self) -> None:
         """`NAME=( ... )` is an array; other brackets only group commands."""
@@ -273,6 +285,8 @@ class _ShellParser:
         words, line = self.open_command.words, self.open_command.line
         self.open_command = _OpenCommand(self.current_line())
         while words and words[0] in _KEYWORDS:
+            if words[0] in _HEADS:
+                return
             words = words[1:]
         declares = bool(words) and words[0] in _DECLARATIONS
         if declares:
@@ -297,6 +311,45 @@ class _ShellParser:
             self.variables[name] = [before + word[match.end() :]]
         if (export or name in self.exported) and name in self.variables:
             self.exported[name] = " ".join(self.variables[name])
+
+
+def _find_substitution_end(text: str, start: int) -> int:
+    """Return where `$(...)`, `${...}` or a pair of backquotes ends that begins at `start`, 0 where it has no end.
+
+    Another character ends behind itself.
+    """
+    opening = text[start : start + 2] if text[start] == "$" else text[start]
+    closer = {"$(": ")", "${": "}", "`": "`"}.get(opening)
+    if closer is None:
+        return start + 1
+    depth, at = 1, start + len(opening)
+    while at < len(text):
+        character = text[at]
+        if opening != "`" and character in "'\"" and (end := text.find(character, at + 1)) > 0:
+            at = end + 1  # brackets between quotes are text
+            continue
+        if character == closer:
+            depth -= 1
+        elif character == opening[-1]:
+            depth += 1
+        at += 2 if character == "\\" else 1
+        if depth == 0:
+            return at
+    return 0
+
+
+def _split_words(value: str) -> list[str]:
+    """Return the words of a value as a shell splits it; what only a shell can know, `$(...)` and the like, is one."""
+    words, at, is_torn = [""], 0, False
+    while at < len(value):
+        end = 0 if is_torn else _find_substitution_end(value, at)
+        is_torn, end = end == 0, end or at + 1
+        if value[at].isspace():
+            words.append("")
+        else:
+            words[-1] += value[at:end]
+        at = end
+    return [word for word in words if word]
 
 
 _CHARACTER_HANDLERS = {

@@ -85,8 +85,42 @@ def test_lines_are_counted() -> None:
         ("A=(b", r"line 1: the bracket \( is never closed"),
         ("cat <<END\nx", "here-document that `END`"),
         ("cat <<END", "here-document that `END`"),
+        ("A=ab\n" + 'A="$A$A"\n' * 40, "line 21: variables hold more than 4000000 characters"),
     ],
 )
 def test_torn(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shell_parser.parse_script(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("A=$(hosts | head -n 1)\nrun --to $A x", ("run", "--to", "$(hosts | head -n 1)", "x")),
+        ("A=`hosts -n 1`\nrun --to $A x", ("run", "--to", "`hosts -n 1`", "x")),
+        ('A="-n $(count -l | wc) -m 2"\nrun $A', ("run", "-n", "$(count -l | wc)", "-m", "2")),
+        ('A="-n ${HOSTS[0]} b"\nrun $A', ("run", "-n", "${HOSTS[0]}", "b")),
+        ('A="$(echo ")" | cut -c 1)"\nrun $A', ("run", '$(echo ")" | cut -c 1)')),
+        ("A=( $(hosts -n 1) )\nrun ${A[@]}", ("run", "$(hosts -n 1)")),
+        ("N=$(expr 10000 + $(id -u))\nrun $N", ("run", "$(expr 10000 + $(id -u))")),
+        ('read A B <<< "$(hosts)"\nrun $A', ("run", "$A")),
+        ("cat <<< END\nrun a", ("run", "a")),
+        ("for x in 1 2; do run $x; done", ("run", "$x")),
+        ("case $1 in\n a) run b;;\nesac", ("run", "b")),
+        ("if [[ $N -gt 1 ]]; then run $((N * 8)); fi", ("run", "$((N * 8))")),
+        ("while read -r x; do run $x; done < list", ("run", "$x")),
+    ],
+)
+def test_what_only_a_shell_knows_stays(script: str, last: tuple[str, ...]) -> None:
+    assert next(found for found in reversed(words(script)) if found[0] == "run") == last
+    assert "in" not in {word for found in words(script) for word in found}
+
+
+@given(st.text("ab $(){}`", max_size=30))
+def test_words_of_a_value_hold_all_of_it(value: str) -> None:
+    found = shell_parser._split_words(value)
+    assert "".join(value.split()) == "".join("".join(found).split())
+
+
+def test_values_that_no_shell_takes_are_read_in_time() -> None:
+    assert len(shell_parser._split_words("$(" * 50_000)) == 1
