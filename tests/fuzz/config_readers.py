@@ -115,7 +115,8 @@ LLAMAFACTORY = {
 SWIFT = {
     "model": "Qwen/Qwen2.5-7B", "dataset": ["a.jsonl#500"], "train_type": "lora", "lora_rank": 8, "max_length": 2048,
     "learning_rate": 1e-4, "num_train_epochs": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16,
-    "target_modules": ["all-linear"], "system": "You help.", "torch_dtype": "bfloat16", "ENV": {"NPROC_PER_NODE": 2},
+    "target_modules": ["all-linear"], "system": "You help.", "torch_dtype": "bfloat16",
+    "columns": {"q": "query", "a": "response"}, "ENV": {"NPROC_PER_NODE": 2},
 }  # fmt: skip
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "train_batch_size": 8,
@@ -143,6 +144,24 @@ torchrun --standalone --nproc_per_node=$NPROC_PER_NODE -m scripts.base_train -- 
 torchrun --standalone --nproc_per_node=$NPROC_PER_NODE -m scripts.chat_sft -- --device-batch-size=16
 """
 FACTORY_SCRIPT = "FORCE_TORCHRUN=1 llamafactory-cli train x.yaml learning_rate=3e-5 stage=dpo pref_loss=orpo\n"
+ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "machine_rank": 1, "num_machines": 2,
+    "main_process_ip": "10.0.0.1", "main_process_port": 29500, "main_training_function": "main", "num_processes": 16,
+    "mixed_precision": "bf16", "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"},
+    "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD", "fsdp_offload_params": True},
+}  # fmt: skip
+SLURM_SCRIPT = """#!/bin/bash
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )
+LAUNCHER="torchrun --nproc_per_node `npu-smi info -l | wc -l` --nnodes $SLURM_NNODES --rdzv_id $RANDOM"
+read -r A B <<< "$(hosts)"
+cat > ds.json <<END
+{"made": "$(date)", 'torn
+END
+for rate in 1e-4 2e-4; do
+  srun bash -c "$LAUNCHER --master_addr ${nodes[0]} train.py --model_name_or_path M --learning_rate $rate"
+done
+"""
 OWN_SCRIPT = "torchrun --nproc_per_node 4 train.py --model_name_or_path M --learning_rate 1e-4 --max_length 512\n"
 
 
@@ -156,6 +175,8 @@ def _peers() -> Sequence[Good]:
         Good("swift/run.sh", SCRIPT.encode()),
         Good("deepspeed/ds.json", json.dumps(DEEPSPEED).encode(), "json"),
         Good("deepspeed/run.sh", OWN_SCRIPT.encode()),
+        Good("deepspeed/acc.yaml", yaml_reader.dump_yaml(ACCELERATE).encode()),
+        Good("deepspeed/slurm.sh", SLURM_SCRIPT.encode()),
         Good("nanochat/speedrun.sh", NANOCHAT.encode()),
     ]
 
@@ -182,10 +203,20 @@ def _dataset_info(path: Path) -> None:
 
 
 INFO = {
-    "mine": {"file_name": "mine.json", "num_samples": 50, "columns": {"prompt": "q"}},
-    "identity": {"hf_hub_url": "a"},
+    "mine": {"file_name": "mine.json", "num_samples": 50, "columns": {"prompt": "q", "response": "r", "system": "s"}},
+    "identity": {
+        "hf_hub_url": "a/b",
+        "ms_hub_url": "c/d",
+        "subset": "en",
+        "split": "train[:9]",
+        "formatting": "sharegpt",
+        "columns": {"messages": "talk"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user"},
+    },
 }
-TYPED = "swift sft --model M --dataset a.jsonl b.jsonl#5 --max_length 1000 --per_device_train_batch_size 3"
+TYPED = (
+    "swift sft --model M --dataset a.jsonl b.jsonl#5 HF::o/n:a/b#9 --max_length 1000 --per_device_train_batch_size 3"
+)
 
 READERS = [
     Reader("recipes", recipes, recipe, 400),

@@ -45,6 +45,10 @@ output_dir: runs/factory
 num_train_epochs: 1.0
 """
 SWIFT = "NPROC_PER_NODE=4 swift sft --model models/base --dataset rows.jsonl --tuner_type lora --output_dir output\n"
+FSDP = (
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmachine_rank: 0\nmixed_precision: bf16\n"
+    "num_machines: 1\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+)
 NODES = "torchrun --nnodes 2 --nproc_per_node 8 train.py --deepspeed ds_config_zero3.json --num_train_epochs 1\n"
 NANOCHAT = "python -m scripts.tok_train --max-chars=1000\npython -m scripts.base_train -- --depth=4\n"
 PROGRAM = {
@@ -180,6 +184,7 @@ def scripts(folder: Path) -> None:
     arguments = {"model": "models/base", "dataset": ["rows.jsonl"], "train_type": "lora", "output_dir": "output"}
     write(folder / "output/v0-20260801/args.json", json.dumps(arguments))
     write(folder / "launch_multinode.sh", NODES)
+    write(folder / "fsdp_config.yaml", FSDP)
     write(folder / "runs/speedrun.sh", NANOCHAT)
 
 

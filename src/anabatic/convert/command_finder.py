@@ -49,7 +49,8 @@ _LAUNCHER_MODULES = {
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 _VALUELESS_OPTIONS = frozenset(
     ("standalone", "no_python", "use_env", "multi_gpu", "multi_npu", "no_local_rank", "m", "module", "use_deepspeed")
-    + ("use_fsdp", "tee", "cpu")
+    + ("use_fsdp", "tee", "cpu", "use_megatron_lm", "use_parallelism_config", "debug", "quiet", "tpu")
+    + ("enable_cpu_affinity", "downcast_bf16")
 )
 """Options of launchers that stand without a value."""
 

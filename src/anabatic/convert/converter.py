@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table, deepspeed_json, yaml_reader
-from anabatic.convert import command_finder, derived_settings, peer_tables, recipe_writer
+from anabatic.convert import accelerate_config, command_finder, derived_settings, peer_tables, recipe_writer
 from anabatic.convert.command_finder import PeerCommand, PeerOption
 from anabatic.convert.recipe_draft import RecipeDraft, make_draft
 from anabatic.core import json_reader
@@ -119,7 +119,9 @@ def _read_file(peer: str, path: Path) -> command_finder.ScriptCommands:
             raise ConfigError(f"{path} holds no settings", "give the file that was trained with")
         if peer == "nanochat":
             raise ConfigError(f"{path} holds settings, and nanochat has none in files", "give its script or command")
-        if peer == "deepspeed":
+        if peer == "deepspeed" and accelerate_config.is_config(tree):
+            tree = accelerate_config.flatten_config(tree)
+        elif peer == "deepspeed":
             if not set(tree).intersection(deepspeed_json.DEEPSPEED_KEYS):
                 raise ConfigError(
                     f"{path} has no key of DeepSpeed's: {', '.join(list(tree)[:6])}",
@@ -163,16 +165,35 @@ def _tree_to_options(tree: dict[str, Any]) -> list[PeerOption]:
 
 def _add_file_options(call: PeerCommand, folder: Path) -> None:
     """Put the settings of the files that a command names before its options."""
+    _add_accelerate_file(call, folder)
     if call.peer not in ("llamafactory", "swift"):
         call.options += [PeerOption("", file, file) for file in call.config_files]
         return
     for file in reversed(call.config_files):
         path = folder / file
-        text = yaml_reader.read_text(path, "the YAML or JSON file that the command names")
-        tree = (
-            _parse_json(path, text) if text.lstrip().startswith("{") else yaml_reader.parse_yaml(text, str(path)).tree
-        )
+        tree = _read_tree(path, "the YAML or JSON file that the command names")
         call.options = [*_tree_to_options(tree), *call.options]
+
+
+def _read_tree(path: Path, what: str) -> dict[str, Any]:
+    text = yaml_reader.read_text(path, what)
+    return _parse_json(path, text) if text.lstrip().startswith("{") else yaml_reader.parse_yaml(text, str(path)).tree
+
+
+def _add_accelerate_file(call: PeerCommand, folder: Path) -> None:
+    """Put the settings of `accelerate launch --config_file FILE` before its options, which count more."""
+    named = next((one for one in call.options if one.name == "config_file" and isinstance(one.value, str)), None)
+    path = accelerate_config.find_file(named.value, folder) if named is not None else None
+    if named is None or path is None:
+        return
+    tree = _read_tree(path, "the YAML or JSON file that the command names")
+    if not accelerate_config.is_config(tree):
+        return
+    settings = [
+        PeerOption(one.name, one.value, f"{path.name}: {one.original_text}")
+        for one in _tree_to_options(accelerate_config.flatten_config(tree))
+    ]
+    call.options = [*settings, *(one for one in call.options if one is not named)]
 
 
 def command_for_tree(peer: str, tree: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ def add_derived_settings(draft: RecipeDraft, folder: Path) -> None:
     """
     _set_devices_and_nodes(draft)
     set_name_lists(draft)
+    _set_fsdp(draft)
     _set_deepspeed(draft, folder)
     _set_rl_batch(draft) if draft.command == "rl" else _set_batch_tokens(draft)
     _set_schedule(draft)
@@ -73,6 +74,10 @@ def _set_devices_and_nodes(draft: RecipeDraft) -> None:
     if nodes == 1:
         if nproc and nproc > 1 and draft.setting_type("device.nproc") is not None:
             draft.set_setting("device.nproc", nproc, draft.gathered["nproc"].original_text)
+        for name in ("node_rank", "master_addr", "master_port"):
+            if name in draft.gathered:
+                reason = "the processes of one machine find each other"
+                draft.notes.needless.append(f"{draft.gathered[name].original_text}: {reason}")
         return
     rank = draft.gathered_int("node_rank", minimum=0)
     draft.launch_options = ["--nnodes", str(nodes), "--node-rank", "R" if rank is None else str(rank)]
@@ -84,6 +89,53 @@ def _set_devices_and_nodes(draft: RecipeDraft) -> None:
     ]
     if "master_port" in draft.gathered:
         draft.launch_options += ["--master-port", str(draft.gathered_int("master_port"))]
+
+
+_SHARDING = {
+    "full_shard": "zero3",
+    "fsdp2": "zero3",
+    "fsdp": "zero3",
+    "true": "zero3",
+    "1": "zero3",
+    "shard_grad_op": "zero2",
+    "false": "zero2",
+    "2": "zero2",
+    "no_shard": "ddp",
+    "3": "ddp",
+    "hybrid_shard": "zero3",
+    "4": "zero3",
+    "hybrid_shard_zero2": "zero2",
+    "5": "zero2",
+}
+"""Words and numbers of FSDP; of `fsdp_reshard_after_forward` true and false."""
+_HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
+_NO_SHARDING = ("no", "false", "deepspeed", "multi_gpu", "multi_npu", "multi_cpu")
+"""Kinds of accelerate's distribution that shard nothing, or that other keys describe."""
+
+
+def _set_fsdp(draft: RecipeDraft) -> None:
+    """FSDP is a strategy here; a hybrid keeps a copy on every machine."""
+    kind = draft.gathered.get("distributed_type")
+    if kind is not None and str(kind.value).lower() not in (*_NO_SHARDING, "fsdp"):
+        draft.notes.lost.append(f"{kind.original_text}: no such distribution here; see parallel.strategy")
+    is_fsdp = kind is not None and str(kind.value).lower() == "fsdp"
+    one = draft.gathered.get("fsdp_strategy") or draft.gathered.get("use_fsdp") or (kind if is_fsdp else None)
+    if one is None or draft.setting_type("parallel.strategy") is None:
+        return
+    given = one.value if isinstance(one.value, list) else [one.value]
+    words = [word.removeprefix("_") for value in given for word in str(value).lower().replace(",", " ").split()]
+    chosen = next((word for word in words if word in _SHARDING), None)
+    unknown = [word for word in words if word not in _SHARDING and word not in ("auto_wrap", "offload")]
+    if unknown:
+        draft.notes.lost.append(f"{', '.join(unknown)} of {one.original_text}: known are {', '.join(_SHARDING)}")
+    if chosen is None:
+        return
+    draft.set_setting("parallel.strategy", _SHARDING[chosen], one.original_text)
+    if "offload" in words:
+        draft.set_setting("parallel.offload", "cpu", one.original_text)
+    machines = draft.gathered_int("nnodes") or 1
+    if chosen in _HYBRID and machines > 1:
+        draft.set_setting("parallel.replicate", machines, f"{one.original_text}, a copy on each of {machines} machines")
 
 
 def _set_deepspeed(draft: RecipeDraft, folder: Path) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table, deepspeed_json, settings, validation, yaml_reader
-from anabatic.convert import command_finder, converter, foreign_options, peer_tables
+from anabatic.convert import accelerate_config, command_finder, converter, foreign_options, peer_tables
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 
 OWN_PROGRAM = "anabatic"
 ACCELERATE = "accelerate"
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
-_ACCELERATE_KEYS = ("compute_environment", "distributed_type", "main_training_function", "machine_rank")
 _NESTED = "verl"
 """Its files are nested: keys in tables are dotted."""
 _AXOLOTL = {"dpo": "dpo", "ipo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo", "grpo": "rl"}
@@ -84,8 +83,8 @@ def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
     matching_commands = find_matching_commands(tree)
     if matching_commands:
         return DetectedFile(OWN_PROGRAM, tuple(matching_commands), tuple(names[:4]))
-    if sum(name in _ACCELERATE_KEYS for name in names) >= _MIN_FOREIGN_NAMES:
-        return DetectedFile(ACCELERATE, (), tuple(name for name in names if name in _ACCELERATE_KEYS))
+    if accelerate_config.is_config(tree):
+        return DetectedFile(ACCELERATE, (), tuple(name for name in names if name in accelerate_config.KEYS))
     nested = [key for key in flatten(tree) if foreign_options.option_names(_NESTED, key)]
     if len(nested) >= _MIN_FOREIGN_NAMES:
         return DetectedFile(_NESTED, ("rl",), tuple(nested))

@@ -12,7 +12,7 @@ from typing import Any
 from anabatic.cli.parsing.command_line import UnknownOptionError, UnusedWordsError, UsageError
 from anabatic.config.loading import command_table, common_settings, shipped_recipes, validation, yaml_reader
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN
-from anabatic.convert import file_detection
+from anabatic.convert import accelerate_config, file_detection
 from anabatic.convert import foreign_options as foreign_options_module
 from anabatic.convert.command_finder import PeerOption
 from anabatic.core.errors import ConfigError
@@ -389,6 +389,8 @@ def _explain_arguments_file(file: str, command: str, tokens: list[str], message:
     tree = file_detection.read_tree(Path(file))
     if "actor_rollout_ref" in tree:
         tree = file_detection.flatten(tree)
+    if accelerate_config.is_config(tree):
+        tree = accelerate_config.flatten_config(tree)
     if isinstance(entries := tree.get("datasets"), list):  # axolotl's
         files = [item.get("path") for item in entries if isinstance(item, dict)]
         tree = {**tree, "datasets": [str(file) for file in files if file]}
