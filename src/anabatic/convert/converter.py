@@ -159,7 +159,7 @@ def _tree_to_options(tree: dict[str, Any]) -> list[PeerOption]:
     return [
         PeerOption(key.replace("-", "_"), value, f"{key}: {yaml_reader.dump_scalar(value)}"[:160])
         for key, value in tree.items()
-        if value is not None and value != [] and value != {}
+        if value is not None and value != {} and not (isinstance(value, list) and all(one is None for one in value))
     ]
 
 

@@ -13,6 +13,7 @@ from anabatic.config.rl import BUILTIN_REWARDS
 from anabatic.convert import data_sources, peer_tables
 from anabatic.convert.dataset_info import HUB_REPO
 from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 
 _SEQUENCES_PER_ROW = {"dpo": 2, "reward": 2}
@@ -44,6 +45,7 @@ def add_derived_settings(draft: RecipeDraft, folder: Path) -> None:
     data_sources.set_data_sources(draft, folder)
     set_model_name(draft)
     _set_tuner(draft)
+    _set_loss_scale(draft)
     _resume(draft)
 
 
@@ -191,6 +193,27 @@ def _set_tuner(draft: RecipeDraft) -> None:
         draft.set_setting("schedule.max_steps", None, "schedule.epochs counts")
 
 
+_LOSS_SCALES = {"last_round": "last_turn_only", "all": "train_on_inputs"}
+"""Target tokens there -> the setting that says so here; `default` is so anyway."""
+
+
+def _set_loss_scale(draft: RecipeDraft) -> None:
+    """ms-swift's weights of tokens: a strategy, and parts of answers that count more or less."""
+    one = draft.gathered.get("loss_scale")
+    if one is None:
+        return
+    lost = []
+    for word in str(one.value).split("+"):
+        key = _LOSS_SCALES.get(word, "")
+        if draft.setting_type(key) is not None and key:
+            draft.set_setting(key, True, one.original_text)
+        elif word != "default" and not (key and draft.command in ("dpo", "reward", "pretrain")):
+            lost.append(word)
+    if lost:
+        about = "every target token counts the same here, those of thoughts and calls too"
+        draft.notes.lost.append(f"{', '.join(lost)} of {one.original_text}: {about}")
+
+
 def _resume(draft: RecipeDraft) -> None:
     """A checkpoint to continue from is found by the run folder that it lies in."""
     one = draft.gathered.get("resume_from")
@@ -334,12 +357,44 @@ def _set_schedule(draft: RecipeDraft) -> None:
     draft.set_setting(
         "schedule.decay_ratio", 0.0 if decay == "none" else round(1.0 - warmup, 6), "all steps after the warm-up"
     )
-    if kind == "cosine_with_min_lr":
+    floor = _read_final_lr_ratio(draft)
+    if floor is not None:
+        draft.set_setting("schedule.final_lr_ratio", floor, draft.gathered["lr_scheduler_kwargs"].original_text)
+    elif kind == "cosine_with_min_lr":
         draft.notes.changed.append(
             f"{one.original_text}: give schedule.final_lr_ratio, the last rate as a share of the peak"
         )
     elif decay != "none":
         draft.set_setting("schedule.final_lr_ratio", 0.0, one.original_text)
+
+
+def _read_final_lr_ratio(draft: RecipeDraft) -> float | None:
+    """Return the last rate as a share of the peak, as `lr_scheduler_kwargs` gives it; other keys are reported.
+
+    Raises:
+        ConfigError: they are no object, or the rate no number.
+    """
+    one = draft.gathered.get("lr_scheduler_kwargs")
+    if one is None:
+        return None
+    content = one.value
+    if isinstance(content, str):
+        try:
+            content = json_reader.loads(content)
+        except ValueError as error:
+            raise ConfigError(f"{one.original_text} cannot be read as JSON: {error}", "write an object") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{one.original_text} is no object", 'write it as {"min_lr_rate": 0.1}')
+    lost = [str(key) for key in content if key not in ("min_lr_rate", "min_lr")]
+    if lost:
+        draft.notes.lost.append(f"{', '.join(lost)} of {one.original_text}: set schedule.decay_ratio in its place")
+    peak = draft.settings.get("optim.lr")
+    rates = {key: convert_to_type(content[key], float, one.original_text) for key in content if key not in lost}
+    if "min_lr_rate" in rates:
+        return min(1.0, max(0.0, float(rates["min_lr_rate"])))
+    if "min_lr" in rates and peak is not None and peak.value:
+        return min(1.0, max(0.0, round(float(rates["min_lr"]) / float(peak.value), 6)))
+    return None
 
 
 def _resolve_warmup_ratio(draft: RecipeDraft) -> float:
@@ -400,11 +455,13 @@ def set_name_lists(draft: RecipeDraft) -> None:
         values = [words.get(word, word) for word in given]
         if key == "rewards":
             values = [word if word in BUILTIN_REWARDS or ":" in word else "" for word in values]
-        if any(values):
-            draft.set_setting(key, [word for word in values if word], one.original_text)
+        kept = [word for word in values if word]
+        if kept:
+            draft.set_setting(key, kept, one.original_text)
         lost = [word for word, value in zip(given, values, strict=True) if not value and word not in ("none", "all")]
         if lost:
             draft.notes.lost.append(f"{', '.join(lost)} of {one.original_text}: no such name here")
+    _add_swanlab(draft)
     if "reward_model" in draft.gathered and draft.command == "rl":
         one = draft.gathered["reward_model"]
         before = draft.settings["rewards"].value if "rewards" in draft.settings else []
@@ -426,6 +483,15 @@ def set_name_lists(draft: RecipeDraft) -> None:
             width * (depth.value if depth else 20),
             f"{draft.gathered['aspect_ratio'].original_text} x depth",
         )
+
+
+def _add_swanlab(draft: RecipeDraft) -> None:
+    """LLaMA-Factory has a switch for this tracker beside its list."""
+    one = draft.gathered.get("use_swanlab")
+    if one is None or draft.setting_type("log.sinks") is None:
+        return
+    listed = draft.settings["log.sinks"].value if "log.sinks" in draft.settings else []
+    draft.set_setting("log.sinks", list(dict.fromkeys([*listed, "swanlab"])), one.original_text)
 
 
 def set_model_name(draft: RecipeDraft) -> None:

@@ -238,8 +238,8 @@ def _map_value(draft: RecipeDraft, row: peer_tables.MappingRow, option: PeerOpti
         )
         return
     if text not in row.values:
-        known = ", ".join(row.values)
-        draft.notes.lost.append(f"{option.original_text}: {row_note(row) or 'no counterpart'} (known: {known})")
+        known = f" (known: {', '.join(row.values)})" if row.ours else ""
+        draft.notes.lost.append(f"{option.original_text}: {row_note(row) or 'no counterpart'}{known}")
         return
     value = row.values[text]
     key = draft.first_setting(row)

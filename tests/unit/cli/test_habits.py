@@ -111,7 +111,7 @@ NOTHING = {
     "--do_train": (HUGGING_FACE, "nothing to set here", "command says it"),
     "--trust_remote_code true": (HUGGING_FACE, "no counterpart here", "never run"),
     "--push_to_hub": (HUGGING_FACE, "no counterpart here", "nothing is uploaded"),
-    "--neftune_noise_alpha 5": ("LLaMA-Factory", "no counterpart here", ""),
+    "--use_badam true": ("LLaMA-Factory", "no counterpart here", ""),
     "--use_galore true": ("LLaMA-Factory", "no counterpart here", ""),
     "--rope_scaling linear": (HUGGING_FACE, "no counterpart here", "config.json"),
     "--auto_find_batch_size": (HUGGING_FACE, "no counterpart here", "anabatic plan"),
