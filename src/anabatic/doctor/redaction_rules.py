@@ -9,6 +9,9 @@ import importlib
 import re
 from functools import cache
 
+from anabatic.doctor.redaction_text import fold
+from anabatic.doctor.redaction_words import KEY_MARK, SECRET_MARK
+
 REDACTED = "[removed]"
 _COUNTED = (
     "num", "max", "min", "new", "per", "batch", "total", "bos", "eos", "pad", "unk", "cls", "sep", "mask", "stop",
@@ -18,7 +21,6 @@ _COUNTED = (
 )  # fmt: skip
 """What stands before `token` where it is a piece of a text."""
 _TEXT = "".join(rf"(?<!{before}[ _-]token)" for before in _COUNTED)
-_CHINESE_SECRET_WORDS = "密码|口令|密钥|秘钥|密匙|令牌|凭证|凭据|通行码|授权码|激活码|验证码|提取码|访问码"
 _HOLDERS = (
     "api",
     "access",
@@ -35,19 +37,23 @@ _HOLDERS = (
     "app",
 )
 """What stands before `tokens` where they are secrets."""
+HOLDER_WORDS = "|".join(_HOLDERS)
 _TOKEN = (
-    rf"token(?!s){_TEXT}(?!iz|_?type|[ _-](?:id|per|count|embed|budget|limit)|/)|"
-    rf"(?:(?<![a-z_-])|{'|'.join(rf'(?<={before}[_-])' for before in _HOLDERS)})tokens(?![ _-](?:per|id|count)|/)"
+    rf"(?=token)(?:token(?!s){_TEXT}(?!iz|_?type|[ _-](?:id|per|count|embed|budget|limit)|/)|"
+    rf"(?:(?<![a-z_-])|{'|'.join(rf'(?<={before}[_-])' for before in _HOLDERS)})tokens(?![ _-](?:per|id|count)|/))"
 )
-_OTHER = (
-    r"(?<!pull)secret(?!_?(?:key)?_?(?:ref|name))|passw(?:or)?d|passphrase|passcode|"
-    r"(?:api|access|private|account|secret|secure|encryption|signing|license|master)[ _.-]?key|"
-    rf"auth(?!or(?!i[sz]))|credential|cookie|session[_-]?id|signature|{_CHINESE_SECRET_WORDS}"
+OTHER_WORDS = (
+    r"s(?:(?<!pulls)ecret(?!_?(?:key)?_?(?:ref|name))|(?:ecret|ecure|igning|ubscription)[ _.-]?key|"
+    r"ess(?:ion)?[_-]?id|ignature)|"
+    r"p(?:assw(?:or)?d|assphrase|asscode|(?<![a-z]p)ass word|rivate[ _.-]?key)|"
+    r"a(?:(?:pi|ccess|ccount|es)[ _.-]?key|uth(?!or(?!i[sz])))|"
+    rf"encryption[ _.-]?key|license[ _.-]?key|m(?:aster|ch)[ _.-]?key|c(?:redential|ookie)|{SECRET_MARK}"
 )
-SECRET_WORDS = rf"{_TOKEN}|{_OTHER}"
+"""Words that a secret follows, grouped by their first letters: they are looked for at every place of a text."""
+SECRET_WORDS = rf"{_TOKEN}|{OTHER_WORDS}"
 """Words that a secret follows, after a colon or the like."""
 _LETTERS = "ak|sk|pw|pwd|pass|psk|pat|sas|jwt|creds?"
-_SHORT = rf"(?<![a-z])(?:{_LETTERS})(?![a-z])"
+SHORT_WORDS = rf"(?=[aspjc])(?<![a-z])(?:{_LETTERS})(?![a-z])"
 """Short words that a secret follows where they stand alone or after an underscore."""
 _OWNERS = (
     "openai|azure|gemini|google|hf|huggingface|hub|modelscope|dashscope|qwen|zhipu|glm|moonshot|kimi|"
@@ -64,7 +70,7 @@ _PROSE_WORDS = (
 _TOKEN_PREFIXES = (
     "(?:hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|dckr_pat|npm|pypi|wandb_v1|JDC|r8|nvapi|gsk|"
     "tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|rubygems|glsa|PMAK|sntrys|figd|"
-    "AGE-SECRET-KEY|ATATT|dp|tskey|whsec|secret_api|pul|jina)[._-]|"
+    "AGE-SECRET-KEY|ATATT|dp|tskey|whsec|secret_api|pul|jina|xai|csk|fw|tgp_v1|gl(?:ft|soat|imt|oas|cbt|ptt))[._-]|"
     "A[KSGI][IP]A|AROA|AIza|ya29|LTAI|AKID|ALTAK|ATATT|AKLT|EAA[AC]|dapi|ms-(?=[0-9a-f]{8}-)"
 )
 """Start of the tokens of well-known sites."""
@@ -90,7 +96,7 @@ _ANY = (
     r"(?P<escaped>\\{1,3})\"(?:[^\"\n]|(?<=\\\\\\)\"){0,1000}?(?<!\\)(?P=escaped)\"|"
     r"[rbuf]{0,2}\"(?:[^\"\\\n]|\\.|\n(?!\n)){0,1000}\"|[rbuf]{0,2}'(?:[^'\\\n]|\\.|''|\n(?!\n)){0,1000}'|"
     r"[“‘「『][^”’」』\n]{1,400}[”’」』]|[\"'][^\"'\n]{1,1000}|(?:bearer|basic|token)\s{1,9}\S{1,4000}|"
-    r"[\[({](?=\\?[\"'])[^\[\](){}]{1,4000}[\])}]|\[[^\[\](){}\n]{1,4000}\]|\{\{[^{}\n]{1,200}\}\}|\((?=[^()\n]{0,200}\d)[^()\n\"',]{1,1000}\)|"
+    r"[\[({](?=\s{0,40}\\?[\"'])(?:[^\[\](){}]|\[[^\[\](){}]{0,400}\]){1,4000}[\])}]|\{(?=\s{0,9}[\w-]{1,40}\s{0,9}:)[^{}\n]{1,1000}\}|\[[^\[\](){}\n]{1,4000}\]|\{\{[^{}\n]{1,200}\}\}|\((?=[^()\n]{0,200}\d)[^()\n\"',]{1,1000}\)|"
     r"[^\s,;&\"'\[({][^\s,;&\"']*(?:[,;&](?![\w.-]{1,40}\s{0,2}[=:])[^\s,;&\"']+)*)"
 )
 """A value: quoted in any way, a list, or a word up to what cannot be its own."""
@@ -101,13 +107,14 @@ _PLAIN = (
     rf"\[[\d\s,.-]{{1,4000}}\]|[\[(]\s{{0,9}}[\"']<)"
 )
 """Values that are no secret: nothing; of tokens also numbers and names of pieces of a text."""
-_NAMED = r"[\w.-]{0,40}(?![\w.-])[\"'\])\\]{0,6}\s{0,20}(?::=|[=-]>|→|[:：＝]|=(?!=)|%3[AD])\s{0,20}"
+_REST = r"[\w.-]{0,40}(?![\w.-])(?:\[\d{1,3}\]|[ ]?\([^()\n]{0,30}\))?[\"'\])\\]{0,6}(?:[ ](?:is|was))?\s{0,20}"
+_NAMED = rf"{_REST}(?::?=|[=-]>|→|::?)(?![:=])\s{{0,20}}(?:\\\n\s{{0,20}}|[!&]{{1,2}}\w{{1,40}}[ \t]{{1,9}})?"
 """The rest of a name, and what parts it from its value."""
 
 BLOCK_PATTERNS: tuple[str, ...] = (
     # PEM
-    r"-----BEGIN [A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[A-Z ]{0,10}-----"
-    r"(?:[^-]|-(?!----)){0,20000}(?:-----END [A-Z0-9 ]{0,50}-----|\Z|(?=-----BEGIN))",
+    r"-----? ?BEGIN [A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[A-Z ]{0,10}-----?"
+    r"(?:[^-]|-(?!---)){0,20000}(?:-----? ?END [A-Z0-9 ]{0,50}-----?|\Z|(?=-----? ?BEGIN))",
 )
 """Blocks that are removed as a whole, before all else."""
 
@@ -122,9 +129,11 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     (r"(?:mysql|mariadb)[\w-]{0,20}", r"-(?-i:p)", _SHELL_WORD),
     (
         r"curl|https?|xh|aria2c|lftp|ncftp\w{0,3}|wget",
-        rf"(?-i:-u|-U|-a)(?:{_NEXT})?|--(?:user|proxy-user|auth){_NEXT}",
+        rf"(?-i:-[a-zA-Z]{{0,6}}[uU]|-a)(?:{_NEXT})?|--(?:user|proxy-user|auth){_NEXT}",
         _SHELL_WORD,
     ),
+    (r"curl", rf"(?-i:-b)(?:{_NEXT})?", _SHELL_WORD),
+    (r"ssh-keygen|useradd|usermod|groupmod", rf"-(?-i:N|P|p)(?:{_NEXT})?", _SHELL_WORD),
     (
         r"redis-cli|sqlcmd|ldap\w{2,8}|smbclient|zip|unzip|ipmitool|keytool|rar|unrar|kinit|bcp|impacket\w{0,20}",
         rf"-(?-i:storepass|keypass|a|P|w|U|E|k|y)(?:{_NEXT})?",
@@ -137,8 +146,13 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"Private-Lines: \d{1,4}\n", r"(?:[A-Za-z0-9+/=]{1,80}\n){1,100}"),  # PuTTY
     # addresses: user and password, signed parameters, hooks
-    (r"\b[a-z][a-z0-9+.-]{0,30}://", r"[^/\s@]{1,400}(?=@)"),
-    (r"\b[a-z][a-z0-9+.-]{0,30}://", r"[^\s@/:]{0,100}:[^\s@\"'<>]{1,200}(?=@)"),
+    (
+        r"(?:\b[a-z][a-z0-9+.-]{0,30}:|(?<![\w:/]))(?:/|%2f){2}",
+        r"(?!\[removed\]@)(?:[^/\s@%]|%(?!40|2f)[0-9a-f]{0,2}|%40(?=[^/\s]{1,400}@)){1,400}(?=@|%40)",
+    ),
+    (r"(?:\b[a-z][a-z0-9+.-]{0,30}:|(?<![\w:/]))//", r"[^\s@/:]{0,100}:[^\s@\"'<>]{1,200}(?=@)"),
+    (r"\b[\w.-]{1,40}:", r"[^\s@/:]{1,100}(?=@(?:tcp|unix|udp)\()"),
+    (r"\bsqlplus[ \t]{1,9}(?:-\w{1,9}[ \t]{1,9}){0,3}[\w$.-]{1,40}/", r"[^\s@/]{1,100}(?=@|\s)"),
     (rf"[?&;](?:amp;)?(?:{_SIGNED_URL_PARAMETERS})=", r"[^&\s\"'<>#]+"),
     (
         r"https://[\w.-]{0,100}(?:hooks\.slack\.com/services|/open-apis/bot/(?:v\d/)?hook|discord(?:app)?\.com/api/webhooks|"
@@ -150,7 +164,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     # a name, and its value in another field, after or before it
     (
         rf"\b(?:name|key|id|variable|param(?:eter)?|option|header|field)(?:{_QUOTE})?\s{{0,9}}[:=>]\s{{0,9}}(?:{_QUOTE})?"
-        rf"[\w./-]{{0,80}}(?:{SECRET_WORDS}|{_SHORT}|_key)[\w./-]{{0,60}}(?:{_QUOTE})?(?:</\w{{1,20}}>)?"
+        rf"[\w./-]{{0,80}}(?:{SECRET_WORDS}|{SHORT_WORDS}|_key)[\w./-]{{0,60}}(?:{_QUOTE})?(?:</\w{{1,20}}>)?"
         rf"(?:(?!\b(?:name|key|value)\b)[^{{}}]){{1,200}}?\b(?:value|val|content|default)(?:{_QUOTE})?\s{{0,9}}[:=>]\s{{0,9}}",
         rf"(?!\s)(?:(?<=>)[^<\n]{{1,1000}}|{_ANY})",
     ),
@@ -158,8 +172,34 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         rf"(?<![\w:=])(?:value|val|content)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}",
         r"(?:\\{0,3}\"[^\"\n]{1,400}\"|'[^'\n]{1,400}'|[^\s,\"'<>{}]{1,400})"
         rf"(?=(?:[\s,]|(?!value)[^{{}}\n]){{1,100}}?(?:{_QUOTE})?\b(?:name|key|id|variable)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}(?:{_QUOTE})?"
-        rf"[\w./-]{{0,80}}(?:{SECRET_WORDS}|{_SHORT}|_key))",
+        rf"[\w./-]{{0,80}}(?:{SECRET_WORDS}|{SHORT_WORDS}|_key))",
     ),
+    # other separators
+    (
+        rf"(?:{OTHER_WORDS}|(?:{HOLDER_WORDS})[_-]token|{SHORT_WORDS}){_REST}(?:={{2,3}}|\?=|~>|[|]|\.{{3,9}})\s{{0,20}}(?:[\"']{{1,3}})?",
+        rf"(?![\[(]){_MIXED}[^\s\"'|]+",
+    ),
+    (rf"(?:{OTHER_WORDS}){_REST}[:=]\s{{0,9}}''", r"[^\s']+(?='')"),
+    (
+        rf"(?:{SECRET_WORDS}|{SHORT_WORDS})[\w.-]{{0,40}}\s{{0,9}}</\w{{1,20}}>\s{{0,20}}<\w[^<>\n]{{0,60}}>",
+        r"[^<]{1,400}",
+    ),
+    (
+        rf"(?m:^)[ \t]{{0,20}}[\w.-]{{0,30}}(?:{SECRET_WORDS})[\w.-]{{0,30}}[ \t]{{0,9}}\n[ \t]{{0,20}}",
+        rf"{_MIXED}[^\s\"':=(|]{{6,}}(?=[ \t]{{0,9}}(?m:$))",
+    ),
+    (
+        rf"(?<![\w.-])[\w.-]{{0,60}}(?:{OTHER_WORDS})[\w.-]{{0,30}}(?:\t|[ ]{{2,20}})[|]?[ \t]{{0,20}}",
+        rf"{_MIXED}[^\s\"':=(|]{{6,}}(?![(=:])",
+    ),
+    # in other languages
+    (
+        rf"{SECRET_MARK}(?:[ ]\w{{1,16}}){{0,3}}[ ]?(?:[:=→-]|"
+        rf"(?<![^\W\d_])(?:lautet|ist|est|es|e|jest|je|is|ar|adalah)(?![^\W\d_])|"
+        rf"{fold('は|が|은|는|이')}){{1,2}}[ ]?[\"']?",
+        r"(?![\[(])(?=[^\s\"',;]{0,80}\d)[\x21-\x7e]{3,}",
+    ),
+    (rf"{KEY_MARK}(?:[ ]\w{{1,16}}){{0,3}}[ ]?[:=→-]{{1,2}}[ ]?[\"']?", rf"{_MIXED}[\x21-\x7e]{{8,}}"),
     # headers: the whole line
     (r"\b(?:proxy-)?authorization[\"']?\s{0,5}[:=]\s{0,5}[\"']?|\b(?:set-)?cookie:\s{0,5}", r"[^\n\"']+"),
     # what is asked for, with its answer; two names with two values
@@ -178,14 +218,20 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     # name and value
     (
-        rf"<\w{{1,40}}\s[^<>\n]{{0,100}}?\b(?:name|key|id)=[\"'][\w./-]{{0,60}}(?:{SECRET_WORDS}|{_SHORT})[\w./-]{{0,40}}[\"'][^<>\n]{{0,100}}>",
+        rf"<\w{{1,40}}\s[^<>\n]{{0,100}}?\b(?:name|key|id)=[\"'][\w./-]{{0,60}}(?:{SECRET_WORDS}|{SHORT_WORDS})[\w./-]{{0,40}}[\"'][^<>\n]{{0,100}}>",
         r"[^<\s][^<]{0,400}",
     ),
     (rf"<[\w:.-]{{0,60}}(?:{SECRET_WORDS})[\w:.-]{{0,60}}(?:\s[^<>\n]{{0,300}})?>", r"[^<]{1,400}"),
-    (rf"(?:{_TOKEN}){_NAMED}", rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
-    (rf"(?:{_OTHER}){_NAMED}", rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed){_ANY}"),
     (
-        rf"(?:{_CHINESE_SECRET_WORDS})(?:[(（][^()（）\n]{{0,12}}[)）])?[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
+        rf"(?:{_TOKEN}){_NAMED}",
+        rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
+    ),
+    (
+        rf"(?:{OTHER_WORDS}){_NAMED}",
+        rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
+    ),
+    (
+        rf"{SECRET_MARK}(?:[(（][^()（）\n]{{0,12}}[)）])?[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
         r"[^\S\n]{0,5}[:：=]?[^\S\n]{0,5}[\"'“‘「『]?",
         r"(?![\s\"']|\[removed)[\x21-\x7e]{3,}",
     ),
@@ -211,7 +257,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     # names and values of a call
     (
-        rf"\w\(\s{{0,9}}[\"'][\w.-]{{0,60}}(?:{SECRET_WORDS}|{_SHORT}|_key)[\w.-]{{0,40}}[\"'],\s{{0,9}}(?=[\"'])",
+        rf"\w\(\s{{0,9}}[\"'][\w.-]{{0,60}}(?:{SECRET_WORDS}|{SHORT_WORDS}|_key)[\w.-]{{0,40}}[\"'],\s{{0,9}}(?=[\"'])",
         _SHELL_WORD,
     ),
     (r"\blogin\(\s{0,9}(?:(?:key|token)\s{0,3}=\s{0,3})?(?=[\"'])|BasicAuth\([^,()\n]{1,200},\s{0,9}", _SHELL_WORD),
@@ -243,8 +289,8 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\bnet[ \t]{1,9}use\b[^\n]{0,60}?\\\\\S{1,200}[ \t]{1,9}", rf"(?!/){_SHELL_WORD}"),
     (r"\bhtpasswd\b[^\n|;]{0,100}?\s-\w{0,5}b\w{0,5}\s+\S+\s+\S+\s+", r"\S+"),
     (
-        r"(?:\b(?:echo|printf)\s{1,9}(?:-\w\s{1,9}|['\"]%s(?:\\n)?['\"]\s{1,9})?|<<<\s{0,9})",
-        rf"{_SHELL_WORD}(?=\s{{0,9}}(?:\|\s{{0,9}}(?:sudo|su|passwd|chpasswd|kinit|cryptsetup|docker|podman|gpg|openssl|ssh-add)\b|"
+        r"(?:\b(?:echo|printf)\s{1,9}(?:-\w\s{1,9}|['\"]%s(?:\\n)?['\"]\s{1,9})?|(?<!<)<<<(?!<)\s{0,9})",
+        rf"(?=(?P<piped>{_SHELL_WORD}))(?P=piped)(?=\s{{0,9}}(?:\|\s{{0,9}}(?:sudo|su|passwd|chpasswd|kinit|cryptsetup|docker|podman|gpg|openssl|ssh-add)\b|"
         r">{1,2}\s{0,9}[^\s|;]{0,100}(?:pw|pass|secret|token|cred|netrc|key)))",
     ),
     (
@@ -254,7 +300,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\bsend[ \t]{1,9}(?:--[ \t]{1,9})?\\?\"", r"[^\"\n]{1,200}(?=\\[rn]\\?\")"),
     (r"\bidentified\s{1,9}by\s{1,9}", r"(?:'[^'\n]*'|\"[^\"\n]*\"|\S+)"),
     # prose
-    (r"\bpass(?:word|wd|phrase)(?: +is)? +", rf"(?!(?:{_PROSE_WORDS})\b)(?![^\s:=]{{1,60}}[:=])[^\s:=]+"),
+    (r"\bpass(?:word|wd|phrase)(?: +is)? +", rf"(?!(?:{_PROSE_WORDS})\b)(?![^\s:=]{{1,60}}[:=])(?![|=~.\[])[^\s:=]+"),
     (
         rf"\b(?:{SECRET_WORDS}|(?:with|the|my|your|api|login|license)[ \t]{{1,3}}key|{_LETTERS})[ \t]{{1,9}}"
         r"(?:(?:is|was|=|是|为)[ \t]{1,9})?[\"']?",
@@ -265,8 +311,8 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
 """(what stands before it, the secret), upper and lower case alike."""
 
 TOKEN_PATTERNS: tuple[str, ...] = (
-    rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))(?:{_TOKEN_PREFIXES})(?=[a-z_-]{{0,60}}[A-Z0-9])[A-Za-z0-9_-]{{16,}}(?!\.(?:py|so|json|safetensors)\b)",
-    r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]*",
+    rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))(?:{_TOKEN_PREFIXES})(?=[a-z_-]{{0,60}}[A-Z0-9])[A-Za-z0-9_-]{{16,}}(?!\.(?:py|so|json|safetensors)\b)(?:\.[A-Za-z0-9_-]{{16,}})?",
+    r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{0,4000}(?:\.[A-Za-z0-9_-]{0,4000}){1,3}",
     r"\$(?:1|2[abxy]|5|6|y|apr1|argon2\w{0,2})\$[A-Za-z0-9./=,$+-]{8,}",
     r"\bbce-(?:v3|auth-v1)/[\w/:.-]{8,}",
     r"(?<![\w.])[0-9a-f]{32}\.[A-Za-z0-9]{12,40}(?![\w.])",  # Zhipu
@@ -280,27 +326,31 @@ TOKEN_PATTERNS: tuple[str, ...] = (
 """What looks like a token, or names a person, wherever it stands."""
 
 YAML_BLOCK_PATTERN = (
-    rf"(?i)^(?P<indent>[ \t]{{0,60}})(?P<key>(?:- )?[\"']?[\w.-]{{0,60}}(?:{SECRET_WORDS})[\w.-]{{0,60}}[\"']?[ "
+    rf"(?i)^(?P<indent>[ \t]{{0,60}})(?:(?:- )?[\"']?[\w.-]{{0,60}}(?:{SECRET_WORDS})[\w.-]{{0,60}}[\"']?[ "
     rf"\t]{{0,9}}[:=]"
-    r"[ \t]{0,9}(?:[|>][-+0-9]{0,3})?[ \t]{0,9}\n)(?:(?P=indent)(?:[ \t]{1,60}|- )\S[^\n]{0,4000}(?:\n|\Z)){1,200}"
+    r"[ \t]{0,9}(?:[!&]{1,2}\w{1,40}[ \t]{1,9})?(?:[|>][-+0-9]{0,3})?[ \t]{0,9}\n"
+    r"(?P=indent)(?:[ \t]{1,60}|- ))(?P<secret>\S[^\n]{0,4000}"
+    r"(?:\n(?P=indent)(?:[ \t]{1,60}|- )\S[^\n]{0,4000}){0,200})"
 )
 """What YAML puts on the lines below a key."""
 
-REDACTION_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    *((re.compile(whole), REDACTED) for whole in BLOCK_PATTERNS),
-    (re.compile(YAML_BLOCK_PATTERN, re.MULTILINE), rf"\g<indent>\g<key>\g<indent>  {REDACTED}\n"),
-    *((re.compile(rf"(?i)(?P<head>{head}){secret}"), rf"\g<head>{REDACTED}") for head, secret in KEYED_PATTERNS),
-    *((re.compile(token), REDACTED) for token in TOKEN_PATTERNS),
+REDACTION_RULES: tuple[re.Pattern[str], ...] = (
+    *(re.compile(rf"(?P<secret>{whole})") for whole in BLOCK_PATTERNS),
+    re.compile(YAML_BLOCK_PATTERN, re.MULTILINE),
+    *(re.compile(rf"(?i)(?:{head})(?P<secret>{secret})") for head, secret in KEYED_PATTERNS),
+    *(re.compile(rf"(?P<secret>{token})") for token in TOKEN_PATTERNS),
 )
-"""(what, instead), in this order."""
+"""What is removed of a text, the group `secret`, in this order."""
 LINES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
     (
         re.compile(rf"(?i)\b(?:{program})\b(?:\"[^\"\n]{{0,400}}\"|'[^'\n]{{0,400}}'|\\\n|[^\n|;]){{0,2000}}"),
-        re.compile(rf"(?i)(?P<head>[\s\"']{{1,9}}(?:{option})){secret}"),
+        re.compile(rf"(?i)[\s\"']{{1,9}}(?:{option})(?P<secret>{secret})"),
     )
     for program, option, secret in COMMANDS
 )
 """(a program's line, what is removed in it)."""
+ANY_WORD = re.compile(rf"(?i){SECRET_WORDS}|{SHORT_WORDS}|key")
+"""Something that may be named after a secret."""
 SCRAMBLED = re.compile(
     r"(?<![\w/+.=-])(?=[A-Za-z0-9/+]{36})(?=[^\d\s]{0,60}\d)(?=[^a-z\s]{0,60}[a-z])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9/+]{36,64}(?![\w/+.-])"
 )
@@ -310,11 +360,6 @@ HEX_STRING = re.compile(r"\b[A-Fa-f0-9]{32,}\b")
 HASH_CONTEXT = re.compile(
     r"(?i)(?:commit|revision|\brev|git|head|branch|sha-?\d{0,3}|md5|crc|checksum|digest|blob|hash|etag|(?:actor|node|task|worker|job|object|trace|request|span)[_-]?id)[^\n]{0,12}$"
 )
-IPV4_ADDRESS = re.compile(r"(?<![\w./-])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\w-]|\.\d)")
-VERSION_CONTEXT = re.compile(
-    r"(?i)(?:version|ver|release|driver|firmware|cann|toolkit|v|[=<>~^])[\"']?[\s:=]{0,5}[\"']?$"
-)
-"""What stands before four numbers that are a version."""
 
 
 @cache
@@ -322,7 +367,7 @@ def load_detect_secrets_patterns() -> tuple[re.Pattern[str], ...]:
     """Return the patterns of detect-secrets (Yelp, Apache-2.0) for what sites hand out.
 
     Left out are its plugins for entropy, for words and for addresses, which take versions and hashes for secrets, and
-    those for npm and JWT, which need hours for a long text without blanks and whose forms stand above.
+    those for npm, JWT and OpenAI, which need hours for a long text without blanks and whose forms stand above.
     """
     found: list[re.Pattern[str]] = []
     for name in _DETECT_SECRETS_PLUGINS:
@@ -334,8 +379,14 @@ def load_detect_secrets_patterns() -> tuple[re.Pattern[str], ...]:
     return tuple(found)
 
 
+KEYED_START = "(?:(?<=\\W)|(?<=^))"
+"""Start of the patterns of detect-secrets for a name with its value."""
+KEYED_HINT = re.compile(r"(?:key|pwd|pw|password|pass|token)[\"']?\]? *[=: ]", re.IGNORECASE)
+"""What stands in each of their matches."""
+
+
 _DETECT_SECRETS_PLUGINS = (
     "artifactory", "aws", "azure_storage_key", "basic_auth", "cloudant", "discord", "github_token", "gitlab_token",
-    "ibm_cloud_iam", "ibm_cos_hmac", "mailchimp", "openai", "private_key", "pypi_token", "sendgrid", "slack",
+    "ibm_cloud_iam", "ibm_cos_hmac", "mailchimp", "private_key", "pypi_token", "sendgrid", "slack",
    "softlayer",    "square_oauth", "stripe", "telegram_token", "twilio",
 )  # fmt: skip
