@@ -212,7 +212,7 @@ def command_for_call(call: PeerCommand) -> str:
     rows = {
         name: row for row in peer_tables.load_tables(call.peer).all_rows() if row.fact == "kind" for name in row.theirs
     }
-    for option in call.options:
+    for option in reversed(call.options):  # the last one counts, as for argparse and over a file
         row = rows.get(option.name)
         if row is not None:
             kind = str(option.value)

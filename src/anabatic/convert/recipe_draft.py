@@ -120,7 +120,7 @@ def make_draft(call: PeerCommand, command: str) -> RecipeDraft:
     noted: set[str] = set()
     given = {one.name or one.original_text: one for one in call.options}
     for option in given.values():
-        if _is_said_twice(option, rows, given):
+        if _is_repeated(option, rows, given):
             continue
         if apply_option(draft, rows, option):
             noted.update(rows[option.name].theirs)
@@ -148,7 +148,7 @@ def make_draft(call: PeerCommand, command: str) -> RecipeDraft:
     return draft
 
 
-def _is_said_twice(
+def _is_repeated(
     option: PeerOption, rows: Mapping[str, peer_tables.MappingRow], given: Mapping[str, PeerOption]
 ) -> bool:
     """True for a variable whose value only the shell knows, where an option says the same."""

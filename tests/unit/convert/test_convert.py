@@ -114,7 +114,7 @@ def test_llamafactory_yaml(tmp_path: Path) -> None:
 
 
 def test_a_command_with_a_file_and_overrides(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("model_name_or_path: M\ndataset: a.json\nlearning_rate: 1.0e-5\n")
+    (tmp_path / "x.yaml").write_text("model_name_or_path: M\nstage: sft\ndataset: a.json\nlearning_rate: 1.0e-5\n")
     script = tmp_path / "run.sh"
     script.write_text("FORCE_TORCHRUN=1 llamafactory-cli train x.yaml learning_rate=3e-5 stage=dpo pref_loss=orpo\n")
     name, made, _ = job("llamafactory", str(script))
