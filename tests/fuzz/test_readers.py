@@ -9,10 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import config_readers, machine_readers, model_readers, plan_readers, rows_readers, run_readers, vessel_readers
+from fuzz import (
+    config_readers,
+    machine_readers,
+    model_readers,
+    own_readers,
+    plan_readers,
+    rows_readers,
+    run_readers,
+    vessel_readers,
+)
 from fuzz.reading import Reader, faults
 
-GROUPS = (rows_readers, vessel_readers, config_readers, run_readers, machine_readers, model_readers, plan_readers)
+GROUPS = (
+    rows_readers,
+    vessel_readers,
+    config_readers,
+    run_readers,
+    machine_readers,
+    model_readers,
+    plan_readers,
+    own_readers,
+)
 READERS = [reader for group in GROUPS for reader in group.READERS]
 
 

@@ -20,7 +20,6 @@ OWN = {
     "sandbox/remote_calls.py": "messages of a hostile program; what they hold is checked as it is decoded",
     "sim/prebuilt_libraries.py": "a table of the package",
     "sim/pytest_own_simulation.py": "between the processes of a test",
-    "sim/simulation_report.py": "what simulated devices have written",
     "train/guards/bad_steps.py": "between the ranks of a job",
     "vessels/words/segments.py": "a text that was just made",
 }
@@ -43,3 +42,22 @@ def test_the_table_is_true() -> None:
     for own in OWN:
         paths = sorted((tree.SRC / own).rglob("*.py")) if own.endswith("/") else [tree.SRC / own]
         assert any("json.load" in path.read_text(encoding="utf-8") for path in paths), own
+
+
+GUARDS = {
+    "config/loading/validation.py": "words a hint alone",
+    "convert/shell_parser.py": "asks whether a word is a file descriptor",
+    "core/formatting.py": "the reader itself",
+    "models/lora/adapter.py": "leaves out numbered modules of a hint",
+}
+"""Files that ask whether a text is a number without making one of it."""
+
+
+def test_whole_numbers_have_one_reader() -> None:
+    found = []
+    for path in tree.sources():
+        for node in tree.nodes(path):
+            is_guard = isinstance(node, ast.Attribute) and node.attr in ("isdigit", "isdecimal", "isnumeric")
+            if is_guard and path.relative_to(tree.SRC).as_posix() not in GUARDS:
+                found.append(f"{tree.name(path)}:{node.lineno}")
+    assert not found, f"`int` refuses what they take: read it with formatting.parse_whole: {', '.join(found)}"

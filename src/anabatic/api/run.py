@@ -13,6 +13,8 @@ from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 from anabatic.core.paths import RunFolder
 
+_SUMMARY_HINT = "resume the run: it writes the file anew at its end"
+
 if TYPE_CHECKING:
     from anabatic.infer.dialogue import Dialogue
 
@@ -69,9 +71,13 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says: final figures, `finished`; empty while the run has none."""
-        found: dict[str, Any] = json_reader.read_json_file(self._paths.summary) if self._paths.summary.is_file() else {}
-        return found
+        """What `summary.json` says: final figures, `finished`; empty while the run has none.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = self._paths.summary
+        return json_reader.read_own_object(path, _SUMMARY_HINT) if path.is_file() else {}
 
     @property
     def is_finished(self) -> bool:

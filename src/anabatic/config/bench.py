@@ -7,6 +7,7 @@ from typing import Literal
 
 from anabatic.config.infer import Batching
 from anabatic.config.sections.common import Data, DeviceSettings, require_setting
+from anabatic.core.formatting import parse_whole
 
 
 def _require_positive(job: object, *names: str) -> None:
@@ -67,7 +68,7 @@ class BenchScaling(BenchTrain):
     def __post_init__(self) -> None:
         super().__post_init__()
         words = [word.strip() for word in self.npus.split(",")]
-        good = all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 256 for word in words)
+        good = all(1 <= (parse_whole(word) or 0) <= 256 for word in words)
         require_setting(
             good, f"npus is {self.npus!r}", "give numbers from 1 to 256 with commas between them: --npus 1,2,4,8"
         )

@@ -8,6 +8,7 @@ from anabatic.config.sections.common import DeviceSettings, require_setting
 from anabatic.config.sections.sandbox import SandboxSettings
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import parse_whole
 
 
 @dataclass(kw_only=True)
@@ -61,9 +62,10 @@ class Sampling:
             value = getattr(self, name)
             require_setting(-2 <= value <= 2, f"{name} is {value}", "use a number from -2 to 2")
         for token, bias in self.logit_bias.items():
-            number = token.isascii() and token.isdigit()
             require_setting(
-                number, f"logit_bias names {token!r}", "name tokens by their numbers, as the tokenizer gives them"
+                parse_whole(token) is not None,
+                f"logit_bias names {token!r}",
+                "name tokens by their numbers, as the tokenizer gives them",
             )
             require_setting(abs(bias) <= 100, f"logit_bias of {token} is {bias}", "use a number from -100 to 100")
         require_setting(all(self.stop), "a text of stop is empty", "leave it out")

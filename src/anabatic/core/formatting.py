@@ -1,4 +1,4 @@
-"""Numbers and suggestions for messages."""
+"""Numbers of texts, and numbers and suggestions for messages."""
 
 from __future__ import annotations
 
@@ -78,3 +78,18 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ` Did you mean "x"?` for the nearest known word, or an empty string; a `cutoff` of 1 needs equality."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f' Did you mean "{matches[0]}"?' if matches else ""
+
+
+_MAX_DIGITS = 18
+"""Digits of numbers that fit into 64 bits; of more than 4,300 Python refuses to make a number."""
+
+
+def parse_whole(text: str | bytes | None, max_digits: int = _MAX_DIGITS) -> int | None:
+    """Return the number that `text` writes in the digits 0 to 9 alone; None for anything else.
+
+    `str.isdigit` and `str.isdecimal` say nothing of this: the first takes `²`, which `int` refuses, and both take a
+    text of any length and the digits of other scripts.
+    """
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > max_digits:
+        return None
+    return int(text)

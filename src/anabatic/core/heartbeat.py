@@ -49,5 +49,8 @@ HEARTBEAT = Heartbeat()
 
 def read_heartbeat(path: Path) -> tuple[int, int] | None:
     """Return (process id, last finished step) of a `.beat` file; None if it is incomplete."""
-    text = path.read_text(encoding="utf-8")
-    return (int(text[:_FIELD_WIDTH]), int(text[_FIELD_WIDTH:])) if len(text) == 2 * _FIELD_WIDTH else None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return (int(text[:_FIELD_WIDTH]), int(text[_FIELD_WIDTH:])) if len(text) == 2 * _FIELD_WIDTH else None
+    except ValueError:
+        return None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from anabatic.core.errors import DataError
 from anabatic.core.paths import make_write_error
 
 MAX_DEPTH = 100
@@ -67,6 +68,21 @@ def read_json_file(path: Path) -> Any:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{path.stat().st_size:,} bytes, more than {MAX_FILE_BYTES:,}")
     return loads(path.read_text(encoding="utf-8-sig"))
+
+
+def read_own_object(path: Path, remedy: str) -> dict[str, Any]:
+    """Load the JSON object in a file that this program has written.
+
+    Raises:
+        DataError: it cannot be read, is damaged, or is no object; `remedy` is the hint.
+    """
+    try:
+        found = read_json_file(path)
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", remedy) from error
+    return found
 
 
 def require_shallow(value: Any) -> Any:

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
+from anabatic.core.formatting import parse_whole
+
 SIGNAL_DELAY_SECONDS = 1.0
 """Longest wait in one system call of a process that handles signals.
 
@@ -51,7 +53,7 @@ def list_descendants(pid: int) -> list[tuple[int, int]]:
     """Return (id, start time) of every living process below `pid`: children, their children and so on."""
     children: dict[int, list[tuple[int, int]]] = {}
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
+        if parse_whole(folder.name) is None:
             continue
         try:
             text = (folder / "stat").read_text(encoding="utf-8", errors="replace")

@@ -6,6 +6,7 @@ import os
 import socket
 
 from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import parse_whole
 
 _TIMEOUT_SECONDS = 2.0
 
@@ -13,7 +14,8 @@ _TIMEOUT_SECONDS = 2.0
 def split_address(text: str) -> tuple[str, int] | None:
     """Return host and port of `text`, or of RAY_ADDRESS for `auto`; None if it names none, as `auto` or `ray://...`."""
     host, _, port = (os.environ.get("RAY_ADDRESS", "") if text == "auto" else text).rpartition(":")
-    return (host, int(port)) if host and "/" not in host and port.isdigit() else None
+    number = parse_whole(port, 5)
+    return (host, number) if host and "/" not in host and number is not None else None
 
 
 def answers(address: tuple[str, int]) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core import cpu_info
 from anabatic.core.errors import ConfigError, DeviceError
+from anabatic.core.formatting import parse_whole
 from anabatic.device.table import DEVICES, Chip, DeviceRow, find_chip
 from anabatic.monitor.snapshot import DeviceReading as Figures
 from anabatic.monitor.snapshot import Snapshot
@@ -258,9 +259,8 @@ def _choose_dtype(requested: str, row: DeviceRow, chip: Chip | None) -> tuple[st
 
 
 def _default_threads() -> int:
-    value = os.environ.get("OMP_NUM_THREADS", "")
-    if value.isdigit() and int(value):
-        return int(value)
+    if threads := parse_whole(os.environ.get("OMP_NUM_THREADS"), 6):
+        return threads
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
@@ -296,9 +296,10 @@ def get_device_ids(device: Device, count: int) -> frozenset[int | str]:
         uuids = [getattr(module.get_device_properties(index), "uuid", None) for index in range(count)]
         if all(uuids):
             return frozenset(f"GPU-{uuid}" for uuid in uuids)
-    visible = os.environ.get(device.device_row.visible_env, "").split(",")
-    if len(visible) >= count and all(entry.strip().isdigit() for entry in visible):
-        return frozenset(int(entry) for entry in visible[:count])
+    entries = os.environ.get(device.device_row.visible_env, "").split(",")
+    visible = [number for entry in entries if (number := parse_whole(entry.strip())) is not None]
+    if len(visible) >= count and len(visible) == len(entries):
+        return frozenset(visible[:count])
     return frozenset(range(count))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anabatic.core import json_reader
+from anabatic.core.formatting import parse_whole
 from anabatic.doctor import installed_packages
 from anabatic.doctor.root_files import RootFiles
 
@@ -96,7 +97,7 @@ class TargetMachine:
     def npu_node_numbers(self) -> list[int]:
         """Numbers of /dev/davinciN."""
         names = self.files.list_names("/dev", "davinci[0-9]*")
-        return sorted(int(name[7:]) for name in names if name[7:].isdecimal() and len(name) < 12)
+        return sorted(number for name in names if (number := parse_whole(name[7:], 4)) is not None)
 
     @functools.cached_property
     def pci_devices(self) -> list[tuple[str, str, str]]:

@@ -59,9 +59,9 @@ def _list_fetched(folder: Path) -> list[HubFile]:
     """Return the files of the last complete download that still have their size."""
     try:
         files = [HubFile(**row) for row in json_reader.read_json_file(folder / _LIST_FILE)]
-    except (FileNotFoundError, ValueError, TypeError):  # missing or damaged: check every file again
+        return [file for file in files if _has_size(folder, file)]
+    except (OSError, ValueError, TypeError):  # missing or damaged: check every file again
         return []
-    return [file for file in files if _has_size(folder, file)]
 
 
 def _has_size(folder: Path, file: HubFile) -> bool:

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from anabatic.core.errors import ConfigError, Failure
+from anabatic.core.formatting import parse_whole
 from anabatic.core.json_reader import JsonlWriter, replace_nonfinite
 from anabatic.monitor import output_formats, run_reader, screen
 from anabatic.monitor.device_filter import DeviceFilter
@@ -268,9 +269,8 @@ class _FramePrinter:
 
 
 def _get_width() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns):
-        return int(columns)
+    if columns := parse_whole(os.environ.get("COLUMNS"), 6):
+        return columns
     return (
         os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH if sys.stdout.isatty() else _DEFAULT_WIDTH
     )

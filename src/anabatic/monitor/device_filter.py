@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import parse_whole
 from anabatic.monitor.snapshot import DeviceReading, Snapshot, count_devices_per_card, format_device_label
 
 
@@ -81,7 +82,7 @@ def parse_device_numbers(given: Sequence[str]) -> tuple[str, ...]:
     found = [word.strip() for text in given for word in text.split(",") if word.strip()]
     for word in found:
         card, _, chip = word.partition(".")
-        if not card.isdigit() or (chip and not chip.isdigit()):
+        if parse_whole(card) is None or (chip and parse_whole(chip) is None):
             raise ConfigError(f'--device is "{word}", expected a number', "for example --device 0,1 or --device 3.1")
     return tuple(found)
 
@@ -93,6 +94,7 @@ def parse_address(text: str) -> tuple[str, int]:
         ConfigError: it is neither.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) < 1 << 16:
+    number = parse_whole(port)
+    if number is None or number >= 1 << 16:
         raise ConfigError(f'--prom is "{text}", expected PORT or HOST:PORT', "for example --prom 8082")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", number

@@ -152,19 +152,21 @@ def merge_shards(out: Path, ranks: int, beat: Callable[[], None]) -> tuple[int, 
 
 def _read_in_row_order(parts: list[Path]) -> Iterator[dict[str, Any]]:
     """The lines of all parts: row n is in part n modulo their number."""
-    files = [open(part, encoding="utf-8") for part in parts]  # noqa: SIM115 - closed below
+    files = [open(part, "rb") for part in parts]  # noqa: SIM115 - closed below
     try:
         for file in files:
             file.readline()  # what the job is
         while True:
             for file in files:
-                line = file.readline()
-                if not line:
-                    return
                 try:
-                    row = json_reader.loads(line)
+                    line = file.readline()
+                    row = json_reader.loads(line) if line else None
+                    if line and not (isinstance(row, dict) and "row" in row):
+                        raise ValueError("a line is no answer")
                 except ValueError as error:
                     raise DataError(f"{file.name} is damaged: {error}", _START_OVER_HINT) from error
+                if row is None:
+                    return
                 yield row
     finally:
         for file in files:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from anabatic.core import process_info
 from anabatic.core.errors import AnabaticError
+from anabatic.core.formatting import parse_whole
 from anabatic.sim import chips, npu_smi_layout, shared_memory
 from anabatic.sim.machine_spec import CANN_VARIABLE, SEGMENT_VARIABLE
 from anabatic.sim.npu_smi_layout import HEALTH_NAMES, ChipFamily, SmiProcess, SmiReading
@@ -313,9 +314,10 @@ def _parse_number(words: list[str], flag: str) -> int | None:
     if flag not in words:
         return None
     place = words.index(flag)
-    if place + 1 >= len(words) or not words[place + 1].isdigit():
+    number = parse_whole(words[place + 1]) if place + 1 < len(words) else None
+    if number is None:
         raise SmiRefusedError(f"Error parameter of {flag}\n\n{_USAGE}")
-    return int(words[place + 1])
+    return number
 
 
 def _print_watch(live: shared_memory.SimSegment, words: list[str]) -> str:

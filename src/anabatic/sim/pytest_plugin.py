@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from anabatic.core.errors import AnabaticError
+from anabatic.core.formatting import parse_whole
 from anabatic.sim import live_machine, pytest_own_simulation
 from anabatic.sim.live_machine import LiveMachine
 from anabatic.sim.pytest_own_simulation import WORKER_VARIABLE
@@ -158,8 +159,8 @@ def npu_devices(npu_count: int) -> list[str]:
 @pytest.fixture(scope="session")
 def npu_device(npu_devices: list[str]) -> str:
     """One NPU, `npu:0`; processes of pytest-xdist take turns. Skips where there are none."""
-    worker = os.environ.get(WORKER_VARIABLE, "gw0").removeprefix("gw")
-    return npu_devices[int(worker) % len(npu_devices)] if worker.isdigit() else npu_devices[0]
+    worker = parse_whole(os.environ.get(WORKER_VARIABLE, "gw0").removeprefix("gw")) or 0
+    return npu_devices[worker % len(npu_devices)]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from anabatic.core import process_info
 from anabatic.core.errors import Failure
+from anabatic.core.formatting import parse_whole
 from anabatic.plan import cost_model
 from anabatic.sim.fault_injection import FAULT_KINDS, HEALTH_STATES, MAX_FAULTS
 from anabatic.sim.machine_spec import SimMachine
@@ -126,7 +127,7 @@ class SimSegment(ctypes.Structure):
 def list_machine_names() -> list[str]:
     """Names of the machines whose shared memory exists, living or left behind."""
     found = {path.name for path in _SHM.glob(f"{SHM_PREFIX}*")}
-    return sorted(name for name in found if name.removeprefix(SHM_PREFIX).isdigit())
+    return sorted(name for name in found if parse_whole(name.removeprefix(SHM_PREFIX)) is not None)
 
 
 def create_segment(machine: SimMachine) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabatic.core import json_reader, log
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import write_atomic
 from anabatic.sim.machine_spec import OTHER_FILE_HINT, SimMachine
@@ -96,24 +97,29 @@ def read_processes(folder: Path) -> list[ProcessCounters]:
     """Return what the processes left in `folder`."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        tables = {
-            name: {key: dict(zip(_TABLE_COLUMNS, row, strict=True)) for key, row in data[name].items()}
-            for name in ("operators", "collectives", "syncs", "unfused")
-        }
-        steps = [dict(zip(_STEP_COLUMNS, step, strict=True)) for step in data["steps"]]
-        found.append(
-            ProcessCounters(
-                data["pid"],
-                dict(zip(_STEP_COLUMNS, data["now"], strict=True)),
-                steps,
-                tables,
-                data["dropped_events"],
-                data["started_ns"],
-                data["devices"],
-            )
-        )
+        try:
+            found.append(_read_process(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warn(f"{path.name}: the counters of this process cannot be read ({error!r}) and are left out")
     return [process for process in found if process.latest["operators"] or process.latest["collectives"]]
+
+
+def _read_process(path: Path) -> ProcessCounters:
+    data = json_reader.read_json_file(path)
+    tables = {
+        name: {key: dict(zip(_TABLE_COLUMNS, row, strict=True)) for key, row in data[name].items()}
+        for name in ("operators", "collectives", "syncs", "unfused")
+    }
+    steps = [dict(zip(_STEP_COLUMNS, step, strict=True)) for step in data["steps"]]
+    return ProcessCounters(
+        data["pid"],
+        dict(zip(_STEP_COLUMNS, data["now"], strict=True)),
+        steps,
+        tables,
+        data["dropped_events"],
+        data["started_ns"],
+        data["devices"],
+    )
 
 
 def group_by_launch(processes: Sequence[ProcessCounters]) -> list[list[ProcessCounters]]:
@@ -317,8 +323,11 @@ def write_trace(folder: Path, path: Path) -> None:
         for line in part.read_text(encoding="utf-8", errors="replace").splitlines():
             if not line.endswith("},"):
                 continue  # the process was killed while it wrote
-            event = json.loads(line[:-1])
-            rows.add((event["pid"], event["tid"]))
+            try:
+                event = json_reader.loads(line[:-1])
+                rows.add((event["pid"], event["tid"]))
+            except (ValueError, KeyError, TypeError):  # torn in the middle, by a full disk
+                continue
             lines.append(line[:-1])
     for device, stream in sorted(rows):
         name = "host waits" if stream < 0 else f"stream {stream}"

@@ -16,6 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from anabatic.core.formatting import parse_whole
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.middleware import parse_host_name, read_body, replay_body, require_one_length
 from anabatic.infer.web.libraries import PATH_PREFIX
@@ -73,7 +74,7 @@ class AccessMiddleware:
                 )
             too_large = ApiError(413, f"the body has more than {MAX_BODY_BYTES >> 20} MiB", None, "body_too_large")
             length = headers.get("content-length", "")
-            if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            if (parse_whole(length) or 0) > MAX_BODY_BYTES:
                 raise too_large
             body = await read_body(receive, MAX_BODY_BYTES, too_large)
         except ApiError as error:

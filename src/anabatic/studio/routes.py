@@ -23,6 +23,7 @@ from anabatic import __version__
 from anabatic.config.studio import StudioJob
 from anabatic.core import json_reader
 from anabatic.core.errors import AnabaticError
+from anabatic.core.formatting import parse_whole
 from anabatic.device import table
 from anabatic.infer.server.api_errors import ApiError, from_anabatic_error
 from anabatic.infer.server.web_files import respond_library
@@ -42,7 +43,6 @@ MAX_TAGS, MAX_TAG_CHARS = 20, 40
 MAX_COMPARED = 8
 DEVICE_SECONDS = 2.0
 _THREADS = 4
-_MAX_OFFSET_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -278,9 +278,7 @@ class StudioApi:
 
     def _get_job_log(self, request: Request) -> dict[str, Any]:
         offset = request.query_params.get("offset", "0")
-        text, end = self._parts.queue.read_log(
-            request.path_params["job"], int(offset) if offset.isdecimal() and len(offset) <= _MAX_OFFSET_DIGITS else 0
-        )
+        text, end = self._parts.queue.read_log(request.path_params["job"], parse_whole(offset) or 0)
         return {"text": text, "offset": end}
 
     def _get_job_recipe(self, request: Request) -> dict[str, Any]:

@@ -6,15 +6,17 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from anabatic.core import json_reader
+from anabatic.core import json_reader, log
 from anabatic.core.errors import DataError
 
 _SCHEMA_VERSION = 1
+_DAMAGE_HINT = "free space on its disk; if it is damaged, move it away to start with an empty queue: runs stay"
 _MAX_INTEGER = 2**63 - 1
 """Largest integer of SQLite."""
 _SCHEMA = """
@@ -93,6 +95,9 @@ class RunNote:
     tags: tuple[str, ...] = ()
 
 
+_Item = TypeVar("_Item", int, str)
+
+
 class StudioStore:
     """The database. Safe to use from several threads.
 
@@ -104,15 +109,14 @@ class StudioStore:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
+        self._path, self._lock = path, threading.RLock()
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
         try:
             self._create_tables(path)
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            hint = "move the file away to start with an empty queue"
-            raise DataError(f"{path} cannot be used: {error}", hint) from error
+            raise DataError(f"{path} cannot be used: {error}", _DAMAGE_HINT) from error
         except DataError:
             self._connection.close()
             raise
@@ -128,6 +132,19 @@ class StudioStore:
         self._connection.executescript(_SCHEMA)
         self._connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
+    @contextmanager
+    def _use(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection to this thread alone.
+
+        Raises:
+            DataError: the file is damaged, or the disk is full.
+        """
+        with self._lock:
+            try:
+                yield self._connection
+            except (sqlite3.Error, TypeError) as error:  # a value of another kind than its column
+                raise DataError(f"{self._path} cannot be used: {error}", _DAMAGE_HINT) from error
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:
@@ -135,9 +152,9 @@ class StudioStore:
 
     def add_job(self, command: str, name: str, recipe: str, out: str, folder: str) -> JobRecord:
         """Append a job to the queue."""
-        with self._lock:
-            (last,) = self._connection.execute("SELECT coalesce(max(position), 0) FROM jobs").fetchone()
-            cursor = self._connection.execute(
+        with self._use() as connection:
+            (last,) = connection.execute("SELECT coalesce(max(position), 0) FROM jobs").fetchone()
+            cursor = connection.execute(
                 "INSERT INTO jobs (command, name, recipe, out, folder, state, position, created)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (command, name, recipe, out, folder, QUEUED, last + 1, time.time()),
@@ -152,48 +169,48 @@ class StudioStore:
         """
         if job_id > _MAX_INTEGER:
             raise KeyError(job_id)
-        with self._lock:
-            row = self._connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        if row is None:
-            raise KeyError(job_id)
-        return _to_job(row)
+        with self._use() as connection:
+            row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
+            if row is None:
+                raise KeyError(job_id)
+            return _to_job(row)
 
     def list_jobs(self, states: Iterable[str] = ()) -> list[JobRecord]:
         """Return the jobs in queue order; `states`: only these."""
         wanted = tuple(states)
         marks = ", ".join("?" * len(wanted))
         where = f" WHERE state IN ({marks})" if wanted else ""
-        with self._lock:
-            rows = self._connection.execute(f"SELECT * FROM jobs{where} ORDER BY position, id", wanted).fetchall()
-        return [_to_job(row) for row in rows]
+        with self._use() as connection:
+            rows = connection.execute(f"SELECT * FROM jobs{where} ORDER BY position, id", wanted).fetchall()
+            return [_to_job(row) for row in rows]
 
     def update_job(self, job: JobRecord, **changes: Any) -> JobRecord:
         """Write changed fields of a job; return it with them."""
         changed = replace(job, **changes)
         values = {name: json.dumps(value) if name == "devices" else value for name, value in changes.items()}
         assignments = ", ".join(f"{name} = ?" for name in values)
-        with self._lock:
-            self._connection.execute(f"UPDATE jobs SET {assignments} WHERE id = ?", (*values.values(), job.id))
+        with self._use() as connection:
+            connection.execute(f"UPDATE jobs SET {assignments} WHERE id = ?", (*values.values(), job.id))
         return changed
 
     def remove_job(self, job_id: int) -> None:
         """Remove a job from the list; its run folder stays."""
-        with self._lock:
-            self._connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+        with self._use() as connection:
+            connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
     def get_notes(self) -> dict[str, RunNote]:
         """Return run -> note."""
-        with self._lock:
-            rows = self._connection.execute("SELECT run, text, tags FROM notes").fetchall()
-        return {row["run"]: RunNote(row["text"], tuple(json_reader.loads(row["tags"]))) for row in rows}
+        with self._use() as connection:
+            rows = connection.execute("SELECT run, text, tags FROM notes").fetchall()
+            return {row["run"]: RunNote(str(row["text"]), tuple(_read_list(row, "tags", str))) for row in rows}
 
     def set_note(self, run: str, note: RunNote) -> None:
         """Write the note of a run; an empty one removes it."""
-        with self._lock:
+        with self._use() as connection:
             if not note.text and not note.tags:
-                self._connection.execute("DELETE FROM notes WHERE run = ?", (run,))
+                connection.execute("DELETE FROM notes WHERE run = ?", (run,))
                 return
-            self._connection.execute(
+            connection.execute(
                 "INSERT INTO notes (run, text, tags, changed) VALUES (?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET "
                 "text = excluded.text, tags = excluded.tags, changed = excluded.changed",
                 (run, note.text, json.dumps(note.tags), time.time()),
@@ -201,4 +218,17 @@ class StudioStore:
 
 
 def _to_job(row: sqlite3.Row) -> JobRecord:
-    return JobRecord(**{**dict(row), "devices": json_reader.loads(row["devices"])})
+    return JobRecord(**{**dict(row), "devices": _read_list(row, "devices", int)})
+
+
+def _read_list(row: sqlite3.Row, column: str, kind: type[_Item]) -> list[_Item]:
+    """Return the list in a column; empty, with a warning, where the file was damaged."""
+    try:
+        found = json_reader.loads(row[column])
+        if isinstance(found, list) and all(type(item) is kind for item in found):
+            return found
+        error = f"not a list of {kind.__name__}"
+    except (ValueError, TypeError) as damage:
+        error = str(damage)
+    log.warn(f"the database of the studio is damaged: {column} of a row cannot be read ({error}) and are left out")
+    return []

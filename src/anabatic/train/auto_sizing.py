@@ -97,7 +97,7 @@ class AutoState:
             if not all(type(number) is int and number >= 0 for number in numbers):
                 raise ValueError(f"{numbers} are not all whole numbers")
             return cls(**found)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{AUTO_FILE} cannot be read: {error}", f"remove {AUTO_FILE} from the run folder"
             ) from None
@@ -126,7 +126,7 @@ def load_state(job: LoopJob, world: World) -> AutoState | None:
     if not is_auto(job):
         return None
     path = RunFolder(job.out).root / AUTO_FILE
-    texts = all_gather_text(path.read_text(encoding="utf-8") if path.is_file() else "", world)
+    texts = all_gather_text(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "", world)
     return select_latest_state(texts)
 
 
@@ -375,7 +375,7 @@ def _plan_retry(
             where if sizes is None else f"{where}, at {sizes.format_sizes(world.data_group)}", _suggest_fix(job, micro)
         )
     path = RunFolder(job.out).root / AUTO_FILE  # of this rank alone: no other answers any more
-    state = AutoState.from_json(path.read_text(encoding="utf-8") if path.is_file() else "")
+    state = AutoState.from_json(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
     if micro is not None and sizes is not None:
         steps = sizes.micro_batch_tokens * sizes.micro_steps // micro
         batch = micro * steps * world.data_group.size

@@ -47,3 +47,18 @@ def test_what_is_no_job_of_slurm_is_not_counted(tmp_path: Path) -> None:
         start(tmp_path / "run", 0, most=1)  # typed again in an allocation
     require_progress(tmp_path / "other", 1, True, {})
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[]", b'{"job": "7"}', b'{"job": "7", "steps": 3}', b'{"job": "7", "steps": {"0": 0, "']
+    + [b'{"job": "7", "steps": {"\xc2\xb2": 0, "1": "x"}}', b"[" * 5000],
+)
+def test_a_damaged_record_counts_anew(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "run"
+    for count in range(3):
+        start(out, count)
+    (out / RESTARTS_FILE).write_bytes(content)
+    start(out, 3)
+    assert json.loads((out / RESTARTS_FILE).read_text()) == {"job": "7", "steps": {"3": 0}}
+    require_progress(out, 3, True, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "²"})

@@ -62,3 +62,36 @@ def test_a_newer_database_is_refused(tmp_path):
     connection.close()
     with pytest.raises(DataError, match="version 99"):
         StudioStore(path)
+
+
+@pytest.mark.parametrize("value", ["", "[", "{}", '["a"]', "[1, 2", "null", "[1.5]"])
+def test_damaged_devices_do_not_end_the_queue(tmp_path, value):
+    path = tmp_path / "s.sqlite3"
+    store = StudioStore(path)
+    job = store.add_job("sft", "n", "seed: 1\n", "runs/a", "/work")
+    store.update_job(job, devices=[0, 1])
+    store.close()
+    with sqlite3.connect(path) as rows:
+        rows.execute("UPDATE jobs SET devices = ?", (value,))
+        rows.execute("INSERT INTO notes VALUES ('runs/a', 'good', ?, 1.0)", (value if value != '["a"]' else "[1]",))
+    rows.close()
+    store = StudioStore(path)
+    [kept] = store.list_jobs()
+    assert kept.devices == [] and kept.recipe == "seed: 1\n"
+    assert store.get_notes()["runs/a"].text == "good" and store.get_notes()["runs/a"].tags == ()
+    store.close()
+
+
+def test_a_page_that_is_damaged_is_an_error_of_ours(tmp_path):
+    path = tmp_path / "s.sqlite3"
+    store = StudioStore(path)
+    store.add_job("sft", "n", "", "", "")
+    store.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * len(content[4096:])
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be used") as caught:
+        store = StudioStore(path)
+        store.list_jobs()
+    assert "move it away" in str(caught.value.hint)
+    assert path.read_bytes()[4096:] == bytes(content)[4096:]

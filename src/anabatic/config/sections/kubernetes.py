@@ -7,6 +7,7 @@ from typing import Literal
 
 from anabatic.config.sections.common import require_setting
 from anabatic.config.sections.launch import LaunchSettings
+from anabatic.core.formatting import parse_whole
 
 Pair = tuple[str, str]
 
@@ -99,7 +100,7 @@ class Kubernetes:
         parts = self.nnodes.split(":")
         require_setting(
             len(parts) <= 2
-            and all(part.isdecimal() and len(part) < 5 for part in parts)
+            and all(parse_whole(part, 4) is not None for part in parts)
             and 1 <= self.min_pods <= self.max_pods,
             f"--nnodes is {self.nnodes}",
             "use 2, or 1:4 for a job that continues with fewer",

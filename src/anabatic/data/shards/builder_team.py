@@ -266,14 +266,17 @@ class BuilderTeam:
         """Tokenise one part after the other until all are taken; those that are on the disk are finished."""
         while (number := self._store.add(f"{claims}/taken", 1) - 1) < len(plan.parts):
             path, num_bytes = parts / f"{number:05d}", plan.count_bytes(number)
+            if path.exists() and _read_part_size(path) is None:
+                log.warn(f"{path} is damaged: it is made again")
+                shutil.rmtree(path)
             if not path.exists():
                 with atomic_folder(path) as folder:
                     job.write_part(plan, number, folder, self.advance)
                 self._store.add(f"{claims}/new-bytes", num_bytes)
-            meta = json_reader.read_json_file(path / "meta.json")
+            tokens, documents = _read_part_size(path) or (0, 0)
             self._store.add(f"{claims}/bytes", num_bytes)
-            self._store.add(f"{claims}/tokens", meta["num_tokens"])
-            self._store.add(f"{claims}/documents", meta["counts"]["documents"])
+            self._store.add(f"{claims}/tokens", tokens)
+            self._store.add(f"{claims}/documents", documents)
             self._store.add(f"{claims}/finished", 1)
             log.debug(f"{job.label}: part {number + 1} of {len(plan.parts)} is finished")
             self.advance()
@@ -447,6 +450,16 @@ def _try_lock(lock: TextIO, parts: Path) -> bool:
     except OSError as error:
         log.info(f"{parts}: no locks on this file system ({error.strerror}): only one job may tokenise a source")
     return (parts / ".lock").exists()
+
+
+def _read_part_size(part: Path) -> tuple[int, int] | None:
+    """Return the tokens and documents of a finished part; None if its meta.json is damaged."""
+    try:
+        meta = json_reader.read_json_file(part / "meta.json")
+        sizes = meta["num_tokens"], meta["counts"]["documents"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return sizes if all(type(size) is int and size >= 0 for size in sizes) else None
 
 
 def _open_plan(job: TeamJob, parts: Path, readers: int, advance: Callable[[], None]) -> PartPlan:

@@ -260,13 +260,18 @@ class _TokenizationJob:
         writer = self._make_writer(folder)
         try:
             for part in parts:
-                meta = json_reader.read_json_file(part / "meta.json")
-                rows = json_reader.read_json_file(part / "rows.json")
-                counts.add(meta["counts"])
-                formats.add(meta["formats"])
-                found += rows["found"]
-                skips.add(SkippedRows(**rows["skipped"]))
-                if meta["shards"]:
+                remedy = f"remove {part}: it is made again"
+                meta = json_reader.read_own_object(part / "meta.json", remedy)
+                rows = json_reader.read_own_object(part / "rows.json", remedy)
+                try:
+                    counts.add(meta["counts"])
+                    formats.add(meta["formats"])
+                    found += rows["found"]
+                    skips.add(SkippedRows(**rows["skipped"]))
+                    has_shard = bool(meta["shards"])
+                except (KeyError, TypeError, AttributeError, ValueError) as error:
+                    raise DataError(f"{part} is damaged: {error!r}", remedy) from error
+                if has_shard:
                     writer.append_shard(part)
                 advance()
             sources.report_skipped(self.source, found, skips, skips.count)

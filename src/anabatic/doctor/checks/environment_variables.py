@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from anabatic.core.formatting import parse_whole
 from anabatic.core.language import LocalizedText
 from anabatic.doctor.checks import cann, hardware, version_matrix
 from anabatic.doctor.checks.variable_rules import STACK_PREFIX, VARIABLE_RULES, VariableRule
@@ -199,7 +200,7 @@ def _check_hccl_timeouts(machine: TargetMachine) -> Iterator[CheckResult]:
     """HCCL_EVENT_TIMEOUT must be longer than HCCL_EXEC_TIMEOUT (Ascend/pytorch docs; defaults 1868 and 1836)."""
     timeouts = [machine.env.get(name, "") for name in ("HCCL_EXEC_TIMEOUT", "HCCL_EVENT_TIMEOUT")]
     execute, event = (
-        int(word) if word.isdecimal() and len(word) < 12 else default
+        default if (number := parse_whole(word, 12)) is None else number
         for word, default in zip(timeouts, (1836, 1868), strict=True)
     )
     if any(timeouts) and execute and event and event <= execute:

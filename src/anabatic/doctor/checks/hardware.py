@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Iterator
 
-from anabatic.core.formatting import format_spans
+from anabatic.core.formatting import format_spans, parse_whole
 from anabatic.doctor import chip_names
 from anabatic.doctor.checks import version_matrix
 from anabatic.doctor.findings.catalog import make_result
@@ -172,7 +172,7 @@ def _check_gpu_rows(text: str, good: bool) -> Iterator[CheckResult]:
         return
     yield make_result("gpu.ok", count=len(rows), name=rows[0][1], version=rows[0][2])
     for index, _, _, _, celsius, errors in rows:
-        if errors.isdecimal() and int(errors) > 0:
+        if parse_whole(errors):
             yield make_result("gpu.ecc", which=f"GPU {index}", errors=errors)
-        if celsius.isdecimal() and int(celsius) >= HOT_CELSIUS:
+        if (parse_whole(celsius) or 0) >= HOT_CELSIUS:
             yield make_result("gpu.hot", which=f"GPU {index}", celsius=celsius)

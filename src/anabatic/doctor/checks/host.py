@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from anabatic.core.formatting import format_size
+from anabatic.core.formatting import format_size, parse_whole
 from anabatic.doctor.findings.catalog import make_result
 from anabatic.doctor.findings.check_result import CheckResult
 from anabatic.doctor.target_machine import TargetMachine
@@ -39,7 +39,7 @@ def check_memory(machine: TargetMachine) -> Iterator[CheckResult]:
         return
     limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
     words = [(machine.files.read_text(path) or "").strip() for path in limits]
-    limit = min([int(word) for word in words if word.isdecimal() and len(word) < 20], default=total)
+    limit = min([number for word in words if (number := parse_whole(word, 19)) is not None], default=total)
     npus = len(machine.npu_node_numbers)
     if limit < total * 0.95:
         yield make_result("memory.limited", limit=format_size(limit), total=format_size(total))
@@ -131,9 +131,9 @@ def check_threads(machine: TargetMachine) -> Iterator[CheckResult]:
     allowed = _as_int(machine.get_fact("cpu", dict).get("allowed"))
     if value is None:
         yield make_result("threads.unset")
-    elif not value.isdecimal() or not 0 < int(value[:9]) < 10**6:
+    elif not 0 < (threads := parse_whole(value) or 0) < 10**6:
         yield make_result("threads.wrong", threads=value[:20], best=recommend_threads(machine))
-    elif allowed and npus and int(value[:9]) * npus > allowed:
+    elif allowed and npus and threads * npus > allowed:
         yield make_result("threads.many", threads=value, npus=npus, allowed=allowed, best=recommend_threads(machine))
     else:
         yield make_result("threads.ok", threads=value)
@@ -192,14 +192,15 @@ def check_ports(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def _parse_port(text: str, default: int) -> int:
-    return int(text) if text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536 else default
+    port = parse_whole(text) or 0
+    return port if 0 < port < 65536 else default
 
 
 def _check_ephemeral_range(machine: TargetMachine, base: int) -> Iterator[CheckResult]:
     """The kernel may give HCCL's ports to any connection unless they are reserved."""
     words = (machine.files.read_text("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
     reserved = (machine.files.read_text("/proc/sys/net/ipv4/ip_local_reserved_ports") or "").strip()
-    if base == _HCCL_BASE_PORT and not reserved and len(words) == 2 and all(word.isdecimal() for word in words):
-        low, high = (int(word[:9]) for word in words)
-        if low <= base <= high:
+    if base == _HCCL_BASE_PORT and not reserved and len(words) == 2:
+        low, high = map(parse_whole, words)
+        if low is not None and high is not None and low <= base <= high:
             yield make_result("ports.ephemeral", low=low, high=high)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from anabatic.core.formatting import format_spans
+from anabatic.core.formatting import format_spans, parse_whole
 from anabatic.doctor.findings.catalog import make_result
 from anabatic.doctor.findings.check_result import CheckResult
 from anabatic.doctor.target_machine import TargetMachine
@@ -87,8 +87,12 @@ def check_device_links(machine: TargetMachine) -> Iterator[CheckResult]:
     if not machine.npu_node_numbers or machine.is_simulated:
         return
     link_facts = machine.get_fact("hccn", dict)
-    rows = {str(card): row for card, row in link_facts.items() if isinstance(row, dict) and str(card).isdecimal()}
-    state = {int(card): str(row.get("link", "")).upper() for card, row in rows.items()}
+    rows = {
+        number: row
+        for card, row in link_facts.items()
+        if isinstance(row, dict) and (number := parse_whole(str(card))) is not None
+    }
+    state = {card: str(row.get("link", "")).upper() for card, row in rows.items()}
     down = [card for card, text in state.items() if "DOWN" in text]
     up = [card for card, text in state.items() if "UP" in text and card not in down]
     tls = {

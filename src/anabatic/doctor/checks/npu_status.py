@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from anabatic.core.formatting import format_spans
+from anabatic.core.formatting import format_spans, parse_whole
 from anabatic.doctor import chip_names
 from anabatic.doctor.checks.hardware import HOT_CELSIUS, format_docker_flags
 from anabatic.doctor.findings.catalog import make_result
@@ -96,7 +96,7 @@ def check_ecc(machine: TargetMachine) -> Iterator[CheckResult]:
             key: value for block in blocks for key, value in block.values.items() if _DOUBLE_BIT_COUNT.search(key)
         }
         read += bool(counts)
-        if errors := sum(int(value) for value in counts.values() if value.isdecimal() and len(value) < 12):
+        if errors := sum(parse_whole(value, 12) or 0 for value in counts.values()):
             bad.append(make_result("ecc.bad", which=f"NPU {card}", errors=errors, card=card))
     yield from bad
     if read and not bad:

@@ -10,6 +10,7 @@ from typing import Any
 
 from anabatic.config.task import EvalTask
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.formatting import parse_whole
 from anabatic.data.readers.raw_rows import RawRow
 from anabatic.evals.tasks import templates
 
@@ -256,8 +257,8 @@ def _find_gold_index(task: EvalTask, row: RawRow, texts: list[str]) -> int:
         said = given.strip()
         if given in texts:
             found = texts.index(given)
-        elif said.isdecimal():
-            found = int(said)
+        elif (number := parse_whole(said)) is not None:
+            found = number
         elif len(said) == 1 and said.isalpha():
             found = ord(said.upper()) - ord("A")
     if not 0 <= found < len(texts):

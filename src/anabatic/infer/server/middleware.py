@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anabatic.config.serve import ServerLimits
 from anabatic.core import process_info
+from anabatic.core.formatting import parse_whole
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.request_limits import CURRENT_LIMITS
 from anabatic.infer.web.libraries import PATH_PREFIX
@@ -130,7 +131,7 @@ class GuardMiddleware:
         max_bytes = int(self._limits.body_mib * 2**20)
         content_length = dict(scope["headers"]).get(b"content-length", b"")
         too_large = ApiError(413, f"the body has more than {self._limits.body_mib:g} MiB", None, "body_too_large")
-        if content_length.isdigit() and int(content_length) > max_bytes:
+        if (parse_whole(content_length) or 0) > max_bytes:
             raise too_large
         try:
             return await asyncio.wait_for(read_body(receive, max_bytes, too_large), self._limits.body_seconds)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from anabatic.config.sections.launch import MAX_NODES
 from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import parse_whole
 
 _MAX_SLOTS = 256
 """Most processes on one machine, the same limit as everywhere in the launcher."""
@@ -156,9 +157,9 @@ class _HostLineParser:
             yield key, self._parse_int(value, token)
 
     def _parse_int(self, text: str, token: str) -> int:
-        if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        if (number := parse_whole(text, 9)) is None:
             raise self._line_error(f'"{text}" in "{token}" is no whole number')
-        return int(text)
+        return number
 
     def _line_error(self, message: str, hint: str = "") -> ConfigError:
         return ConfigError(f"{self.source}:{self.line_number}: {message}", hint or f"one host a line: {_EXAMPLE_LINES}")

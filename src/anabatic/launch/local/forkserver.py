@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core import relaunch
+from anabatic.core.formatting import parse_whole
 from anabatic.core.imports import quick_imports
 from anabatic.core.stop_signals import STOP_SIGNALS
 
@@ -302,9 +303,9 @@ def _run_worker_command(arguments: list[str], environment: dict[str, str]) -> No
 def _run_program(words: list[str], environment: dict[str, str]) -> None:
     """Run a program in the forked worker as `python -u` does, and exit."""
     relaunch.tie_to_parent()
-    threads = environment.get("OMP_NUM_THREADS", "")
-    if threads != os.environ.get("OMP_NUM_THREADS", "") and threads.isdecimal() and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(threads))  # libgomp has read its variable when torch was loaded
+    threads = parse_whole(environment.get("OMP_NUM_THREADS"), 6)
+    if threads and threads != parse_whole(os.environ.get("OMP_NUM_THREADS"), 6) and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)  # libgomp has read its variable when torch was loaded
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,7 +11,7 @@ from typing import Any
 
 from anabatic.core import cpu_info, log
 from anabatic.core.errors import DeviceError
-from anabatic.core.formatting import format_size, format_spans
+from anabatic.core.formatting import format_size, format_spans, parse_whole
 from anabatic.device.table import DEVICES
 from anabatic.monitor.npu_smi import output_parser
 from anabatic.monitor.npu_smi.unframed_tables import Topology
@@ -216,7 +216,7 @@ def read_device_numa_node(locality: DeviceLocality, root: str | Path = "/") -> i
         return None
     name = f"{int(address['domain'], 16):04x}:{address['rest'].lower()}"
     node = _read_text(Path(root) / "sys" / "bus" / "pci" / "devices" / name / "numa_node").strip()
-    return int(node) if node.isdecimal() else None  # -1: not known
+    return parse_whole(node)  # -1: not known
 
 
 def _find_local_cores(root: Path, locality: DeviceLocality, numa_nodes: Mapping[int, int]) -> frozenset[int] | None:
@@ -374,8 +374,9 @@ def _index_devices(devices: Sequence[DeviceReading]) -> dict[int, DeviceReading]
 
 def _parse_visible_devices(text: str, devices: Mapping[int, DeviceReading]) -> tuple[int, ...]:
     entries = [entry.strip() for entry in text.split(",")]
-    if all(entry.isdecimal() and int(entry) in devices for entry in entries):
-        return tuple(int(entry) for entry in entries)
+    numbers = [number for entry in entries if (number := parse_whole(entry)) in devices and number is not None]
+    if len(numbers) == len(entries):
+        return tuple(numbers)
     return tuple(index for entry in entries for index, device in devices.items() if device.uuid == entry)
 
 
@@ -454,12 +455,13 @@ def replace_lost_devices(
     kind = snapshot.devices[0].kind
     variable = DEVICES[_DEVICE_TABLE_ROWS[kind]].visible_env or "" if kind in _DEVICE_TABLE_ROWS else ""
     entries = environ.get(variable, ",".join(map(str, range(nproc)))).split(",")
-    if not variable or not all(entry.isdecimal() for entry in entries):
+    numbers = [number for entry in entries if (number := parse_whole(entry)) is not None]
+    if not variable or len(numbers) < len(entries):
         return {}, ""
     devices = {
         index if device.logic_id is None else device.logic_id: device for index, device in enumerate(snapshot.devices)
     }
-    used = [int(entry) for entry in entries[:nproc]]
+    used = numbers[:nproc]
     lost = [
         device_id for device_id in used if device_id not in devices or devices[device_id].health in _UNUSABLE_HEALTH
     ]

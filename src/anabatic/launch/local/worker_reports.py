@@ -8,11 +8,14 @@ import json
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from anabatic.core import relaunch
+from anabatic.core import json_reader, relaunch
 from anabatic.core.errors import TRACEBACK_HINT
+from anabatic.core.formatting import parse_whole
 from anabatic.core.paths import RunFolder
 from anabatic.core.stop_signals import STOP_SIGNALS
 
@@ -26,7 +29,7 @@ UNUSED_FILE = "unused"
 """Written by the agent of a spare when the job has ended without it."""
 MACHINE_FILE = "machine.json"
 """File with the arguments of `MachineRendezvous` for the agent."""
-_RANKS_FILE = "ranks.json"
+_RANKS_FILE, _MAX_RANKS = "ranks.json", 1 << 20
 _MAX_SUMMARY_CHARS = 240
 """Most characters of a message in a summary: messages of CANN run over pages."""
 _MAX_FOLLOW_UP_CHARS = 100
@@ -138,20 +141,31 @@ def is_stop_requested(codes: Iterable[int]) -> bool:
 
 def read_worker_report(folder: Path) -> WorkerReport:
     """Read the reports in the folder of one start."""
-    report = WorkerReport(json.loads((folder / _RANKS_FILE).read_text(encoding="utf-8")))
+    ranks, failed = _read_json(folder / _RANKS_FILE), _read_json(folder / relaunch.FAILED_RANKS_FILE)
+    report = WorkerReport(
+        [rank for rank in ranks if type(rank) is int and 0 <= rank < _MAX_RANKS] if isinstance(ranks, list) else []
+    )
     errors = {rank: path for rank in report.ranks if (path := folder / f"rank-{rank}.error").is_file()}
     for rank, path in sorted(errors.items(), key=lambda item: item[1].stat().st_mtime_ns):
-        report.messages.setdefault(path.read_text(encoding="utf-8"), []).append(rank)
+        report.messages.setdefault(path.read_text(encoding="utf-8", errors="replace"), []).append(rank)
     for rank in report.ranks:
         code_path = folder / f"rank-{rank}.code"
         if code_path.is_file():
-            report.codes[rank] = int(code_path.read_text(encoding="utf-8"))
-    failed_path = folder / relaunch.FAILED_RANKS_FILE
-    if failed_path.is_file():
-        report.failed = _drop_agent_kills(
-            {int(rank): code for rank, code in json.loads(failed_path.read_text(encoding="utf-8")).items()}
-        )
+            with suppress(ValueError):  # a full disk: the rank is one without a code
+                report.codes[rank] = int(code_path.read_text(encoding="utf-8"))
+    codes = {parse_whole(rank): code for rank, code in failed.items()} if isinstance(failed, dict) else {}
+    report.failed = _drop_agent_kills(
+        {rank: code for rank, code in codes.items() if rank is not None and type(code) is int}
+    )
     return report
+
+
+def _read_json(path: Path) -> Any:
+    """Return what a worker or its agent has written; None where nothing whole is there, as on a full disk."""
+    try:
+        return json_reader.read_json_file(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _drop_agent_kills(codes: dict[int, int]) -> dict[int, int]:

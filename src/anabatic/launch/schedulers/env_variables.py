@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from anabatic.core import log
+from anabatic.core.formatting import parse_whole
 
 LAUNCH_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 """Variables that stand in for options of `anabatic launch`."""
@@ -51,7 +52,7 @@ def _from_torch_elastic(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": variables["MASTER_ADDR"] or host,
         "MASTER_PORT": variables["MASTER_PORT"] or port,
     }
-    if not variables["NPROC_PER_NODE"].isdecimal():  # auto, cpu and gpu leave the number to the launcher
+    if parse_whole(variables["NPROC_PER_NODE"]) is None:  # auto, cpu and gpu leave the number to the launcher
         variables["NPROC_PER_NODE"] = ""
     return {name: value for name, value in variables.items() if value}
 
@@ -59,7 +60,7 @@ def _from_torch_elastic(environ: Mapping[str, str]) -> dict[str, str]:
 def _from_ascend_job(environ: Mapping[str, str]) -> dict[str, str]:
     """Read an AscendJob's variables; where they count anything else than pods of one size, they are not its own."""
     numbers = [environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-    are_numbers = all(text.isdecimal() and len(text) <= _MAX_DIGITS for text in numbers)
+    are_numbers = all(parse_whole(text, _MAX_DIGITS) is not None for text in numbers)
     if environ.get("REPLICA_TYPE") not in ("Master", "Worker") or not are_numbers:
         return {}
     rank, world_size, local_size = map(int, numbers)
@@ -72,7 +73,7 @@ def _from_ascend_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _from_volcano(environ: Mapping[str, str]) -> dict[str, str]:
     """Read Volcano's variables: node ranks count through the hosts of all tasks, those of a master first."""
-    if not environ.get("VC_TASK_INDEX", "").isdecimal():
+    if parse_whole(environ.get("VC_TASK_INDEX")) is None:
         return {}
     tasks = {match[1]: value.split(",") for name, value in environ.items() if (match := _VOLCANO_HOSTS.fullmatch(name))}
     ordered_tasks = sorted(tasks, key=lambda name: (name != "MASTER", name))
@@ -96,12 +97,12 @@ def _from_pytorch_job(environ: Mapping[str, str]) -> dict[str, str]:
     if "KUBERNETES_SERVICE_HOST" not in environ or "LOCAL_RANK" in environ or not environ.get("MASTER_ADDR"):
         return {}
     variables = {"NNODES": environ.get("WORLD_SIZE", ""), "NODE_RANK": environ.get("RANK", "")}
-    return {name: value for name, value in variables.items() if value.isdecimal()}
+    return {name: value for name, value in variables.items() if parse_whole(value) is not None}
 
 
 def _from_indexed_job(environ: Mapping[str, str]) -> dict[str, str]:
     index = environ.get("JOB_COMPLETION_INDEX", "")
-    return {"NODE_RANK": index} if index.isdecimal() else {}
+    return {"NODE_RANK": index} if parse_whole(index) is not None else {}
 
 
 def await_host_name(name: str, seconds: float, resolve: Callable[[str], object] = socket.gethostbyname) -> None:

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from anabatic.core import json_reader, log
 from anabatic.core.errors import Failure
+from anabatic.core.formatting import parse_whole
 from anabatic.core.paths import write_atomic
 
 RESTARTS_FILE = "restarts.json"
@@ -30,7 +32,7 @@ def require_progress(out: Path, max_starts: int, is_writer: bool, environ: Mappi
     Raises:
         Failure: too many starts made no progress.
     """
-    job, count = environ.get("SLURM_JOB_ID", ""), int(environ.get("SLURM_RESTART_COUNT") or 0)
+    job, count = environ.get("SLURM_JOB_ID", ""), parse_whole(environ.get("SLURM_RESTART_COUNT")) or 0
     if not job or not max_starts:
         return
     newest_step = _find_newest_checkpoint_step(out)
@@ -59,8 +61,15 @@ def _find_newest_checkpoint_step(out: Path) -> int:
 
 
 def _read_restarts(path: Path, job: str) -> dict[int, int]:
-    """Return start -> step of the newest checkpoint then; empty for another job, or without a file."""
+    """Return start -> step of the newest checkpoint then; empty for another job, and without a file that is whole."""
     if not path.is_file():
         return {}
-    restarts = json.loads(path.read_text(encoding="utf-8"))
-    return {int(start): step for start, step in restarts["steps"].items()} if restarts["job"] == job else {}
+    try:
+        restarts = json_reader.read_json_file(path)
+        if restarts["job"] != job:
+            return {}
+        numbers = {parse_whole(start): step for start, step in restarts["steps"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warn(f"{path} cannot be read ({error}): starts without progress are counted anew")
+        return {}
+    return {start: step for start, step in numbers.items() if start is not None and type(step) is int}

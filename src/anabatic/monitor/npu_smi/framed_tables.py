@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from anabatic.core.formatting import parse_whole
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading
 
 TableLayout = Literal["ddr", "hbm", "950"]
@@ -57,7 +58,7 @@ _MEBI = 1 << 20
 
 def parse_int(word: str | None) -> int | None:
     """Return a whole number, None for `NA`, `-` and anything else."""
-    return int(word) if word is not None and word.isascii() and word.isdigit() and len(word) < 19 else None
+    return parse_whole(word)
 
 
 def parse_float(word: str | None) -> float | None:

@@ -230,7 +230,7 @@ def read_stage_state(stage: StagePlan) -> dict[str, Any] | None:
         is_valid = isinstance(left["parts"], dict) and isinstance(left["key"], str) and float(left["seconds"]) >= 0
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return left if is_valid and left.get("state") in _STATE_REASONS else None
+    return left if is_valid and str(left.get("state")) in _STATE_REASONS else None
 
 
 def compare_stage_state(stage: StagePlan) -> StageState:

@@ -178,6 +178,13 @@ def read_profile(folder: Path) -> Profile:
     Raises:
         DataError: a file is missing or damaged.
     """
+    try:
+        return _build_profile(folder)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"{folder}: {error!r}", "the profile is damaged: profile again") from error
+
+
+def _build_profile(folder: Path) -> Profile:
     settings = _read_json(folder / "host" / "sample.json")
     begun = _read_json(folder / "host" / "start_info")
     offset = _to_nanoseconds(begun["collectionTimeBegin"]) - int(begun["clockMonotonicRaw"])

@@ -12,7 +12,7 @@ from anabatic.config.loading import yaml_reader
 from anabatic.config.sections.common import Evaluate
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
-from anabatic.core.formatting import format_duration, format_size
+from anabatic.core.formatting import format_duration, format_size, parse_whole
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.paths import RunFolder
 from anabatic.train.checkpoint import manifest
@@ -42,7 +42,8 @@ def _describe_checkpoint(path: Path, best: int | None) -> dict[str, Any]:
     if not problem or not problem.startswith(manifest.MANIFEST_FILE):
         known = manifest.read_manifest(path)
     fault = problem or ("" if manifest.is_sealed(known) else manifest.NOT_SEALED)
-    step = int(path.name.rpartition("-")[2]) if path.name.rpartition("-")[2].isdigit() else known.get("step")
+    named = parse_whole(path.name.rpartition("-")[2])
+    step = known.get("step") if named is None else named
     saved = known.get("saved") or path.stat().st_mtime
     return {
         "step": step,

@@ -131,7 +131,7 @@ def _open_store(job: LoopJob, folder: RunFolder, world: World) -> MemoryStore:
     if world.is_main_process:
         if not path.is_file():
             write_atomic(path, uuid.uuid4().hex)
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     setup = json.dumps({"world_size": world.size, "parallel": asdict(job.parallel)}, sort_keys=True)
     return MemoryStore(get_memory_folder(folder.root), broadcast_text(text, world), setup)
 

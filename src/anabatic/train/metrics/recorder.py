@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -387,7 +388,10 @@ def warn_switched_off(kind: str, error: Exception) -> None:
 def _load_run_id(path: Path, resumed_step: int) -> str:
     """The run's name inside a tracker: kept when resuming, new for a new run (21 letters, SwanLab's rule)."""
     if resumed_step and path.exists():
-        return path.read_text(encoding="utf-8").strip()
+        kept = path.read_text(encoding="utf-8", errors="replace").strip()
+        if re.fullmatch(r"[0-9a-z]{21}", kept):
+            return kept
+        log.warn(f"{path} is damaged: what is tracked from now on is a new run there")
     new = uuid.uuid4().hex[:21]
     write_atomic(path, new)
     return new

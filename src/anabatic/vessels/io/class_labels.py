@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.core.formatting import did_you_mean
+from anabatic.core.formatting import did_you_mean, parse_whole
 from anabatic.vessels.io.track import BadRowPolicy
 from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
 
@@ -103,7 +103,7 @@ def resolve_classes(
 def parse_whole_number(text: str) -> int | None:
     """Return a text such as `4` or `4.0` as an int, or None."""
     head, _, tail = text.partition(".")
-    return int(head) if head.isascii() and head.isdigit() and not tail.strip("0") else None
+    return None if tail.strip("0") else parse_whole(head)
 
 
 def _class_name(text: str, configured: tuple[str, ...], class_map: dict[str, str]) -> str:

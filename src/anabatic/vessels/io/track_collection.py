@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import log
 from anabatic.core.errors import DataError
+from anabatic.core.formatting import parse_whole
 from anabatic.core.paths import make_write_error
 from anabatic.vessels.io import ais_json, ais_tables, class_labels, nmea
 from anabatic.vessels.io.ais_tables import ColumnBatch
@@ -166,12 +167,7 @@ IndexArray = NDArray[np.intp]
 
 def is_ship_id(vessel: str) -> bool:
     """Return whether an id is a valid ship MMSI."""
-    return (
-        len(vessel) < 20
-        and vessel.isascii()
-        and vessel.isdigit()
-        and SHIP_ID_RANGE[0] <= int(vessel) <= SHIP_ID_RANGE[1]
-    )
+    return SHIP_ID_RANGE[0] <= (parse_whole(vessel) or 0) <= SHIP_ID_RANGE[1]
 
 
 def split_into_hulls(points: PointArray, max_knots: float, counts: Counter[str]) -> list[PointArray]:

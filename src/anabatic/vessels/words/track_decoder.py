@@ -18,6 +18,7 @@ import numpy as np
 
 from anabatic.core import extras
 from anabatic.core.errors import DataError
+from anabatic.core.formatting import parse_whole
 from anabatic.vessels.io.track import Track
 from anabatic.vessels.words.track_encoder import STEP_MIDDLES
 from anabatic.vessels.words.vocabulary import COURSE_WORDS, POINT_END, SPEED_EDGES, SPEED_WORDS, STEP_EDGES, WordSpec
@@ -114,9 +115,9 @@ def _look_up_word(table: Mapping[str, float], word: str) -> float:
 
 
 def _parse_whole(text: str, word: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if (number := parse_whole(text)) is None:
         raise DataError(f"{word} is not a word of any format", "the words are damaged, or of another version")
-    return int(text)
+    return number
 
 
 def _clock_to_seconds(clock: dict[str, int]) -> int:
