@@ -43,7 +43,7 @@ _TOKEN = (
     rf"(?:(?<![a-z_-])|{'|'.join(rf'(?<={before}[_-])' for before in _HOLDERS)})tokens(?![ _-](?:per|id|count)|/))"
 )
 OTHER_WORDS = (
-    r"s(?:(?<!pulls)ecret(?!_?(?:key)?_?(?:ref|name))|(?:ecret|ecure|igning|ubscription)[ _.-]?key|"
+    r"s(?:(?<!pulls)ecret(?!_?(?:key)?_?(?:ref|name))|(?:ecret|ecure|ign|igning|ubscription)[ _.-]?key|"
     r"ess(?:ion)?[_-]?id|ignature)|"
     r"p(?:assw(?:or)?d|assphrase|asscode|(?<![a-z]p)ass word|rivate[ _.-]?key)|"
     r"a(?:(?:pi|ccess|ccount|es)[ _.-]?key|uth(?!or(?!i[sz])))|"
@@ -95,7 +95,7 @@ _ANY = (
     r"(?:[rbuf]{0,2}'{3}(?s:.{1,2000}?)'{3}|[rbuf]{0,2}\"{3}(?s:.{1,2000}?)\"{3}|"
     r"(?P<escaped>\\{1,3})\"(?:[^\"\n]|(?<=\\\\\\)\"){0,1000}?(?<!\\)(?P=escaped)\"|"
     r"[rbuf]{0,2}\"(?:[^\"\\\n]|\\.|\n(?!\n)){0,1000}\"|[rbuf]{0,2}'(?:[^'\\\n]|\\.|''|\n(?!\n)){0,1000}'|"
-    r"[“‘「『][^”’」』\n]{1,400}[”’」』]|[\"'][^\"'\n]{1,1000}|(?:bearer|basic|token)\s{1,9}\S{1,4000}|"
+    r"[“‘「『][^”’」』\n]{1,400}[”’」』]|\$\([^()\n]{1,400}\)|[\"'][^\"'\n]{1,1000}|(?:bearer|basic|token)\s{1,9}\S{1,4000}|"
     r"[\[({](?=\s{0,40}\\?[\"'])(?:[^\[\](){}]|\[[^\[\](){}]{0,400}\]){1,4000}[\])}]|\{(?=\s{0,9}[\w-]{1,40}\s{0,9}:)[^{}\n]{1,1000}\}|\[[^\[\](){}\n]{1,4000}\]|\{\{[^{}\n]{1,200}\}\}|\((?=[^()\n]{0,200}\d)[^()\n\"',]{1,1000}\)|"
     r"[^\s,;&\"'\[({][^\s,;&\"']*(?:[,;&](?![\w.-]{1,40}\s{0,2}[=:])[^\s,;&\"']+)*)"
 )
@@ -103,7 +103,7 @@ _ANY = (
 _END = r"(?![^\s,;&\"'\])}])"
 _NOTHING = rf"(?:none|null|true|false|\[\]|\(\)|\{{\}}|\"\"|'')(?!['\"]){_END}"
 _PLAIN = (
-    rf"(?:{_NOTHING}|[\"']?(?:[-+]?[\d.,_]{{1,20}}(?:[a-z]{{1,3}}/\w{{1,9}})?|<[^<>\n\"']{{0,60}}>|\[[A-Z]{{1,9}}\])[\"']?{_END}|(?-i:[a-z]{{1,7}}){_END}|"
+    rf"(?:{_NOTHING}|[\"']?(?:[-+]?[\d.,_]{{1,20}}(?:[a-z]{{1,3}}/\w{{1,9}})?|<[^<>\n\"']{{0,60}}>|\[[A-Z]{{1,9}}\])[\"']?{_END}|(?-i:(?![rbuf]{{1,2}}[\"'])[a-z]{{1,7}}){_END}|"
     rf"\[[\d\s,.-]{{1,4000}}\]|[\[(]\s{{0,9}}[\"']<)"
 )
 """Values that are no secret: nothing; of tokens also numbers and names of pieces of a text."""
@@ -148,10 +148,11 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     # addresses: user and password, signed parameters, hooks
     (
         r"(?:\b[a-z][a-z0-9+.-]{0,30}:|(?<![\w:/]))(?:/|%2f){2}",
-        r"(?!\[removed\]@)(?:[^/\s@%]|%(?!40|2f)[0-9a-f]{0,2}|%40(?=[^/\s]{1,400}@)){1,400}(?=@|%40)",
+        r"(?!\[removed\]@)(?:[^/\s@%]|%(?:(?!40|2f)|40(?=[^/\s]{1,400}@))){1,400}(?=@|%40)",
     ),
     (r"(?:\b[a-z][a-z0-9+.-]{0,30}:|(?<![\w:/]))//", r"[^\s@/:]{0,100}:[^\s@\"'<>]{1,200}(?=@)"),
     (r"\b[\w.-]{1,40}:", r"[^\s@/:]{1,100}(?=@(?:tcp|unix|udp)\()"),
+    (r"\bjdbc:oracle:\w{1,20}:[\w$.-]{1,40}/", r"[^\s@/]{1,100}(?=@)"),
     (r"\bsqlplus[ \t]{1,9}(?:-\w{1,9}[ \t]{1,9}){0,3}[\w$.-]{1,40}/", r"[^\s@/]{1,100}(?=@|\s)"),
     (rf"[?&;](?:amp;)?(?:{_SIGNED_URL_PARAMETERS})=", r"[^&\s\"'<>#]+"),
     (
@@ -171,7 +172,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     (
         rf"(?<![\w:=])(?:value|val|content)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}",
         r"(?:\\{0,3}\"[^\"\n]{1,400}\"|'[^'\n]{1,400}'|[^\s,\"'<>{}]{1,400})"
-        rf"(?=(?:[\s,]|(?!value)[^{{}}\n]){{1,100}}?(?:{_QUOTE})?\b(?:name|key|id|variable)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}(?:{_QUOTE})?"
+        rf"(?=(?:(?!value)[^{{}}]){{1,100}}?(?:{_QUOTE})?\b(?:name|key|id|variable)(?:{_QUOTE})?\s{{0,9}}[:=]\s{{0,9}}(?:{_QUOTE})?"
         rf"[\w./-]{{0,80}}(?:{SECRET_WORDS}|{SHORT_WORDS}|_key))",
     ),
     # other separators
@@ -185,7 +186,8 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         r"[^<]{1,400}",
     ),
     (
-        rf"(?m:^)[ \t]{{0,20}}[\w.-]{{0,30}}(?:{SECRET_WORDS})[\w.-]{{0,30}}[ \t]{{0,9}}\n[ \t]{{0,20}}",
+        rf"(?m:^)[ \t]{{0,20}}[\w.-]{{0,30}}(?:{SECRET_WORDS})[\w.-]{{0,30}}[ \t]{{0,9}}"
+        r"(?:[,;]|\n[ \t]{0,20}(?:[-=]{3,80}\n[ \t]{0,20})?)",
         rf"{_MIXED}[^\s\"':=(|]{{6,}}(?=[ \t]{{0,9}}(?m:$))",
     ),
     (
@@ -200,8 +202,20 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?![\[(])(?=[^\s\"',;]{0,80}\d)[\x21-\x7e]{3,}",
     ),
     (rf"{KEY_MARK}(?:[ ]\w{{1,16}}){{0,3}}[ ]?[:=→-]{{1,2}}[ ]?[\"']?", rf"{_MIXED}[\x21-\x7e]{{8,}}"),
+    (
+        rf"[\[(]\s{{0,20}}[ub]?[\"'][\w.-]{{0,60}}(?:{SECRET_WORDS}|{SHORT_WORDS})[\w.-]{{0,40}}[\"'],\s{{0,20}}[ub]?",
+        rf"(?=[\"'][^\"'\n]{{0,80}}\d)(?=[\"'][^\"'\n]{{0,80}}[A-Za-z]){_SHELL_WORD}",
+    ),
+    (rf"(?:{SECRET_WORDS})\w{{0,40}}[ \t]{{0,9}}<<<(?!<)[ \t]{{0,9}}", _SHELL_WORD),
+    (
+        r"\bpass(?:word|wd|phrase|code)[ \t]{1,3}(?:(?:was|is|to|set|reset|changed|now)[ \t]{1,3}){1,3}[\"']?",
+        rf"{_MIXED}[^\s\"',;]{{6,}}",
+    ),
     # headers: the whole line
-    (r"\b(?:proxy-)?authorization[\"']?\s{0,5}[:=]\s{0,5}[\"']?|\b(?:set-)?cookie:\s{0,5}", r"[^\n\"']+"),
+    (
+        r"\b(?:proxy-)?authorization[\"']?\s{0,5}[:=]\s{0,5}[\"']?|\b(?:set-)?cookie(?::\s{0,5}|\s{0,5}=\s{0,5}(?=[\w.-]{1,60}=))",
+        r"[^\n\"']+",
+    ),
     # what is asked for, with its answer; two names with two values
     (r"\b(?:password|passphrase|passcode|token|pin)[ \t]{1,9}for[ \t]{1,9}[^\n]{1,200}?:[ \t]{1,9}", r"\S+"),
     (
@@ -221,7 +235,11 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         rf"<\w{{1,40}}\s[^<>\n]{{0,100}}?\b(?:name|key|id)=[\"'][\w./-]{{0,60}}(?:{SECRET_WORDS}|{SHORT_WORDS})[\w./-]{{0,40}}[\"'][^<>\n]{{0,100}}>",
         r"[^<\s][^<]{0,400}",
     ),
-    (rf"<[\w:.-]{{0,60}}(?:{SECRET_WORDS})[\w:.-]{{0,60}}(?:\s[^<>\n]{{0,300}})?>", r"[^<]{1,400}"),
+    (rf"<[\w:.-]{{0,60}}(?:{SECRET_WORDS})[\w:.-]{{0,60}}(?:\s[^<>\n]{{0,299}}[^<>\n/])?>", r"[^<]{1,400}"),
+    (
+        rf"<[\w:.-]{{0,60}}(?:{SECRET_WORDS})[\w:.-]{{0,60}}\s[^<>\n]{{0,200}}?\b(?:value|val|content)=[\"']",
+        r"[^\"'<>]{1,400}",
+    ),
     (
         rf"(?:{_TOKEN}){_NAMED}",
         rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
@@ -236,7 +254,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?![\s\"']|\[removed)[\x21-\x7e]{3,}",
     ),
     (
-        rf"(?<![a-z0-9])(?:ak|sk|ak_id|sas|psk|jwt|pat|s3_key|appkey|ssh_?key|auth_?key|webhook){_ASSIGNMENT}",
+        rf"(?<![a-z0-9])(?:ak|sk|ak_id|sas|psk|jwt|pat|s3_key|appkey|ssh_?key|auth_?key|webhook|otp|totp){_ASSIGNMENT}",
         rf"(?![/~\[]){_VALUE_CHAR}{{6,}}",
     ),
     (rf"(?:(?<![a-z])(?:pwd|pass|pw)|(?-i:(?<=[a-z])P(?:w|wd|ass))){_ASSIGNMENT}", rf"(?![/~\[\s]){_ANY}"),
@@ -249,7 +267,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     (
         rf"\b(?:env|arg|setenv|set(?:\s{{1,9}}-\w{{1,3}})?)[ \t]{{1,9}}"
         rf"\w{{0,60}}(?:{SECRET_WORDS})\w{{0,60}}[ \t]{{1,9}}",
-        _SHELL_WORD,
+        rf"(?!to[ \t]){_SHELL_WORD}",
     ),
     (
         rf"(?<![\w.-])[\w.-]{{0,60}}[_.-](?:{SECRET_WORDS}|key)(?:_?token|[_.](?:id|key))?[ \t|]{{1,20}}",

@@ -16,7 +16,9 @@ _HEADER = re.compile(
 )
 _RULE = re.compile(r"[\s|+:=─━┼╪┿├┤╞╡-]*")
 _MAX_HEADER_CHARS, _MAX_CELLS = 2000, 60
-_PLAIN_CELL = re.compile(r"[\"']?(?:|[a-z]{1,7}|[-+.\d]{1,20}|none|null|\*+|\[removed\].*)[\"']?", re.IGNORECASE)
+_SECRET_CELL = re.compile(r"(?=\S{0,80}\d)(?=\S{0,80}[A-Za-z])[^\s|]{4,}")
+"""Letters and digits without a blank, as in no word of a sentence."""
+_MAX_NAME_CHARS = 40
 
 
 def _split(line: str, separator: re.Pattern[str]) -> list[tuple[int, int]]:
@@ -36,7 +38,8 @@ def _read_header(line: str) -> tuple[re.Pattern[str], int, list[int]] | None:
         if 2 <= len(cells) <= _MAX_CELLS:
             names = [line[start:end].strip("\"' *`") for start, end in cells]
             secret = [column for column, name in enumerate(names) if _HEADER.fullmatch(name)]
-            return (separator, len(cells), secret) if secret else None
+            is_header = secret and all(len(name) <= _MAX_NAME_CHARS for name in names)
+            return (separator, len(cells), secret) if is_header else None
     return None
 
 
@@ -48,7 +51,7 @@ def find_secret_cells(text: str) -> Iterator[Span]:
         cells = _split(line, header[0]) if header else []
         if header and len(cells) == header[1]:
             for start, end in (cells[column] for column in header[2]):
-                if not _PLAIN_CELL.fullmatch(line, start, end) and not _RULE.fullmatch(line, start, end):
+                if _SECRET_CELL.fullmatch(line, start, end) and REDACTED not in line[start:end]:
                     yield place + start, place + end, REDACTED
         elif not (header and _RULE.fullmatch(line) and line.strip()):
             header = _read_header(line)

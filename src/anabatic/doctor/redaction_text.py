@@ -28,7 +28,7 @@ _LOOKALIKES = str.maketrans(
 _MAX_BLANKS = 16
 """Blanks in a row that patterns see within a line."""
 _SUSPECT = re.compile(
-    rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\\%&^\[]|[^\x00-\x7f]+|(?<=\S)[ \t]{{{_MAX_BLANKS + 1},}}|[^\n](?=\x08)"
+    rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\\%&^\[]|[^\x00-\x7f]+|(?<=\S)[ \t]{{{_MAX_BLANKS + 1},}}|\r(?=\n)|[^\n](?=\x08)"
 )
 """Where something may stand that readers do not see, or see as another character."""
 _INVISIBLE = re.compile(
@@ -85,7 +85,7 @@ def _find_disguised(content: str) -> Iterator[Span]:
         elif found[0] in " \t":
             yield start + _MAX_BLANKS, suspect.end(), ""
         elif found[0] < " " or found[0] == "\x7f":
-            yield start, start + 1, " "
+            yield start, start + 1, "" if found == "\r" else " "
 
 
 class FoldedText:
