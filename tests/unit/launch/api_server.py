@@ -18,6 +18,7 @@ from unit.launch import published_schemas
 
 KINDS = {
     ("v1", "ConfigMap"): "configmaps",
+    ("v1", "Secret"): "secrets",
     ("batch.volcano.sh/v1alpha1", "Job"): "jobs",
     ("kubeflow.org/v1", "PyTorchJob"): "pytorchjobs",
     ("mindxdl.gitee.com/v1", "AscendJob"): "ascendjobs",

@@ -41,9 +41,9 @@ def _run_kubectl(command: list[str], text: str) -> str:
 
 
 _ERROR_HINTS = (
-    ("AlreadyExists", "another --name, or `kubectl delete` of the job and its ConfigMap"),
+    ("AlreadyExists", "another --name, or `kubectl delete` of the job, its ConfigMap and its Secret"),
     ("no matches for kind", "install the operator on the cluster (Volcano, MindCluster, JobSet, Kubeflow's training"
                             " operator or trainer), or choose another --kind"),
     ("connect", "check `kubectl cluster-info` and --context"),
-    ("orbidden", "ask for the right to create jobs and ConfigMaps in this --namespace"),
+    ("orbidden", "ask for the right to create jobs, ConfigMaps and Secrets in this --namespace"),
 )  # fmt: skip
