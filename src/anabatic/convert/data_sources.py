@@ -13,6 +13,7 @@ from anabatic.convert.dataset_info import NamedDataset
 from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
+from anabatic.core.formatting import parse_whole
 
 _DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
 _HUB_TITLES = {"hf": "Hugging Face", "ms": "ModelScope"}
@@ -149,7 +150,7 @@ class _NameResolver:
         entry = listed.get(bare) or next(
             (one for one in listed.values() if bare in (one.get("ms_hub_url"), one.get("hf_hub_url"))), None
         )
-        if entry is None or (rows and not rows.isdigit()):
+        if entry is None or (rows and parse_whole(rows) is None):
             return None
         if bare not in listed:
             entry = {key: value for key, value in entry.items() if not key.endswith("_hub_url")} | {

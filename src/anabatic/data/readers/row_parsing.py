@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from anabatic.core import json_reader
-from anabatic.core.formatting import did_you_mean
+from anabatic.core.formatting import did_you_mean, parse_whole
 from anabatic.data.chat import conversation_formats
 from anabatic.data.chat.conversation_formats import FORMATS, ConversationFormat, detect_format
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name, require_encodable_text, require_turn_order
@@ -170,8 +170,8 @@ def get_nested(row: Mapping[str, Any], name: str) -> Any:
                 value = json_reader.loads(value)
             except ValueError:
                 raise KeyError(name) from None
-        if isinstance(value, list) and part.isdecimal():
-            value = value[int(part[:9])]
+        if isinstance(value, list) and (place := parse_whole(part)) is not None:
+            value = value[place]
         elif isinstance(value, Mapping):
             value = value[part]
         else:

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.core.formatting import parse_whole
 from anabatic.doctor import knowledge_base
 from anabatic.doctor.explain import log_files, log_scan
 from anabatic.doctor.explain.log_scan import LogScan, Sighting
@@ -171,8 +172,10 @@ def _get_sort_key(sighting: Sighting, starts: dict[str, datetime]) -> tuple[int,
     the runtime or of HCCL first; of one line its words before a number."""
     guess = sighting.entry.confidence == "low"
     general = sighting.role == "wrapper"
-    unnumbered = general and not sighting.code.removeprefix("hccl:").isdigit()
-    passes_on = sighting.code.isdigit() and not general  # a number of the runtime, of which the E lines below say more
+    unnumbered = general and parse_whole(sighting.code.removeprefix("hccl:")) is None
+    passes_on = (
+        parse_whole(sighting.code) is not None and not general
+    )  # a number of the runtime, of which the E lines below say more
     time = sighting.time or (None if passes_on else starts.get(sighting.file)) or datetime.max
     return (
         knowledge_base.ROLES.index(sighting.role),
