@@ -1,4 +1,4 @@
-"""How the sandbox judges programs: right ones of many shapes, which have to pass, and cheats, which must not.
+"""Count how the sandbox judges programs: right ones of many shapes, which must pass, and cheats, which must not.
 
     python benchmarks/judge.py            # the programs of judge_programs.jsonl beside this file
     python benchmarks/judge.py -v         # and names those that are not judged as they should be

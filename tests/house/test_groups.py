@@ -117,8 +117,9 @@ def test_no_process_starts_here(start: Callable[[], None], request: pytest.Fixtu
 
 @pytest.mark.process
 @pytest.mark.parametrize("start", [start_program, start_spawned])
-def test_marked_tests_start_processes(start: Callable[[], None]) -> None:
-    start()
+def test_marked_tests_start_processes(start: Callable[[], None], request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("process") is not None
+    start()  # raises ProcessRefused in a test without the marker, as above
 
 
 def test_shards_are_a_partition() -> None:

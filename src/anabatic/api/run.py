@@ -71,7 +71,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says: final figures, `finished`; empty while the run has none.
+        """Return what `summary.json` says: final figures, `finished`; empty while the run has none.
 
         Raises:
             DataError: the file is damaged.

@@ -188,7 +188,7 @@ def _is_file(name: str, folder: Path) -> bool:
 def _read_dataset_info(draft: RecipeDraft, folder: Path) -> tuple[str, dict[str, Any]]:
     """Return where its files begin, and the entries of LLaMA-Factory's `dataset_info.json`, if it can be read here.
 
-    It lies beside the file of settings, or, as LLaMA-Factory has it, in the folder of the shell.
+    It is in the folder of the settings file, or, as LLaMA-Factory has it, in the folder of the shell.
     """
     given = draft.gathered_value("dataset_dir")
     if draft.call.peer != "llamafactory":

@@ -47,7 +47,7 @@ _OTHER_TAGS = {"observation_tag": ("observation",), "function_tag": ("function_c
 
 @dataclass
 class NamedDataset:
-    """What a name of a data set stands for.
+    """A data set that a recipe names.
 
     Attributes:
         name: as it is called there.

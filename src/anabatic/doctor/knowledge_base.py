@@ -57,7 +57,7 @@ class KnowledgeEntry:
     packages: tuple[str, ...] = ()
     """Packages of Python of which a line may say that they are missing; `x*` stands for all that begin with x."""
     instead_of: tuple[str, ...] = ()
-    """Entries whose place this one takes where one of `above` stands in the lines before."""
+    """Entries that this one replaces where one of `above` is in the lines before."""
     above: tuple[str, ...] = ()
 
     def get_explanation(self, language: str) -> Explanation:

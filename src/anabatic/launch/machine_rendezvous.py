@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -32,7 +33,7 @@ from anabatic.launch.rendezvous_endpoint import BACKEND
 
 
 class JobRendezvous(RendezvousHandler):
-    """What the agent asks a rendezvous of ours besides torch's questions.
+    """A rendezvous of ours: torch's interface, and the ranks and the common end that our agent asks for.
 
     Attributes:
         first_rank, world_size: rank of the first worker here, and number of all workers, in the last round.
@@ -54,9 +55,9 @@ class JobRendezvous(RendezvousHandler):
         """Return False: who joins learns it."""
         return False
 
+    @abstractmethod
     def wait_for_all(self, seconds: float) -> bool:
         """Wait until the workers of all machines have finished; return False if they did not, or machine 0 is lost."""
-        raise NotImplementedError
 
     def leave(self) -> None:
         """Say that this machine goes."""

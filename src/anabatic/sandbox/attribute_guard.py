@@ -1,4 +1,4 @@
-"""What cannot be seen in the source of a program is noted while it runs: attributes by names that are put together."""
+"""Note while a program runs what its source does not show: attributes by names that are put together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabatic.sandbox.harmless_names import WRITABLE_DUNDERS, is_reaching_attrib
 from anabatic.sandbox.program_process import PROGRAM_NAME
 
 DICT_GUARD = "__anabatic_dict__"
-"""Name of the guard that stands in for `X.__dict__`."""
+"""Name of the guard that replaces `X.__dict__`."""
 GUARD_NAMES = ("getattr", "setattr", "delattr", "vars", DICT_GUARD)
 """Names of the guards in the namespace of a program."""
 _MAX_NOTES = 5

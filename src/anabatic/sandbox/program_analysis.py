@@ -62,7 +62,7 @@ class _Bindings(ast.NodeVisitor):
         self.stored: set[str] = set()
         """Names that are bound by anything but an import, a class or a function."""
         self.own_attributes: set[str] = set()
-        """Names of methods, of attributes that are stored, and of what stands in the bodies of classes."""
+        """Names of methods, of attributes that are stored, and of variables in class bodies."""
         self.metaclasses: set[str] = set()
         self.matches = False
         self.helpers = {node.name for node in helpers if isinstance(node, (ast.ClassDef, ast.FunctionDef))}

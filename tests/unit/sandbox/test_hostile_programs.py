@@ -431,6 +431,7 @@ def test_hostile_values_are_errors(tree: Any) -> None:
         raise ValueError(kind)
 
     try:
-        remote_calls.decode_value(tree, resolve)
+        value = remote_calls.decode_value(tree, resolve)
     except (ValueError, TypeError):
         return
+    assert remote_calls.decode_value(remote_calls.encode_value(value, refuse), refuse) == value

@@ -36,7 +36,7 @@ _HINT = "fix the row, or skip such rows with --on-bad-row skip"
 _PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text")
 _LABEL_COLUMNS = ("response", "output", "completion", "answer", "label")
 _ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "reward_model.ground_truth")
-"""Where rows say what a right answer ends in; the last one is verl's."""
+"""Columns with the right answer; the last one is verl's."""
 _READ_COLUMNS = ("messages", "conversations", *_PROMPT_COLUMNS[:-1], "input", "system", "history", "tools")
 
 

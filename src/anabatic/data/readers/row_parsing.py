@@ -93,7 +93,7 @@ def require_object(row: Any) -> dict[str, Any]:
 
 
 _LABEL_COLUMNS = ("label", "kto_tag")
-"""Whether a single answer is a good one: as TRL and ms-swift have it, and LLaMA-Factory."""
+"""Columns that mark a single answer as good or bad, of TRL and ms-swift, and of LLaMA-Factory."""
 _LABEL_WORDS = {"true": True, "false": False}
 
 

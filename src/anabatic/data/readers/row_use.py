@@ -1,4 +1,4 @@
-"""What is made of rows: columns that nothing reads, answers that must not be learned, names that were never put in."""
+"""Find columns that nothing reads, answers that must not be learned, and placeholders that were never filled in."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ _TURN_KEYS = frozenset((*TEXT_FIELDS, "role", "tool_calls", "thinking", "weight"
 """Keys of a turn that a template or the loss mask reads."""
 _MOST_SHOWN = 12
 _MAX_DEPTH = 8
-"""What is nested deeper counts as something."""
+"""Levels of nesting that are looked at; deeper values count as not empty."""
 _BLANK_TEXTS = ("", "[]", "{}", "null")
 
 

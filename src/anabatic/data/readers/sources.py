@@ -225,7 +225,7 @@ def parse_source(spec: str) -> DataSource:
 
 
 def _may_be_on_hub(path: str) -> bool:
-    """Whether `OWNER/NAME` can only be a data set of a hub: no such folder, and no file that would be read."""
+    """Return whether `OWNER/NAME` can only be a data set of a hub: no such folder, and no file that would be read."""
     return is_bare_name(path) and get_reader(Path(path)) is None
 
 
