@@ -1,4 +1,4 @@
-"""Kinds of faults: what is told of one comes from its structure, not from a line that was seen before."""
+"""Kinds of faults: the answer follows from the structure of the log, not from a line that was seen before."""
 
 from __future__ import annotations
 
