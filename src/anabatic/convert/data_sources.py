@@ -10,7 +10,7 @@ from typing import Any
 
 from anabatic.convert import dataset_info, peer_tables
 from anabatic.convert.dataset_info import NamedDataset
-from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type
+from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type, read_json_value
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import parse_whole
@@ -78,7 +78,7 @@ def _set_sources(
     shares = _read_shares(draft, len(names)) if key == "data.train" else []
     found, specs = [], []
     for at, name in enumerate(names):
-        dataset = resolver.resolve(name, option.name)
+        dataset = resolver.resolve_name(name, option.name)
         if most is not None:
             dataset.rows = min(most, dataset.rows) if dataset.rows else most
         found.append(dataset)
@@ -130,7 +130,7 @@ class _NameResolver:
         self.place, self.entries = _read_dataset_info(draft, folder)
         self.far: list[str] = []
 
-    def resolve(self, name: str, option: str) -> NamedDataset:
+    def resolve_name(self, name: str, option: str) -> NamedDataset:
         """Return the data set of a name that an option gives."""
         entry = self.entries.get(name)
         if isinstance(entry, dict):
@@ -241,12 +241,7 @@ def _set_columns(draft: RecipeDraft, found: list[NamedDataset]) -> None:
 
 def _read_given_columns(draft: RecipeDraft, given: Any) -> dict[str, str]:
     """Return ms-swift's `--columns`, a column of the file -> its name there, as ours: the other way round."""
-    content = given.value
-    if isinstance(content, str):
-        try:
-            content = json_reader.loads(content)
-        except ValueError as error:
-            raise ConfigError(f"{given.original_text} cannot be read as JSON: {error}", "write an object") from error
+    content = read_json_value(given)
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
         raise ConfigError(f"{given.original_text} holds no names", 'write it as {"FILE_COLUMN": "query"}')
     return {name: str(column) for column, name in content.items() if name != column}

@@ -12,8 +12,7 @@ from anabatic.config.loading import command_table, deepspeed_json, settings
 from anabatic.config.rl import BUILTIN_REWARDS
 from anabatic.convert import data_sources, peer_tables
 from anabatic.convert.dataset_info import HUB_REPO
-from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type
-from anabatic.core import json_reader
+from anabatic.convert.recipe_draft import RecipeDraft, convert_to_type, read_json_value
 from anabatic.core.errors import ConfigError
 
 _SEQUENCES_PER_ROW = {"dpo": 2, "reward": 2}
@@ -377,12 +376,7 @@ def _read_final_lr_ratio(draft: RecipeDraft) -> float | None:
     one = draft.gathered.get("lr_scheduler_kwargs")
     if one is None:
         return None
-    content = one.value
-    if isinstance(content, str):
-        try:
-            content = json_reader.loads(content)
-        except ValueError as error:
-            raise ConfigError(f"{one.original_text} cannot be read as JSON: {error}", "write an object") from error
+    content = read_json_value(one)
     if not isinstance(content, dict):
         raise ConfigError(f"{one.original_text} is no object", 'write it as {"min_lr_rate": 0.1}')
     lost = [str(key) for key in content if key not in ("min_lr_rate", "min_lr")]

@@ -11,6 +11,7 @@ from typing import Any
 from anabatic.config.loading import command_table, validation
 from anabatic.convert import peer_tables
 from anabatic.convert.command_finder import SHARED_NAMES, PeerCommand, PeerOption
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 
@@ -301,6 +302,20 @@ class _PeerNamer(validation.SettingNamer):
 
     def format_path(self, path: Any) -> str:
         return str(self.prefix(path))
+
+
+def read_json_value(option: PeerOption) -> Any:
+    """Return the value of an option that is an object of JSON in a command, and may be one already in a file.
+
+    Raises:
+        ConfigError: its text is not JSON.
+    """
+    if not isinstance(option.value, str):
+        return option.value
+    try:
+        return json_reader.loads(option.value)
+    except ValueError as error:
+        raise ConfigError(f"{option.original_text} cannot be read as JSON: {error}", "write an object") from error
 
 
 def convert_to_type(value: Any, hint: Any, original: str) -> Any:

@@ -60,23 +60,23 @@ def find_person_names(env: Mapping[str, str]) -> set[str]:
 def redact_text(content: str, names: set[str]) -> str:
     """Return text without secrets, public addresses, home folders and the `names` of people."""
     text = _fold(content)
-    text.replace(_keep_removed(text.text, redaction_tables.find_secret_cells(text.text)))
+    text.replace_spans(_keep_removed(text.text, redaction_tables.find_secret_cells(text.text)))
     for line, option in redaction_rules.LINES:
-        text.replace(_keep_removed(text.text, _find_options(line, option, text.text)))
+        text.replace_spans(_keep_removed(text.text, _find_options(line, option, text.text)))
     for pattern in redaction_rules.REDACTION_RULES:
-        text.remove(pattern, _find_secret)
-    text.replace(_keep_removed(text.text, _find_known_patterns(text.text)))
-    text.remove(_BASE64, _find_encoded)
-    text.remove(redaction_rules.SCRAMBLED, _find_unless_path)
-    text.remove(redaction_rules.HEX_STRING, _find_unless_hash)
+        text.remove_matches(pattern, _find_secret)
+    text.replace_spans(_keep_removed(text.text, _find_known_patterns(text.text)))
+    text.remove_matches(_BASE64, _find_encoded)
+    text.remove_matches(redaction_rules.SCRAMBLED, _find_unless_path)
+    text.remove_matches(redaction_rules.HEX_STRING, _find_unless_hash)
     redaction_places.remove_places(text, names)
-    return text.restore()
+    return text.restore_text()
 
 
 def _fold(content: str) -> FoldedText:
     text = FoldedText(content)
     for words, sign in MARKED_WORDS:
-        text.mark(words, sign)
+        text.mark_words(words, sign)
     return text
 
 

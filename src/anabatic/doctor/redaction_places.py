@@ -105,10 +105,10 @@ def _find_whole(match: re.Match[str]) -> Iterator[Span]:
 def remove_places(text: FoldedText, names: set[str]) -> None:
     """Remove public addresses, homes and the `names` of people."""
     for pattern, find in ((_IPV6_NAME, _find_whole), (_IPV6, _find_ipv6), (_IPV4, _find_ipv4)):
-        text.remove(pattern, find)
+        text.remove_matches(pattern, find)
     for home in _HOMES:
-        text.remove(home, _find_name)
+        text.remove_matches(home, _find_name)
     for name in sorted(names, key=len, reverse=True):
-        text.remove(
+        text.remove_matches(
             re.compile(rf"(?i)(?<![A-Za-z0-9])(?P<name>(?!USER(?-i:)\b){re.escape(name)})(?![A-Za-z0-9])"), _find_name
         )

@@ -9,7 +9,7 @@ import importlib
 import re
 from functools import cache
 
-from anabatic.doctor.redaction_text import fold
+from anabatic.doctor.redaction_text import fold_text
 from anabatic.doctor.redaction_words import KEY_MARK, SECRET_MARK
 
 REDACTED = "[removed]"
@@ -198,7 +198,7 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     (
         rf"{SECRET_MARK}(?:[ ]\w{{1,16}}){{0,3}}[ ]?(?:[:=→-]|"
         rf"(?<![^\W\d_])(?:lautet|ist|est|es|e|jest|je|is|ar|adalah)(?![^\W\d_])|"
-        rf"{fold('は|が|은|는|이')}){{1,2}}[ ]?[\"']?",
+        rf"{fold_text('は|が|은|는|이')}){{1,2}}[ ]?[\"']?",
         r"(?![\[(])(?=[^\s\"',;]{0,80}\d)[\x21-\x7e]{3,}",
     ),
     (rf"{KEY_MARK}(?:[ ]\w{{1,16}}){{0,3}}[ ]?[:=→-]{{1,2}}[ ]?[\"']?", rf"{_MIXED}[\x21-\x7e]{{8,}}"),

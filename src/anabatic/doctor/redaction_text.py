@@ -53,7 +53,7 @@ def _fold_char(char: str) -> str:
     return "".join(one for one in plain if unicodedata.category(one) not in ("Mn", "Cf", "Me"))
 
 
-def fold(text: str) -> str:
+def fold_text(text: str) -> str:
     """Return the letters of `text` as patterns see them."""
     return "".join(map(_fold_char, text))
 
@@ -118,7 +118,7 @@ class FoldedText:
         self.text = "".join((*pieces, content[done:]))
         self._head, self._originals = originals[0], originals[1:]
 
-    def mark(self, words: re.Pattern[str], sign: str) -> None:
+    def mark_words(self, words: re.Pattern[str], sign: str) -> None:
         """Let patterns see one character in the place of words."""
         if not (found := [match.span() for match in words.finditer(self.text)]):
             return
@@ -130,7 +130,7 @@ class FoldedText:
             done = end
         self.text, self._originals = "".join((*texts, self.text[done:])), kept + originals[done:]
 
-    def replace(self, spans: Iterable[Span]) -> None:
+    def replace_spans(self, spans: Iterable[Span]) -> None:
         """Put something else in the place of spans; of those that overlap, the first."""
         texts, originals, done = [], [], 0
         for start, end, instead in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -147,10 +147,10 @@ class FoldedText:
             self._originals = originals + self._originals[done:]
         self.text = "".join(texts)
 
-    def remove(self, pattern: re.Pattern[str], find: Callable[[re.Match[str]], Iterable[Span]]) -> None:
+    def remove_matches(self, pattern: re.Pattern[str], find: Callable[[re.Match[str]], Iterable[Span]]) -> None:
         """Replace what `find` returns for the matches of a pattern."""
-        self.replace([span for match in pattern.finditer(self.text) for span in find(match)])
+        self.replace_spans([span for match in pattern.finditer(self.text) for span in find(match)])
 
-    def restore(self) -> str:
+    def restore_text(self) -> str:
         """Return the text of the file, with what took the place of other characters."""
         return self.text if self._originals is None else self._head + "".join(self._originals)

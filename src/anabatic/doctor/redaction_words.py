@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from anabatic.doctor.redaction_text import fold
+from anabatic.doctor.redaction_text import fold_text
 
 _APART = (
     "losungswort|geheimwort|geheimnis|zugangsdaten|zugangscode|zugriffstoken|"
@@ -36,11 +36,11 @@ SECRET_MARK, KEY_MARK = "\ue000", "\ue001"
 
 
 def _compile(apart: str, joined: str) -> re.Pattern[str]:
-    apart, joined = fold(apart).replace(" ", "[ _-]?"), fold(joined)
+    apart, joined = fold_text(apart).replace(" ", "[ _-]?"), fold_text(joined)
     first = "".join(sorted({word[0] for word in f"{apart}|{joined}".split("|") if word[0].isalpha()}))
     pattern = rf"(?=[{first}])(?:(?<![^\W\d_])(?:{apart})(?![^\W\d_])|{joined})"
     return re.compile(pattern, re.IGNORECASE)
 
 
-MARKED_WORDS = ((_compile(_APART, _JOINED), SECRET_MARK), (_compile(_KEYS, fold("キー|키")), KEY_MARK))
+MARKED_WORDS = ((_compile(_APART, _JOINED), SECRET_MARK), (_compile(_KEYS, fold_text("キー|키")), KEY_MARK))
 """(words, the mark in their place)."""

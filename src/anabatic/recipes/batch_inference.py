@@ -144,7 +144,7 @@ def _count_rows(job: InferJob) -> int:
     total, unused = 0, UnusedColumns()
     for row in read_prompts(job.inputs, job.columns):
         if isinstance(row, PromptRow):
-            unused.count(row.unused)
+            unused.count_names(row.unused)
         elif job.on_bad_row == "fail":
             row.raise_error()
         total += 1

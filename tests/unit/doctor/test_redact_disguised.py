@@ -259,10 +259,10 @@ def test_twice_is_once(pieces: list[str]) -> None:
 @given(st.text(alphabet=st.sampled_from("ab \n\t\x1b[1m\u200b：é\u0301密\\u003d%3D&#61;\x08\0\u2066"), max_size=60))
 def test_what_is_not_removed_is_given_back(text: str) -> None:
     folded = redaction_text.FoldedText(text)
-    assert folded.restore() == text
+    assert folded.restore_text() == text
     for words, sign in redaction_words.MARKED_WORDS:
-        folded.mark(words, sign)
-    assert folded.restore() == text
+        folded.mark_words(words, sign)
+    assert folded.restore_text() == text
 
 
 LONG = (

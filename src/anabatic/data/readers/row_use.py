@@ -157,7 +157,7 @@ class UnusedColumns:
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
 
-    def count(self, names: Iterable[str], rows: int = 1) -> None:
+    def count_names(self, names: Iterable[str], rows: int = 1) -> None:
         """Count rows with these columns."""
         for name in names:
             self.rows[name] = self.rows.get(name, 0) + rows
@@ -165,14 +165,14 @@ class UnusedColumns:
     def count_documents(self, documents: Iterable[Document]) -> None:
         """Count the columns of documents."""
         for document in documents:
-            self.count(document.row_format.unused)
+            self.count_names(document.row_format.unused)
 
     def warn(self, source: str) -> None:
         """Say what was not used, if anything was not."""
         if self.rows:
-            log.warn(f"{source}: {self.describe()}")
+            log.warn(f"{source}: {self.describe_unused()}")
 
-    def describe(self) -> str:
+    def describe_unused(self) -> str:
         """Return the columns with the rows of each, the most frequent first."""
         counted = sorted(self.rows.items(), key=lambda item: -item[1])
         named = [

@@ -120,7 +120,7 @@ def _questions_of_files(
             continue
         found.append(Question(item.id, item.messages, item.answer, row=item.row, tools=item.tools))
         if judged_columns is not None:
-            unused.count(name for name in item.unused if name not in judged_columns)
+            unused.count_names(name for name in item.unused if name not in judged_columns)
     if skipped:
         log.warn(f"{skipped:,} rows ask nothing and were skipped")
     unused.warn(f"data {source}")

@@ -503,7 +503,7 @@ def _count_unused_columns(shards: ShardSet) -> UnusedColumns:
     unused = UnusedColumns()
     for found in shards.meta["formats"].values():
         for column, rows in found.get("unused", {}).items():
-            unused.count([column], rows)
+            unused.count_names([column], rows)
     return unused
 
 
