@@ -189,7 +189,7 @@ HOSTILE = {
     "a long range": ("{% for i in range(1000000000) %}x{% endfor %}", "ange too big"),
     "never ends": (
         "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}"
-        "{% endfor %}", "takes more than 1 s",
+        "{% endfor %}", "takes more than 0.2 s",
     ),
     "takes all memory": ("{{ 'x' * 3000000000 }}", "takes more than 1024 MiB"),
     "looks around": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails|may not do|leaves out"),
@@ -199,7 +199,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("about", HOSTILE)
 def test_what_is_no_template_is_refused_with_its_reason(folder, tmp_path, monkeypatch, about):
-    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 1.0)
+    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 0.2)
     text, words = HOSTILE[about]
     file = tmp_path / "own.jinja"
     file.write_text(text)
@@ -211,11 +211,11 @@ def test_what_is_no_template_is_refused_with_its_reason(folder, tmp_path, monkey
 
 BOMB = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}"
 FOLDER_BOMBS = {
-    "at once": (BOMB, "takes more than 1 s for a short conversation"),
-    "behind an answer": ("{% if messages|length > 1 %}" + BOMB + "{% endif %}", "takes more than 1 s"),
-    "with a system message": ("{% if messages[0].role == 'system' %}" + BOMB + "{% endif %}", "takes more than 1 s"),
-    "with tools": ("{% if tools %}" + BOMB + "{% endif %}", "takes more than 1 s"),
-    "when an answer is asked for": ("{% if add_generation_prompt %}" + BOMB + "{% endif %}", "takes more than 1 s"),
+    "at once": (BOMB, "takes more than 0.2 s for a short conversation"),
+    "behind an answer": ("{% if messages|length > 1 %}" + BOMB + "{% endif %}", "takes more than 0.2 s"),
+    "with a system message": ("{% if messages[0].role == 'system' %}" + BOMB + "{% endif %}", "takes more than 0.2 s"),
+    "with tools": ("{% if tools %}" + BOMB + "{% endif %}", "takes more than 0.2 s"),
+    "when an answer is asked for": ("{% if add_generation_prompt %}" + BOMB + "{% endif %}", "takes more than 0.2 s"),
     "of memory": ("{{ 'x' * 3000000000 }}", "takes more than 1024 MiB"),
     "torn": ("{% for m in messages %}", "is damaged at its line 1"),
 }  # fmt: skip
@@ -223,7 +223,7 @@ FOLDER_BOMBS = {
 
 @pytest.mark.parametrize("about", FOLDER_BOMBS)
 def test_the_template_of_a_folder_is_bounded_as_well(folder, tmp_path, monkeypatch, about):
-    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 1.0)
+    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 0.2)
     text, words = FOLDER_BOMBS[about]
     shutil.copytree(folder, tmp_path / "own")
     (tmp_path / "own" / "chat_template.jinja").write_text(text)
