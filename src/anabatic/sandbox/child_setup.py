@@ -126,6 +126,8 @@ def _drop_privileges(way: IsolationState, limits: ResourceLimits, folder: str | 
     )
     if way.mode in (NAMESPACES, CHROOT):
         namespaces.become_nobody()
+    if way.mode == CHROOT:
+        syscalls.allow_inspection()
     syscalls.drop_capabilities()
     syscalls.forbid_new_privileges()
     if way.mode != NAMESPACES:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 
-ProgramStatus = Literal["ok", "error", "timeout", "memory", "output", "unjudged"]
-"""How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote more than it may; nobody
-can tell whether it is right."""
+ProgramStatus = Literal["ok", "error", "timeout", "memory", "output", "files", "unjudged"]
+"""How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote too much, to stdout or
+stderr, or to files; nobody can tell whether it is right."""
 MIB = 2**20
 _MINIMUMS: dict[str, float] = {
     "seconds": 0.01, "cpu_seconds": 1, "memory_mib": 64, "file_mib": 1, "output_bytes": 1, "open_files": 16,
@@ -26,8 +26,9 @@ class ResourceLimits:
     Attributes:
         seconds: wall time.
         cpu_seconds: processor time of one process, whole seconds.
-        memory_mib: address space of one process; an interpreter alone takes about 30 MiB of it.
-        file_mib: its folder, which lies in memory; where that cannot be had, each file.
+        memory_mib: address space of one process; an interpreter alone takes about 30 MiB of it. Also what all its
+            processes hold, socket buffers included.
+        file_mib: its folder, which lies in memory; where that cannot be had, all that it writes to files.
         output_bytes: of stdout and of stderr; a program that writes more is ended.
         open_files: of one process.
         processes: processes and threads at once, the program itself included.
@@ -101,6 +102,7 @@ class ProgramOutcome:
             "timeout": f"not done after {limits.seconds:g} s, or {limits.cpu_seconds} s of processor time",
             "memory": f"more than {limits.memory_mib} MiB of memory",
             "output": f"wrote more than {format_count(limits.output_bytes)} bytes",
+            "files": f"wrote more than {limits.file_mib} MiB to files",
             "unjudged": f"cannot be judged: {'; '.join(self.reaches)}",
         }
         return str(words[self.status])

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from anabatic.sandbox.limits import ProgramOutcome, ProgramStatus, ResourceLimits
+from anabatic.sandbox.program_folder import ProgramFolder
 from anabatic.sandbox.program_process import OUT_OF_MEMORY, TestReport
 from anabatic.sandbox.remote_calls import receive_message
 
@@ -22,6 +23,8 @@ END_KEY = "end"
 _READ_BYTES = 1 << 16
 _MAX_POLL_SECONDS = 3600.0
 """Seconds of one poll(2) at most, whose clock is a C int of milliseconds."""
+_FOLDER_POLL_SECONDS = 0.05
+"""Seconds between two looks at what a program has written."""
 _CPU_LIMIT_EXIT_CODE = 128 + signal.SIGXCPU
 
 
@@ -33,16 +36,20 @@ class ProgramMonitor:
         pid: the process; with it ends all that it has started.
         ends: of the pipes for stdout, stderr, the report of the process, and how its start went.
         nonce: what the report says when the last line was reached.
+        folder: its own, whose size is watched.
     """
 
-    def __init__(self, limits: ResourceLimits, pid: int, ends: Sequence[int], nonce: bytes) -> None:
-        self._limits, self._pid, self._nonce = limits, pid, nonce
+    def __init__(
+        self, limits: ResourceLimits, pid: int, ends: Sequence[int], nonce: bytes, folder: ProgramFolder | None
+    ) -> None:
+        self._limits, self._pid, self._nonce, self._folder = limits, pid, nonce, folder
         self._stdout, self._stderr, self._report, self._setup = ends
         self._output = {end: bytearray() for end in ends}
         self._open_streams = set(ends)
         self._num_written = 0
         self._status: ProgramStatus = "ok"
         self._is_done = False
+        self._next_look = 0.0
 
     def watch_program(self, channel: socket.socket) -> None:
         """Read until the program ends, its time is over, it has said too much, or the channel says so."""
@@ -55,7 +62,8 @@ class ProgramMonitor:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._status = "timeout"
-            events = watched.poll(min(left, _MAX_POLL_SECONDS) * 1000) if left > 0 else []
+            longest = _MAX_POLL_SECONDS if self._folder is None else _FOLDER_POLL_SECONDS
+            events = watched.poll(min(left, longest) * 1000) if left > 0 else []
             for handle, _ in events:
                 if handle == channel.fileno():
                     self._handle_message(receive_message(channel))
@@ -63,6 +71,15 @@ class ProgramMonitor:
                 self._read_stream(handle)
                 if handle not in self._open_streams:
                     watched.unregister(handle)
+            if self._status == "ok" and self._report in self._open_streams and self._has_too_many_files():
+                self._status = "files"
+
+    def _has_too_many_files(self) -> bool:
+        """Look at the folder from the program's first line on: before, its process may not be looked at."""
+        if self._folder is None or self._setup in self._open_streams or time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _FOLDER_POLL_SECONDS
+        return self._folder.is_exceeded(self._pid, self._limits.file_mib)
 
     def collect_outcome(self, began: float) -> dict[str, Any]:
         """End all that is left of the program, and return the fields of its `ProgramOutcome`; or `failed`: why it never

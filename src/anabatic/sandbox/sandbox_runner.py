@@ -9,6 +9,7 @@ everything that they have started. `probe_protections` says what this kernel can
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import select
@@ -99,6 +100,8 @@ class _Zygote:
         self.owner_pid = os.getpid()
         self.greeting = receive_message(parent_end)
         self._own_processes = {*list_descendants(self.process.pid)}
+        # Before Linux 4.16 the number is that of the whole machine (kernel commit 648845ab7e20).
+        self._has_own_sockets = count_sockets(self.process.pid) == 0
 
     def send_message(self, message: dict[str, Any], handles: Sequence[int] = ()) -> None:
         """Send a message, and handles behind it; that the zygote is gone shows when its answer is read."""
@@ -109,7 +112,8 @@ class _Zygote:
 
     def measure_memory(self) -> int:
         """Return the bytes of memory that the program under way holds, with all that it has started."""
-        return measure_used_bytes({*list_descendants(self.process.pid)} - self._own_processes)
+        used = measure_used_bytes({*list_descendants(self.process.pid)} - self._own_processes)
+        return used + (count_sockets(self.process.pid) * _read_socket_buffer() if self._has_own_sockets else 0)
 
     def close(self) -> None:
         """End it, with the program that it runs."""
@@ -300,7 +304,7 @@ _KILLED = ProgramOutcome("unjudged", False, "", "", 0, 137, 0.0, 0.0, 0.0, reach
 def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOutcome:
     """Return what became of a program, from its own process and from that of its tests."""
     used = program.cpu_seconds + tests.cpu_seconds
-    if program.status in ("timeout", "memory", "output"):
+    if program.status in ("timeout", "memory", "output", "files"):
         return replace(program, finished=False, cpu_seconds=used)
     if not tests.is_ok:
         merged = replace(program, status=tests.status, stderr=tests.stderr, code=tests.code)
@@ -408,7 +412,7 @@ def measure_used_bytes(pids: Iterable[int]) -> int:
     """
     total, shared = 0, dict[bytes, int]()
     for pid in pids:
-        kinds = [b"RssAnon:"]
+        kinds = [b"RssAnon:", b"VmSwap:"]
         if maps := _read_proc_file(f"/proc/{pid}/maps"):
             for inode, end in _shared_mappings(maps):
                 shared[inode] = max(shared.get(inode, 0), end)
@@ -417,6 +421,18 @@ def measure_used_bytes(pids: Iterable[int]) -> int:
         lines = _read_proc_file(f"/proc/{pid}/status").splitlines()
         total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(tuple(kinds)))
     return total + sum(shared.values())
+
+
+def count_sockets(pid: int) -> int:
+    """Return the sockets in the network namespace of a process, those on their way through another one included."""
+    words = _read_proc_file(f"/proc/{pid}/net/sockstat").split()  # sockets: used 3 TCP: ... (proc_pid_net(5))
+    return int(words[2]) if words else 0
+
+
+@functools.cache
+def _read_socket_buffer() -> int:
+    """Return the bytes that a socket holds at most, where no program may change that (socket(7), SO_SNDBUF)."""
+    return int(_read_proc_file("/proc/sys/net/core/wmem_default") or 0)
 
 
 def _shared_mappings(maps: bytes) -> Iterator[tuple[bytes, int]]:

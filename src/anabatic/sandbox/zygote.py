@@ -7,14 +7,13 @@ knows nothing but what it is sent, and ends with the one who started it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from typing import Any, NoReturn
 
@@ -22,6 +21,7 @@ from anabatic.sandbox import child_setup
 from anabatic.sandbox.isolation import landlock, namespaces, seccomp, syscalls
 from anabatic.sandbox.isolation.modes import CHROOT, LANDLOCK, NAMESPACES, IsolationState
 from anabatic.sandbox.limits import ResourceLimits
+from anabatic.sandbox.program_folder import ProgramFolder, read_written_bytes
 from anabatic.sandbox.program_monitor import END_KEY, ProgramMonitor
 from anabatic.sandbox.remote_calls import receive_message, send_message
 
@@ -86,8 +86,11 @@ def _prepare_isolation(name: str, more: list[str]) -> IsolationState:
         elif way.has_seccomp:
             way.guards["processes"] = "process namespace, none may be started"
     else:
+        way.counts_files = _can_count_files(as_nobody=name == CHROOT)
         if files := _FILE_GUARDS.get(name):
             way.guards["files"] = files()
+            if not way.counts_files:
+                raise OSError("/proc does not show what a process writes")
         if way.has_seccomp:
             way.guards |= {"network": "seccomp", "processes": "seccomp, none may be started"}
     if way.has_seccomp:
@@ -125,6 +128,31 @@ Raises:
 """
 
 
+def _can_count_files(as_nobody: bool) -> bool:
+    """Try it with a process that gives up what a program does."""
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            if as_nobody:
+                namespaces.become_nobody()
+                syscalls.allow_inspection()
+            os.write(ready[1], b".")
+            os.close(go[1])
+            os.read(go[0], 1)
+        os._exit(0)
+    os.close(ready[1])
+    os.close(go[0])
+    try:
+        return bool(os.read(ready[0], 1)) and read_written_bytes(child, as_nobody) > 0
+    except PermissionError:
+        return False
+    finally:
+        os.close(ready[0])
+        os.close(go[1])
+        os.waitpid(child, 0)
+
+
 def _can_filter_syscalls() -> bool:
     """Try the filter in its own process."""
     if seccomp.machine_column() is None:
@@ -142,12 +170,11 @@ def _can_filter_syscalls() -> bool:
 def _run_program(way: IsolationState, channel: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
     """Run one program; return the fields of its `Outcome`, or what kept it from starting."""
     limits = ResourceLimits(**message["limits"])
-    folder = None if way.mode == NAMESPACES else tempfile.mkdtemp(prefix="anabatic-")
-    if way.mode == CHROOT and folder is not None:
-        os.chown(folder, namespaces.SANDBOX_UID, namespaces.SANDBOX_UID)
-    stdin = os.memfd_create("stdin")
+    folder = None if way.mode == NAMESPACES else ProgramFolder(as_nobody=way.mode == CHROOT)
+    stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(stdin, message["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)
+    fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     # Before the pipes: of its ends to the other part of a judged program this process keeps none.
     wires = socket.recv_fds(channel, 1, 2)[1] if message.get("part") in ("program", "tests") else []
     pipes = [os.pipe() for _ in range(4)]
@@ -155,23 +182,14 @@ def _run_program(way: IsolationState, channel: socket.socket, message: dict[str,
     began = time.monotonic()
     pid = namespaces.fork_into_namespace(way.namespace_fd) if way.mode == NAMESPACES else os.fork()
     if pid == 0:
-        child_setup.start_program(way, limits, message, [stdin, *(end for _, end in pipes), *wires], nonce, folder)
+        handles = [stdin, *(end for _, end in pipes), *wires]
+        child_setup.start_program(way, limits, message, handles, nonce, folder.path if folder else None)
     for handle in (stdin, *(end for _, end in pipes), *wires):
         os.close(handle)
-    run = ProgramMonitor(limits, pid, [end for end, _ in pipes], nonce)
+    run = ProgramMonitor(limits, pid, [end for end, _ in pipes], nonce, folder if way.counts_files else None)
     try:
         run.watch_program(channel)
         return run.collect_outcome(began)
     finally:
         if folder is not None:
-            _remove_folder(folder)
-
-
-def _remove_folder(folder: str) -> None:
-    """Remove a program's folder, whatever it has made of it."""
-    for root, names, _ in os.walk(folder):
-        for name in names:
-            path = os.path.join(root, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-    shutil.rmtree(folder)
+            folder.remove()

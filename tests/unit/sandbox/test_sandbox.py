@@ -357,3 +357,91 @@ def test_keeper_ends_with_its_owner() -> None:
             return
         threading.Event().wait(0.02)
     pytest.fail("the keeper outlives the process that started it")
+
+
+SHARED = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.memset.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2]
+for number in range(12):
+    place = libc.mmap(None, 2**26, 3, 0x21, 2**64 - 1, 0)
+    if place == 2**64 - 1:
+        raise OSError(ctypes.get_errno(), "refused")
+    libc.memset(place, 1, 2**26)
+    libc.munmap(place + 65536, 2**26 - 65536)
+"""
+UNSEEN_MEMORY = {
+    "shared pages whose mapping is gone": SHARED,
+    "a mapping of zeros": "import ctypes, os\nhandle = os.open('/dev/zero', os.O_RDWR)",
+    "large socket buffers": "import socket\na, b = socket.socketpair()\n"
+    "a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)",
+    "large pipes": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], 1031, 2**20)",
+    "pages in a pipe": "import os\nwith open('a', 'wb') as f: f.write(bytes(9))\n"
+    "os.splice(os.open('a', os.O_RDONLY), os.pipe()[1], 9)",
+    "its own stdin": "import os\nos.write(0, bytes(9))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSEEN_MEMORY)
+def test_memory_that_no_mapping_shows_is_not_given(box: Sandbox, kind: str) -> None:
+    done = box.run(UNSEEN_MEMORY[kind], limits=ResourceLimits(memory_mib=256))
+    assert done.status == "error"
+    assert done.stderr.splitlines()[-1].startswith(("PermissionError", "FileNotFoundError", "OSError: [Errno 9]"))
+
+
+def test_socket_buffers_count_as_memory(box: Sandbox) -> None:
+    """Each as large as it may be: what it holds is not known."""
+    if box.protections.mode != NAMESPACES:
+        pytest.skip("one process there, whose sockets hold 13 MiB at most")
+    few = "import socket\nk = [socket.socketpair() for _ in range(28)]\n"
+    many = f"import os, time\nfor _ in range(6):\n if os.fork() == 0: break\n{few}time.sleep(3)"
+    assert box.run(few).is_ok
+    assert box.run(many, limits=ResourceLimits(memory_mib=80)).status == "memory"
+
+
+WRITERS = {
+    "many files": "import time\nfor n in range(9):\n"
+    " with open(str(n), 'wb') as f: f.write(bytes(2**20))\ntime.sleep(3)",
+    "files that are gone": "import os, time\nkept = []\nfor n in range(9):\n kept.append(open('a', 'wb'))\n"
+    " kept[-1].write(bytes(2**20))\n os.unlink('a')\ntime.sleep(3)",
+    "empty files": "import time\nfor n in range(300): open(str(n), 'w').close()\ntime.sleep(3)",
+    "folders in each other": "import os, time\nfor n in range(300):\n os.mkdir('a')\n os.chdir('a')\ntime.sleep(3)",
+    "a folder that cannot be read": "import os, time\nos.mkdir('a', 0o300)\n"
+    "for n in range(300): open(f'a/{n}', 'w').close()\ntime.sleep(3)",
+    "a process that hides itself": "import ctypes, time\nfor n in range(9):\n"
+    " with open(str(n), 'wb') as f: f.write(bytes(2**20))\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\ntime.sleep(3)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_all_that_a_program_writes_is_limited(box: Sandbox, kind: str) -> None:
+    limits = ResourceLimits(memory_mib=256, file_mib=4)
+    done = box.run(WRITERS[kind], limits=limits)
+    status, said = ("files", "wrote more than 4 MiB to files")
+    if box.protections.mode == NAMESPACES:
+        status, said = ("error", "OSError: [Errno 28]")
+    assert done.status == status
+    assert said in done.describe_end(limits)
+    assert box.run("import os\nprint(os.listdir('.'))").stdout == "[]\n"
+
+
+def test_folders_in_each_other_are_removed(box: Sandbox) -> None:
+    """Deeper than a path may be long, and than Python's calls."""
+    source = "import os\nprint(os.getcwd(), flush=True)\nwhile True:\n os.mkdir('a', 0o300)\n os.chdir('a')"
+    folder = box.run(source).stdout.strip()
+    assert folder == "/" or not os.path.exists(folder)
+    assert box.run("import os\nprint(os.listdir('.'))").stdout == "[]\n"
+
+
+def test_temporary_files_work(box: Sandbox) -> None:
+    source = "import tempfile\nwith tempfile.TemporaryFile() as f:\n f.write(b'x')\nprint(tempfile.gettempdir())"
+    assert box.run(source).is_ok
+
+
+def test_small_memory_may_be_shared(box: Sandbox) -> None:
+    if box.protections.mode == CHROOT:
+        pytest.skip("the module mmap is not at hand there")
+    assert box.run("import mmap\nm = mmap.mmap(-1, 13)\nm.write(b'Hello')\nprint(m[:5])").stdout == "b'Hello'\n"

@@ -16,7 +16,7 @@ _RIGHTS_SINCE = {1: 0x1FFF, 2: 0x2000, 3: 0x4000, 5: 0x8000}
 _NETWORK_SINCE, _NETWORK = 4, 3
 _SCOPES_SINCE, _SCOPES = 6, 3
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE
-_WRITABLE_DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
+_WRITABLE_DEVICES = ("/dev/null", "/dev/full")
 
 
 def confine_process(folder: str, readable: Sequence[str], devices: Sequence[str]) -> None:
@@ -52,7 +52,8 @@ def _allow_path(rules: int, path: str, access: int) -> None:
         os.close(handle)
 
 
-DEVICE_PATHS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
+DEVICE_PATHS = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
+"""Without /dev/zero: a mapping of it is memory without a bound (`seccomp.build_filter`)."""
 _LIBRARY_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 
 

@@ -19,6 +19,7 @@ class IsolationState:
         has_seccomp: system calls are filtered.
         extra_processes: what has to be added to `Limits.processes` for RLIMIT_NPROC; None: a program may start none.
         readable_paths: landlock: files and folders.
+        counts_files: what a program writes to files is counted.
         guards: what is guarded -> by what.
     """
 
@@ -27,4 +28,5 @@ class IsolationState:
     has_seccomp: bool = False
     extra_processes: int | None = None
     readable_paths: list[str] = field(default_factory=list)
+    counts_files: bool = False
     guards: dict[str, str] = field(default_factory=dict)

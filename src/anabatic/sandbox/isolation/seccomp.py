@@ -16,7 +16,8 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER_OFFSET, _MACHINE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
+_GREATER = 0x25
+_NUMBER_OFFSET, _MACHINE_OFFSET, _FIRST_ARGUMENT_OFFSET, _ARGUMENT_BYTES, _HIGH_HALF = 0, 4, 16, 8, 4
 """Offsets in `struct seccomp_data`: the call, the machine, the low half of the first argument."""
 _NAMESPACE_FLAGS = 0x7E020080
 """The flags of clone(2) that make namespaces."""
@@ -40,6 +41,8 @@ _REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
     "personality": (135, 92), "vhangup": (153, 58), "ioprio_set": (251, 30), "setpriority": (141, 140),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "splice": (275, 76), "tee": (276, 77), "vmsplice": (278, 75), "inotify_init": (253, None),
+    "inotify_init1": (294, 26), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
 }  # fmt: skip
 _REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138),
@@ -48,11 +51,18 @@ _REFUSED_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
     "utimensat": (280, 88), "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "truncate": (76, 45),
+    "truncate": (76, 45), "fallocate": (285, 47),
 }  # fmt: skip
 """Refused where no namespace parts the program from other processes, and Landlock alone guards the files: it does not
 judge chmod and its like (landlock(7), "current limitations")."""
 _CLONE, _CLONE3, _PRLIMIT, _KILL_CALLS = (56, 220), (435, 435), (302, 261), ((62, 129), (234, 131))
+_MMAP, _FCNTL, _SETSOCKOPT = (9, 222), (72, 25), (54, 208)
+_MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
+"""linux/mman.h; the first bit is set in MAP_SHARED_VALIDATE too, not in MAP_PRIVATE."""
+_SET_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ of linux/fcntl.h."""
+_SOCKET_LEVEL, _BUFFER_OPTIONS = 1, (7, 32)
+"""SOL_SOCKET, and SO_SNDBUF and SO_SNDBUFFORCE, of asm-generic/socket.h."""
 
 
 def machine_column() -> int | None:
@@ -83,8 +93,11 @@ def build_filter(alone: int | None = None) -> bytes:
         _CLONE3[column], [_encode_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
     )  # its flags cannot be read: use clone
     code += _match_call(_PRLIMIT[column], _refuse_unless_first_is(0))
+    code += _match_call(_MMAP[column], _refuse_shared_memory(shared_files=alone is None))
+    code += _match_call(_FCNTL[column], _refuse_value(1, _SET_PIPE_SIZE))
+    code += _match_call(_SETSOCKOPT[column], _refuse_large_buffers())
     clone = [
-        _encode_instruction(_LOAD, _FIRST_ARGUMENT_OFFSET),
+        _load_argument(0),
         _encode_instruction(_ANY_BIT, _NAMESPACE_FLAGS, 0, 1),
         _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
     ]
@@ -116,10 +129,59 @@ def _match_call(number: int, body: list[bytes]) -> list[bytes]:
     return [_encode_instruction(_EQUAL, number, 0, len(body)), *body]
 
 
+def _refuse_shared_memory(shared_files: bool) -> list[bytes]:
+    """Refuse memory of more than a page that processes share: its pages stay where its last page is mapped.
+
+    Args:
+        shared_files: files may be mapped so; without, all that is written to files passes write(2), which is counted.
+    """
+    allowed, refused = _encode_instruction(_RETURN, _ALLOW), _encode_instruction(_RETURN, _ERRNO | errno.EPERM)
+    return [
+        _load_argument(3),
+        _encode_instruction(_ANY_BIT, _MAP_SHARED, 1, 0),
+        allowed,
+        _encode_instruction(_ANY_BIT, _MAP_ANONYMOUS, 1, 0),
+        allowed if shared_files else refused,
+        _load_argument(1, _HIGH_HALF),
+        _encode_instruction(_EQUAL, 0, 1, 0),
+        refused,
+        _load_argument(1),
+        _encode_instruction(_GREATER, os.sysconf("SC_PAGE_SIZE"), 0, 1),
+        refused,
+        allowed,
+    ]
+
+
+def _refuse_value(argument: int, value: int) -> list[bytes]:
+    return [
+        _load_argument(argument),
+        _encode_instruction(_EQUAL, value, 0, 1),
+        _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
+        _encode_instruction(_RETURN, _ALLOW),
+    ]
+
+
+def _refuse_large_buffers() -> list[bytes]:
+    first, second = _BUFFER_OPTIONS
+    return [
+        _load_argument(1),
+        _encode_instruction(_EQUAL, _SOCKET_LEVEL, 0, 4),
+        _load_argument(2),
+        _encode_instruction(_EQUAL, first, 1, 0),
+        _encode_instruction(_EQUAL, second, 0, 1),
+        _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
+        _encode_instruction(_RETURN, _ALLOW),
+    ]
+
+
+def _load_argument(number: int, half: int = 0) -> bytes:
+    return _encode_instruction(_LOAD, _FIRST_ARGUMENT_OFFSET + number * _ARGUMENT_BYTES + half)
+
+
 def _refuse_unless_first_is(value: int) -> list[bytes]:
     refused = _encode_instruction(_RETURN, _ERRNO | errno.EPERM)
     return [
-        _encode_instruction(_LOAD, _FIRST_ARGUMENT_OFFSET),
+        _load_argument(0),
         _encode_instruction(_EQUAL, value, 1, 0),
         refused,
         _encode_instruction(_RETURN, _ALLOW),

@@ -65,6 +65,11 @@ def forbid_inspection() -> None:
     _check_result(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
 
 
+def allow_inspection() -> None:
+    """Undo what a change of user did: /proc shows this process to others of its user again."""
+    _check_result(_LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
+
+
 def forbid_new_privileges() -> None:
     """No program that is started from here gains anything: set-user-id bits do nothing."""
     _check_result(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
