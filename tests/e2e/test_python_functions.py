@@ -124,7 +124,7 @@ def test_a_run_answers_and_is_opened_again(place: Path) -> None:
         anabatic.open_run(place)
 
 
-@pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
+@pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_signal_saves_and_the_next_call_continues(place: Path, nproc: int, number: signal.Signals) -> None:
     name, settings = f"stopped-{nproc}-{number.name}", {**SETTINGS, **LONG, "log": {"every": 1}, "nproc": nproc}
     process = start_program(place, name, settings)

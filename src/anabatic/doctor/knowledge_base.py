@@ -65,7 +65,7 @@ class KnowledgeEntry:
         return self.explanations.get(language) or self.explanations.get("en") or next(iter(self.explanations.values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KnowledgeBase:
     """All entries, and what prefixes of codes say about codes without one."""
 

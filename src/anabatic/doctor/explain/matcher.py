@@ -10,6 +10,7 @@ What may match after that is compared for good, digits included, once for all li
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -143,22 +144,35 @@ class MatchedLine:
     """How many they are."""
 
 
+@functools.lru_cache(maxsize=2)
+def _compile_patterns(knowledge: KnowledgeBase) -> tuple[bool, dict[bytes, list[TextPattern]]]:
+    """Return whether a text may stand within an address, whose letters count then; and the texts by their stems."""
+    texts = [(entry, _split_fragments(text)) for entry in knowledge.entries for text in entry.texts]
+    keeps_addresses = not all(any(map(_split_words_after_hex, pieces)) for _, pieces in texts)
+    found: dict[bytes, list[TextPattern]] = {stem: [] for stem in _RETURN_WORDS + _RESULT_WORDS}
+    for entry, pieces in texts:
+        bare = tuple(
+            _strip_digits(piece if keeps_addresses else _HEX_TAIL.sub(b"", piece), keeps_addresses) for piece in pieces
+        )
+        words = b" ".join(bare)
+        stem = next((stem for stem in STEMS if stem in words), None) or max(words.split(), key=len)
+        found.setdefault(stem, []).append(TextPattern(entry, pieces, bare, sum(map(len, pieces))))
+    return keeps_addresses, found
+
+
+def _strip_digits(text: bytes, keeps_addresses: bool) -> bytes:
+    """Return a text without its digits and its addresses, the numbers of which are as little worth."""
+    if not keeps_addresses and b"0x" in text:
+        text = HEX_ADDRESS.sub(b"0x", text)
+    return text.translate(None, _DIGITS)
+
+
 class LogMatcher:
     """Compiled knowledge, and what it remembers of the lines that it saw."""
 
     def __init__(self, knowledge: KnowledgeBase) -> None:
         self.knowledge = knowledge
-        texts = [(entry, _split_fragments(text)) for entry in knowledge.entries for text in entry.texts]
-        self.keeps_addresses = not all(any(map(_split_words_after_hex, pieces)) for _, pieces in texts)
-        """A text may stand within an address: their letters count."""
-        self.patterns_by_stem: dict[bytes, list[TextPattern]] = {stem: [] for stem in _RETURN_WORDS + _RESULT_WORDS}
-        for entry, pieces in texts:
-            bare = tuple(
-                self._strip_digits(piece if self.keeps_addresses else _HEX_TAIL.sub(b"", piece)) for piece in pieces
-            )
-            words = [word for piece in bare for word in piece.split()]
-            stem = next((stem for stem in STEMS for word in words if stem in word), max(words, key=len))
-            self.patterns_by_stem.setdefault(stem, []).append(TextPattern(entry, pieces, bare, sum(map(len, pieces))))
+        self.keeps_addresses, self.patterns_by_stem = _compile_patterns(knowledge)
         self.harmless_lines: set[bytes] = set()
         self.harmless_words: set[bytes] = set()
         """Words without a stem."""
@@ -186,10 +200,7 @@ class LogMatcher:
         return lines, sorted(found, key=lambda one: one.index)
 
     def _strip_digits(self, text: bytes) -> bytes:
-        """Return a text without its digits and its addresses, the numbers of which are as little worth."""
-        if not self.keeps_addresses and b"0x" in text:
-            text = HEX_ADDRESS.sub(b"0x", text)
-        return text.translate(None, _DIGITS)
+        return _strip_digits(text, self.keeps_addresses)
 
     def _match_equal_lines(self, bare: bytes, lines: list[bytes], where: list[int]) -> Iterator[MatchedLine]:
         """Yield what is known in lines that are equal but for their digits."""
