@@ -44,7 +44,10 @@ def requirements() -> list[str]:
 
 
 def resolve(python: str) -> dict[str, str]:
-    """Return name -> version as the pip of `python` resolves them, wheels only."""
+    """Return name -> version as the pip of `python` resolves them, wheels only.
+
+    For the first release of its version: Debian 12 has Python 3.11.2, and packages ask for 3.11.5.
+    """
     command = [
         python,
         "-m",
@@ -55,6 +58,10 @@ def resolve(python: str) -> dict[str, str]:
         "--ignore-installed",
         "--only-binary",
         ":all:",
+        "--python-version",
+        f"{version(python)}.0",
+        "--target",  # which pip asks for beside --python-version
+        "unused",
     ]
     run = subprocess.run([*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True)
     chosen = (item["metadata"] for item in json.loads(run.stdout)["install"])
