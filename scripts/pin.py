@@ -1,9 +1,12 @@
 """Write constraints.txt anew: resolve pyproject.toml with several interpreters and merge what pip chose.
 
-usage: python scripts/pin.py python3.10 python3.11
+usage: python scripts/pin.py python3.10 python3.11     constraints.txt, then the locks
+       python scripts/pin.py --hashes                  only the locks, for the versions that constraints.txt has
 
 The newest interpreter named decides for all newer ones; an older one gets its own line where it needs one.
 torch is pinned by hand (TORCH): it must agree with the wheels that set-up looks for.
+The locks are requirements-dev.txt and requirements-serve.txt (pin_hashes.py), for `pip install --require-hashes`.
+Needs Python 3.11 or newer, with pip.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pin_hashes
 
 TORCH = "2.13.0"
 OWN = {"anabatic", "torch"}
@@ -22,15 +27,29 @@ HEAD = f"""\
 # What set-up installs, the same everywhere; written by scripts/pin.py. pyproject.toml says what is supported.
 torch=={TORCH}
 """
+LOCKS = {
+    "dev": "what scripts/setup.sh installs",
+    "serve": "what the images of containers/ install",
+}
+"""The extra of each lock, requirements-EXTRA.txt, and its use."""
+HEAD_OF_LOCK = """\
+# The pins of constraints.txt with checksums of their files, for {use}; written by scripts/pin.py --hashes.
+# pip install --require-hashes --no-deps -r requirements-{extra}.txt
+# torch is not here: its file, and so its checksum, depends on the build (CPU, CUDA) and on where it comes from.
+"""
 
 
-def requirements() -> list[str]:
-    """Return what pyproject.toml asks for (package, dev), with the pinned torch, and what torch asks for."""
+def requirements(extra: str) -> list[str]:
+    """Return what pyproject.toml asks for (package, extra, build), with the pinned torch, and what torch asks for."""
     import tomllib
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["dev"]]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = document["project"]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"][extra],
+        *document["build-system"]["requires"],
+    ]
     of_torch = [
         "filelock",
         "typing-extensions",
@@ -63,7 +82,7 @@ def resolve(python: str) -> dict[str, str]:
         "--target",  # which pip asks for beside --python-version
         "unused",
     ]
-    run = subprocess.run([*command, "--report", "-", *requirements()], check=True, capture_output=True, text=True)
+    run = subprocess.run([*command, "--report", "-", *requirements("dev")], check=True, capture_output=True, text=True)
     chosen = (item["metadata"] for item in json.loads(run.stdout)["install"])
     named = {item["name"].lower().replace("_", "-"): item["version"] for item in chosen}
     return {name: pin for name, pin in named.items() if name not in OWN and not name.startswith(OF_TORCH)}
@@ -75,7 +94,7 @@ def version(python: str) -> str:
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def main(pythons: list[str]) -> None:
+def write_constraints(pythons: list[str]) -> None:
     """Resolve for each interpreter, oldest first, and write constraints.txt."""
     ranges = sorted(((version(python), resolve(python)) for python in pythons), key=lambda row: row[0].split("."))
     newest_version, newest = ranges[-1]
@@ -90,6 +109,28 @@ def main(pythons: list[str]) -> None:
         if name in newest:
             lines.append(f'{name}=={newest[name]}; python_version >= "{newest_version}"')
     (ROOT / "constraints.txt").write_text(HEAD + "\n".join(lines) + "\n")
+
+
+def write_locks() -> None:
+    """Write the locks for the versions that constraints.txt has."""
+    pins = pin_hashes.parse_pins((ROOT / "constraints.txt").read_text())
+    index = pin_hashes.Index()
+    texts = {}
+    for extra, use in LOCKS.items():
+        head = HEAD_OF_LOCK.format(extra=extra, use=use)
+        texts[extra] = pin_hashes.write_lock(head, requirements(extra), pins, index)
+    for extra, text in texts.items():
+        (ROOT / f"requirements-{extra}.txt").write_text(text)
+        print(f"requirements-{extra}.txt: {text.count('==')} versions, {text.count('--hash=')} files")
+
+
+def main(words: list[str]) -> None:
+    """Write what the words ask for."""
+    if not words:
+        sys.exit(f"error: no interpreter is named\nhint: {str(__doc__).partition('usage: ')[2].splitlines()[0]}")
+    if words != ["--hashes"]:
+        write_constraints(words)
+    write_locks()
 
 
 if __name__ == "__main__":
