@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv ready: finds a Python, installs the CPU build of torch, then this package with what its tests need.
+# Makes .venv ready: finds a Python, installs what the tests need, the CPU build of torch, then this package.
 # usage: scripts/setup.sh [EXTRA ...]      extras of pyproject.toml, default: dev
 # PYTHON=/path/to/python     use this interpreter
 # TORCH_INDEX=URL            take torch from this wheel index
+# What dev needs comes from requirements-dev.txt: pip refuses a file whose checksum is not there. torch itself and other
+# extras are pinned without a checksum (constraints.txt).
 # The second call returns at once: a stamp in .venv remembers what was installed.
 # Libraries of the chat page come from npm. Without npm or a network everything else works.
 set -euo pipefail
@@ -58,7 +60,7 @@ find_python() {
 # --- what is installed already ----------------------------------------------------------------------------------
 
 fingerprint() { # of everything that decides what is in .venv; the folder too, because scripts hold its full path
-  { cat pyproject.toml constraints.txt scripts/setup.sh; pwd -P; "$VENV_PYTHON" -c 'import sys; print(sys.version)'; } |
+  { cat pyproject.toml constraints.txt requirements-dev.txt scripts/setup.sh; pwd -P; "$VENV_PYTHON" -c 'import sys; print(sys.version)'; } |
     sha256sum | cut -d ' ' -f 1
 }
 stamp() { printf '.venv/setup-%s.stamp' "$1"; }
@@ -108,6 +110,15 @@ import torch.distributed.checkpoint  # noqa: E402 - of checkpoints, after the fi
 EOF
 }
 
+# --- what dev needs, by checksum ----------------------------------------------------------------------------------
+
+wants_dev() { [[ " ${EXTRAS[*]} " == *" dev "* ]]; }
+install_lock() { # without dependencies: the file names them all, and nothing in it can bring another torch
+  pip_install --require-hashes --no-deps -r requirements-dev.txt ||
+    die "pip could not install requirements-dev.txt; its last lines say why" \
+      "where it says HASHES, the index serves another file than the one that was tested: do not use it; otherwise check the network and the index (pip config list)"
+}
+
 # --- torch, before anything that would pull the CUDA build ------------------------------------------------------
 
 has_torch() {
@@ -115,22 +126,22 @@ has_torch() {
 }
 answers() { "$VENV_PYTHON" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10)' "$1" >/dev/null 2>&1; }
 
-install_torch() {
+install_torch() { # with --no-deps where the lock has brought what torch needs
   local index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
   if [[ -z "${TORCH_INDEX:-}" ]]; then
     say "looking for torch $TORCH+cpu where pip is configured to look"
-    pip_install "torch==$TORCH+cpu" 2>.venv/setup-torch.log && return
+    pip_install "$@" "torch==$TORCH+cpu" 2>.venv/setup-torch.log && return
     grep -q "No matching distribution" .venv/setup-torch.log || cat .venv/setup-torch.log >&2
   fi
   say "looking for it in $index"
   if answers "${index%/}/torch/"; then
-    pip_install --extra-index-url "$index" "torch==$TORCH+cpu"
+    pip_install "$@" --extra-index-url "$index" "torch==$TORCH+cpu"
     return
   fi
   say "$index does not answer: taking the default build of torch $TORCH."
   say "it may bring several gigabytes of CUDA libraries; to avoid that, stop here and name a mirror of the CPU wheels:"
   say "    make demo TORCH_INDEX=URL"
-  pip_install "torch==$TORCH"
+  pip_install "torch==$TORCH" # with its libraries
 }
 
 # --- libraries of the chat page, which may fail: the page shows plain text then -----------------------------------
@@ -165,10 +176,19 @@ trap 'say "interrupted; the same command starts again where it can"; exit 130' I
 
 usable_venv || make_venv
 pwd -P >.venv/setup-folder
-has_torch || install_torch
 say "installing anabatic with: ${EXTRAS[*]}"
-pip_install "hatchling>=1.26"
-pip_install --no-build-isolation -e ".[$(IFS=,; printf '%s' "${EXTRAS[*]}")]"
+if wants_dev; then
+  install_lock
+  has_torch || install_torch --no-deps
+else
+  has_torch || install_torch
+  pip_install "hatchling>=1.26"
+fi
+if [[ "${EXTRAS[*]}" == dev ]]; then
+  pip_install --no-deps --no-build-isolation -e .
+else
+  pip_install --no-build-isolation -e ".[$(IFS=,; printf '%s' "${EXTRAS[*]}")]"
+fi
 for extra in "${EXTRAS[@]}"; do fingerprint >"$(stamp "$extra")"; done
 compile_imports
 fetch_libraries
