@@ -5,7 +5,11 @@ ARG CANN_IMAGE
 FROM ${CANN_IMAGE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY . /opt/anabatic
+# What serve needs, and hatchling, which builds the package, come by checksum; torch, and torch_npu with what it needs,
+# by version alone.
+RUN pip install --no-cache-dir --require-hashes --no-deps -r /opt/anabatic/requirements-serve.txt
 # On x86-64 plain torch is a CUDA build, which torch_npu rejects; on aarch64 it is the CPU build.
 RUN if [ "$(uname -m)" = x86_64 ]; then pip install --no-cache-dir --extra-index-url ${TORCH_INDEX} torch==2.13.0+cpu; else pip install --no-cache-dir torch==2.13.0; fi
-RUN pip install --no-cache-dir -c /opt/anabatic/constraints.txt torch-npu==2.13.0 '/opt/anabatic[serve]'
+RUN pip install --no-cache-dir -c /opt/anabatic/constraints.txt torch-npu==2.13.0
+RUN pip install --no-cache-dir --no-deps --no-build-isolation /opt/anabatic
 CMD ["anabatic", "doctor"]

