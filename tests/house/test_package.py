@@ -212,6 +212,8 @@ def test_sdist_holds_what_tests_need(archive: Path) -> None:
         "pyproject.toml",
         "Makefile",
         "constraints.txt",
+        "requirements-dev.txt",
+        "requirements-serve.txt",
         "README.md",
         "LICENSE",
         "CITATION.cff",

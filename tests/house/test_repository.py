@@ -22,6 +22,8 @@ EXPECTED = (
     "LICENSE",
     "Makefile",
     "constraints.txt",
+    "requirements-dev.txt",
+    "requirements-serve.txt",
     ".ci/run",
     ".pre-commit-config.yaml",
     ".editorconfig",

@@ -20,7 +20,7 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of what set-up reads, in a folder with a space in its name."""
     folder = tmp_path / "a checkout"
     (folder / "scripts").mkdir(parents=True)
-    for name in ("pyproject.toml", "constraints.txt", "Makefile", "scripts/setup.sh"):
+    for name in ("pyproject.toml", "constraints.txt", "requirements-dev.txt", "Makefile", "scripts/setup.sh"):
         shutil.copy(tree.ROOT / name, folder / name)
     return folder
 
@@ -76,6 +76,44 @@ def test_named_python_is_checked(checkout: Path) -> None:
     run = setup(checkout, {"mine": OLD}, PYTHON="mine")
     assert run.returncode == 2
     assert "PYTHON=mine is not a working Python 3.10-3.14" in run.stderr
+
+
+def make_working_python(folder: Path, lock_status: int) -> str:
+    """A script that answers as a Python would, writes what pip is asked to `folder`/calls, and installs nothing."""
+    mkdir, link = shutil.which("mkdir"), shutil.which("ln")
+    return f"""
+case "$*" in
+  "-m venv .venv") {mkdir} -p .venv/bin; {link} -s "$0" .venv/bin/python ;;
+  "-m pip install "*)
+    shift 2; echo "$@" >>'{folder}/calls'
+    case "$*" in *requirements-dev.txt*) exit {lock_status} ;; esac ;;
+  *"m.version('torch').partition"*) exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.process
+def test_dev_is_installed_by_checksum_and_before_torch(checkout: Path) -> None:
+    torch = re.findall(r"^torch==(.*)$", (checkout / "constraints.txt").read_text(encoding="utf-8"), re.M)[0]
+    run = setup(checkout, {"python3": make_working_python(checkout, 0)})
+    assert run.returncode == 0, run.stderr
+    pip = "install --no-compile -c constraints.txt"
+    assert (checkout / "calls").read_text().splitlines() == [
+        f"{pip} --require-hashes --no-deps -r requirements-dev.txt",
+        f"{pip} --no-deps torch=={torch}+cpu",
+        f"{pip} --no-deps --no-build-isolation -e .",
+    ]
+    stamp = (checkout / ".venv" / "setup-dev.stamp").read_text()
+    assert len(stamp.strip()) == 64
+
+
+@pytest.mark.process
+def test_a_file_with_another_checksum_ends_set_up(checkout: Path) -> None:
+    run = setup(checkout, {"python3": make_working_python(checkout, 1)})
+    assert run.returncode == 2
+    assert "error: pip could not install requirements-dev.txt" in run.stderr and "\nhint: " in run.stderr
+    assert len((checkout / "calls").read_text().splitlines()) == 1
+    assert not list((checkout / ".venv").glob("*.stamp"))
 
 
 def test_constraints_cover_every_requirement() -> None:

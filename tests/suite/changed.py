@@ -26,7 +26,14 @@ SOURCES = ROOT / "src" / PACKAGE
 TABLES = frozenset({f"{PACKAGE}.config.loading.command_table", f"{PACKAGE}.cli.command_tree"})
 """Modules whose texts name those of every command."""
 MODULE_TEXT = re.compile(rf"{PACKAGE}(\.\w+)+(:\w+)?")
-EVERYTHING = ("pyproject.toml", "constraints.txt", "tests/conftest.py", "tests/suite/", "tests/groups.toml")
+EVERYTHING = (
+    "pyproject.toml",
+    "constraints.txt",
+    "requirements-dev.txt",
+    "tests/conftest.py",
+    "tests/suite/",
+    "tests/groups.toml",
+)
 """What can affect every test."""
 READ_BY_HOUSE = (
     "src/", "docs/", "scripts/", "benchmarks/", "examples/", "charts/", "containers/", "packaging/", ".github/", ".ci/",
