@@ -13,39 +13,25 @@ from anabatic.config.loading import yaml_reader
 from anabatic.core import json_reader
 from npu_sim.guides import page, small, world
 from npu_sim.guides.run import Done, Story
+from npu_sim.guides.typed import ADAPTER, BASE_ONE_CARD, FOUR_CARDS, ONE_CARD, ORIGINAL, STAGES, TRAJECTORY
 
-SWIFT = "swift sft --model_type qwen1half-7b-chat --dataset blossom-math-zh --num_train_epochs 5 --sft_type lora"
-FOUR = f"NPROC_PER_NODE=4 ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 {SWIFT} --output_dir output"
-TORCHRUN = "torchrun --standalone --nproc_per_node=8 -m scripts"
-INFER = "ASCEND_RT_VISIBLE_DEVICES=0 swift infer"
-ONE_NODE = "torchrun --standalone --nnodes=1 --nproc_per_node=8"
 SCRIPT = "deepspeed --num_gpus 8 finetune_npu_deepspeed.py --deepspeed ds_config_zero3.json"
 LORA = "--lora_r 64 --lora_alpha 128 --lora_dropout 0.05 --target_modules q_proj k_proj v_proj o_proj"
 RATES = "--learning_rate 2e-5 --num_epochs 3 --warmup_steps 100 --weight_decay 0.01"
 CURRICULUM = "--use_curriculum True --curriculum_seed 42 --micro_batch_size 2 --cutoff_len 1024"
-STAGES = {
-    "tokenizer": "python -m scripts.tok_train",
-    "base": f"{TORCHRUN}.base_train -- --depth=12 --device_batch_size=16 --total_batch_size=262144",
-    "mid": f"{TORCHRUN}.mid_train -- --device_batch_size=16 --total_batch_size=262144",
-    "sft": f"{TORCHRUN}.chat_sft -- --device_batch_size=8 --target_examples_per_step=32",
-    "rl": f"{TORCHRUN}.chat_rl -- --device_batch_size=4 --examples_per_step=16",
-}
-"""Stage -> the command of the guide for NanoChat."""
 CASES: dict[str, tuple[str, str, str, bool]] = {
-    "swift, one card": ("swift", "swift", f"ASCEND_RT_VISIBLE_DEVICES=0 {SWIFT} --output_dir output", False),
-    "swift, full": ("swift", "swift", FOUR.replace("lora", "full"), False),
-    "swift, ddp": ("swift", "swift", FOUR, False),
-    "swift, zero2": ("swift", "swift", f"{FOUR} --deepspeed default-zero2", False),
-    "swift, zero3": ("swift", "swift", f"{FOUR} --deepspeed default-zero3", True),
-    "swift, model": ("swift", "swift", f"{INFER} --model_type qwen1half-7b-chat", True),
-    "swift, adapter": ("swift", "swift", f"{INFER} --ckpt_dir xxx/checkpoint-xxx --load_dataset_config true", False),
+    "swift, one card": ("swift", "swift", ONE_CARD, False),
+    "swift, full": ("swift", "swift", FOUR_CARDS.replace("lora", "full"), False),
+    "swift, ddp": ("swift", "swift", FOUR_CARDS, False),
+    "swift, zero2": ("swift", "swift", f"{FOUR_CARDS} --deepspeed default-zero2", False),
+    "swift, zero3": ("swift", "swift", f"{FOUR_CARDS} --deepspeed default-zero3", True),
+    "swift, model": ("swift", "swift", ORIGINAL, True),
+    "swift, adapter": ("swift", "swift", ADAPTER, False),
     "deepspeed, file": ("32b", "deepspeed", "ds_config_zero3.json", True),
     "deepspeed, script": ("32b", "deepspeed", f"{SCRIPT} {CURRICULUM} {LORA} {RATES}", False),
-    "torchrun": ("trajectory", "deepspeed --command 'classify train'", f"{ONE_NODE} train_model_npu.py", False),
+    "torchrun": ("trajectory", "deepspeed --command 'classify train'", TRAJECTORY, False),
     "launcher": ("trajectory", "deepspeed --command 'classify train'", "python launch_npu_training.py --npus 8", False),
-    "nanochat, one card": (
-        "nanochat", "nanochat", "python -m scripts.base_train --depth=12 --device_batch_size=16", True
-    ),
+    "nanochat, one card": ("nanochat", "nanochat", BASE_ONE_CARD, True),
 }  # fmt: skip
 """Case -> chapter that has the files, `config from-...`, what is converted, and whether it always runs."""
 FILLED = {

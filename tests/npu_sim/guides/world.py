@@ -1,17 +1,22 @@
-"""What the guides' commands need, small, under the names that the page gives them."""
+"""What the guides' commands need, small, under the names that the page gives them: their own files where they are."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from anabatic.testing.tiny_models import save_tiny_chat_model, write_tiny_text
-from e2e.vessels import write_demo
-from npu_sim.test_vessel import write_rows
+from e2e.vessels import write_demo, write_table
+from npu_sim.guides import typed
+from npu_sim.guides.page import ROOT
 
+SOURCE = Path(os.environ.get("ANABATIC_TEST_DATA") or ROOT.parent / "shared" / "data") / "ais" / "source_demo"
+"""The demo files of the project that two of the guides are about."""
 LEVELS = ("explain", "reasoning", "topology")
 DEEPSPEED = {
     "zero_optimization": {
@@ -40,8 +45,8 @@ PIPELINES = {
   sft: {job: {schedule: {max_steps: 4}}}
 """,
     "vessel": """stages:
-  pretrain: {job: {schedule: {max_steps: 4}}}
-  train: {job: {head: {trees: 4}, schedule: {max_steps: 4}}}
+  pretrain: {job: {model: {depth: 1}, schedule: {max_steps: 2}, batch: {rows: 8}}}
+  train: {job: {head: {trees: 2}, schedule: {max_steps: 2}, batch: {rows: 8}}}
 """,
 }
 """Chapter -> what makes its pipeline small."""
@@ -86,9 +91,11 @@ def _texts(path: Path) -> None:
 
 def _levels(path: Path) -> None:
     draw = random.Random(0)
-    told = {"input": "", "output": "the wind moves upward"}
-    rows = [{"instruction": f"{n} and", **told, "difficulty": draw.choice(LEVELS)} for n in range(300)]
-    path.write_text(json.dumps(rows))
+    told = {"instruction": "and", "input": "", "output": "the wind moves upward"}
+    kinds = typed.json_rows("32b") or [{**told, "difficulty": level} for level in LEVELS]
+    rows = [draw.choice(kinds) for _ in range(300)]
+    numbered = [{**row, "instruction": f"{n} {row['instruction']}"} for n, row in enumerate(rows)]
+    path.write_text(json.dumps(numbered, ensure_ascii=False), encoding="utf-8")
 
 
 def _deepspeed(path: Path) -> None:
@@ -117,13 +124,30 @@ def _vessels(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def _demo(path: Path) -> None:
+    """The 65 rows of three vessels that came with the guide."""
+    _theirs("train_dataset_demo.jsonl", path, write_demo)
+
+
+def _table(path: Path) -> None:
+    """The vessel's table that came with the guide."""
+    _theirs(path.name, path, write_table)
+
+
+def _theirs(name: str, path: Path, write: Callable[[Path], None]) -> None:
+    if (SOURCE / name).is_file():
+        shutil.copyfile(SOURCE / name, path)
+    else:
+        write(path)
+
+
 FILES: dict[str, dict[str, Callable[[Path], None]]] = {
-    "trajectory": {"rows.jsonl": write_rows},
+    "trajectory": {"rows.jsonl": _demo},
     "nanochat": {"texts": _texts, "chats.jsonl": _conversations, "maths.jsonl": _maths},
     "32b": {"rows.json": _levels, "ds_config_zero3.json": _deepspeed},
     "vessel": {
-        "train_dataset_demo.jsonl": write_demo, "test_data.jsonl": write_demo, "tests/test_npu.py": _check,
-        "ais.csv": _vessels, "104694.csv": _vessels,
+        "train_dataset_demo.jsonl": _demo, "test_data.jsonl": _demo, "tests/test_npu.py": _check,
+        "ais.csv": _vessels, "104694.csv": _table,
     },
     "swift": {"rows.jsonl": _conversations},
 }  # fmt: skip
