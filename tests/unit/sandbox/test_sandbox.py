@@ -445,3 +445,21 @@ def test_small_memory_may_be_shared(box: Sandbox) -> None:
     if box.protections.mode == CHROOT:
         pytest.skip("the module mmap is not at hand there")
     assert box.run("import mmap\nm = mmap.mmap(-1, 13)\nm.write(b'Hello')\nprint(m[:5])").stdout == "b'Hello'\n"
+
+
+KEEP_PIPES = """
+import array, os, socket
+a, b = socket.socketpair()
+kept = array.array("i", [a.fileno(), b.fileno(), 1, 2])
+for end in a, b:
+    end.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, kept)])
+print("said", flush=True)
+os._exit(0)
+"""
+
+
+def test_sockets_that_hold_each_other_hold_up_nobody(box: Sandbox) -> None:
+    for _ in range(5):  # anyone's closing of a socket would free them
+        done = box.run(KEEP_PIPES)
+        assert (done.status, done.stdout) == ("ok", "said\n")
+        assert done.seconds < 2
