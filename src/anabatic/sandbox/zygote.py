@@ -40,13 +40,16 @@ _PRELOADED_MODULES = (
 )
 """Modules that many programs import."""
 _CHROOT_MODULES = (
-    "abc", "argparse", "array", "asyncio", "base64", "binascii", "bisect", "calendar", "cmath", "concurrent.futures",
-    "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "encodings.ascii",
-    "encodings.idna", "encodings.latin_1", "encodings.utf_16", "enum", "fractions", "glob", "gzip", "hashlib",
-    "html", "inspect", "io", "logging", "multiprocessing.pool", "numbers", "operator", "pathlib", "pickle", "platform",
-    "pprint", "queue", "secrets", "select", "shlex", "shutil", "socket", "statistics", "string", "struct", "subprocess",
-    "tempfile", "textwrap", "threading", "timeit", "tokenize", "unicodedata", "unittest.mock", "urllib.parse", "uuid",
-    "weakref", "xml.etree.ElementTree", "zlib", "zoneinfo",
+    "_strptime", "abc", "argparse", "array", "asyncio", "base64", "binascii", "bisect", "calendar", "cmath",
+    "colorsys", "concurrent.futures.thread", "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime",
+    "decimal", "difflib", "encodings.ascii", "encodings.cp1252", "encodings.gb18030", "encodings.gbk",
+    "encodings.idna", "encodings.latin_1", "encodings.unicode_escape", "encodings.utf_16", "encodings.utf_16_be",
+    "encodings.utf_16_le", "encodings.utf_32", "encodings.utf_8_sig", "enum", "fractions", "glob", "graphlib",
+    "gzip", "hashlib", "html", "inspect", "io", "logging", "multiprocessing.pool", "numbers", "operator", "pathlib",
+    "pickle", "platform", "pprint", "queue", "sched", "secrets", "select", "shlex", "shutil", "socket",
+    "statistics", "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "timeit", "tokenize",
+    "unicodedata", "unittest._log", "unittest.async_case", "unittest.mock", "urllib.parse", "uuid", "weakref",
+    "xml.etree.ElementTree", "zlib", "zoneinfo",
 )  # fmt: skip
 """What programs may import where they see no files of Python's."""
 

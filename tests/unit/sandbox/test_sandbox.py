@@ -411,6 +411,8 @@ WRITERS = {
     "folders in each other": "import os, time\nfor n in range(300):\n os.mkdir('a')\n os.chdir('a')\ntime.sleep(3)",
     "a folder that cannot be read": "import os, time\nos.mkdir('a', 0o300)\n"
     "for n in range(300): open(f'a/{n}', 'w').close()\ntime.sleep(3)",
+    "room without a write": "import fcntl, struct, time\nfor n in range(300):\n f = open(f'{n % 9}', 'wb')\n"
+    " fcntl.ioctl(f, 0x40305828, struct.pack('hhqq20x', 0, 0, n // 9 % 4 << 20, 1 << 20))\ntime.sleep(3)",
     "a process that hides itself": "import ctypes, time\nfor n in range(9):\n"
     " with open(str(n), 'wb') as f: f.write(bytes(2**20))\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\ntime.sleep(3)",
 }  # fmt: skip
@@ -423,6 +425,8 @@ def test_all_that_a_program_writes_is_limited(box: Sandbox, kind: str) -> None:
     status, said = ("files", "wrote more than 4 MiB to files")
     if box.protections.mode == NAMESPACES:
         status, said = ("error", "OSError: [Errno 28]")
+    elif kind == "room without a write":
+        status, said = ("error", "OSError: [Errno 95]")
     assert done.status == status
     assert said in done.describe_end(limits)
     assert box.run("import os\nprint(os.listdir('.'))").stdout == "[]\n"
@@ -463,3 +467,19 @@ def test_sockets_that_hold_each_other_hold_up_nobody(box: Sandbox) -> None:
         done = box.run(KEEP_PIPES)
         assert (done.status, done.stdout) == ("ok", "said\n")
         assert done.seconds < 2
+
+
+LATE_IMPORTS = (
+    "import datetime; datetime.datetime.strptime('2024-02-29', '%Y-%m-%d')",
+    "from concurrent.futures import ThreadPoolExecutor as E; assert [*E(2).map(len, ['a'])] == [1]",
+    "import unittest\nclass A(unittest.IsolatedAsyncioTestCase): pass",
+    "import logging, unittest\nwith unittest.TestCase().assertLogs(): logging.error('a')",
+    "import colorsys, graphlib, sched",
+    "for name in ('gbk', 'utf-32', 'utf-16-le', 'utf-8-sig', 'unicode_escape'): 'a'.encode(name)",
+)
+
+
+@pytest.mark.parametrize("source", LATE_IMPORTS)
+def test_what_the_library_imports_late_is_there(box: Sandbox, source: str) -> None:
+    done = box.run(source)
+    assert done.is_ok, done.stderr

@@ -16,7 +16,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_GREATER = 0x25
+_GREATER, _AND = 0x25, 0x54
 _NUMBER_OFFSET, _MACHINE_OFFSET, _FIRST_ARGUMENT_OFFSET, _ARGUMENT_BYTES, _HIGH_HALF = 0, 4, 16, 8, 4
 """Offsets in `struct seccomp_data`: the call, the machine, the low half of the first argument."""
 _NAMESPACE_FLAGS = 0x7E020080
@@ -59,6 +59,9 @@ _CLONE, _CLONE3, _PRLIMIT, _KILL_CALLS = (56, 220), (435, 435), (302, 261), ((62
 _MMAP, _FCNTL, _SETSOCKOPT = (9, 222), (72, 25), (54, 208)
 _MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
 """linux/mman.h; the first bit is set in MAP_SHARED_VALIDATE too, not in MAP_PRIVATE."""
+_IOCTL, _FILE_MASK, _TERMINAL = (16, 29), 0xFF00, 0x5400
+"""The letter of an ioctl(2), `T` of those that any file has (asm-generic/ioctls.h): FS_IOC_RESVSP of linux/falloc.h
+takes room on the disk."""
 _SET_PIPE_SIZE = 1031
 """F_SETPIPE_SZ of linux/fcntl.h."""
 _SOCKET_LEVEL, _BUFFER_OPTIONS = 1, (7, 32)
@@ -102,6 +105,7 @@ def build_filter(alone: int | None = None) -> bytes:
         _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
     ]
     if alone is not None:
+        code += _match_call(_IOCTL[column], _refuse_ioctls_of_files())
         clone += [
             _encode_instruction(_ANY_BIT, _THREAD_FLAG, 1, 0),
             _encode_instruction(_RETURN, _ERRNO | errno.EAGAIN),
@@ -157,6 +161,16 @@ def _refuse_value(argument: int, value: int) -> list[bytes]:
         _load_argument(argument),
         _encode_instruction(_EQUAL, value, 0, 1),
         _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
+        _encode_instruction(_RETURN, _ALLOW),
+    ]
+
+
+def _refuse_ioctls_of_files() -> list[bytes]:
+    return [
+        _load_argument(1),
+        _encode_instruction(_AND, _FILE_MASK),
+        _encode_instruction(_EQUAL, _TERMINAL, 1, 0),
+        _encode_instruction(_RETURN, _ERRNO | errno.EOPNOTSUPP),
         _encode_instruction(_RETURN, _ALLOW),
     ]
 
