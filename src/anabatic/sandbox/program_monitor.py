@@ -71,15 +71,20 @@ class ProgramMonitor:
                 self._read_stream(handle)
                 if handle not in self._open_streams:
                     watched.unregister(handle)
-            if self._status == "ok" and self._report in self._open_streams and self._has_too_many_files():
-                self._status = "files"
+            if self._status == "ok" and self._report in self._open_streams:
+                self._look_at_process()
 
-    def _has_too_many_files(self) -> bool:
-        """Look at the folder from the program's first line on: before, its process may not be looked at."""
+    def _look_at_process(self) -> None:
+        """Look at the folder from the program's first line on: before, its process may not be looked at. And at its
+        threads, which RLIMIT_NPROC does not count for the user that it runs as.
+        """
         if self._folder is None or self._setup in self._open_streams or time.monotonic() < self._next_look:
-            return False
+            return
         self._next_look = time.monotonic() + _FOLDER_POLL_SECONDS
-        return self._folder.is_exceeded(self._pid, self._limits.file_mib)
+        if self._folder.is_exceeded(self._pid, self._limits.file_mib):
+            self._status = "files"
+        elif count_threads(self._pid) > self._limits.processes:
+            self._status = "error"
 
     def collect_outcome(self, began: float) -> dict[str, Any]:
         """End all that is left of the program, and return the fields of its `ProgramOutcome`; or `failed`: why it never
@@ -155,3 +160,12 @@ def _collect_sockets() -> None:
     """
     for end in socket.socketpair():
         end.close()
+
+
+def count_threads(pid: int) -> int:
+    """Return the threads of a process (proc_pid_status(5)); 0: it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return int(file.read().partition("\nThreads:")[2].split(maxsplit=1)[0])
+    except (OSError, IndexError):
+        return 0

@@ -483,3 +483,15 @@ LATE_IMPORTS = (
 def test_what_the_library_imports_late_is_there(box: Sandbox, source: str) -> None:
     done = box.run(source)
     assert done.is_ok, done.stderr
+
+
+def test_threads_are_counted(box: Sandbox) -> None:
+    threads = (
+        "import threading, time\nthreading.stack_size(1 << 17)\n"
+        "for n in range({}): threading.Thread(target=time.sleep, args=(0.5,)).start()"
+    )
+    assert box.run(threads.format(LIMIT.processes - 1)).is_ok
+    done = box.run(threads.format(40))
+    assert (done.status, done.finished) == ("error", False)
+    if box.protections.mode != NAMESPACES:
+        assert done.code == 128 + signal.SIGKILL
