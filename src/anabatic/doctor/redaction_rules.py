@@ -257,6 +257,10 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         rf"(?<![a-z0-9])(?:ak|sk|ak_id|sas|psk|jwt|pat|s3_key|appkey|ssh_?key|auth_?key|webhook|otp|totp){_ASSIGNMENT}",
         rf"(?![/~\[]){_VALUE_CHAR}{{6,}}",
     ),
+    (
+        rf"(?:(?<![a-z])(?:pwd|pass|pw)|(?-i:(?<=[a-z])P(?:w|wd|ass)))(?:{_QUOTE})?\s{{0,9}}[:=：＝]\s{{0,9}}",
+        r"\"(?![/~\[])(?:[^\"\\\n]|\\.){1,1000}\"|'(?![/~\[])(?:[^'\\\n]|\\.){1,1000}'",
+    ),
     (rf"(?:(?<![a-z])(?:pwd|pass|pw)|(?-i:(?<=[a-z])P(?:w|wd|ass))){_ASSIGNMENT}", rf"(?![/~\[\s]){_ANY}"),
     (rf"(?<![a-z0-9])(?=[a-z])(?:{_OWNERS})_?key{_ASSIGNMENT}", rf"(?![/~\[\s]){_VALUE_CHAR}{{6,}}"),
     (rf"\b(?-i:[A-Z][A-Z0-9_]{{1,60}}_KEY\b){_ASSIGNMENT}", rf"(?![/~\[\s]){_VALUE_CHAR}{{6,}}"),
