@@ -20,10 +20,10 @@ LORA = "--lora_r 64 --lora_alpha 128 --lora_dropout 0.05 --target_modules q_proj
 RATES = "--learning_rate 2e-5 --num_epochs 3 --warmup_steps 100 --weight_decay 0.01"
 CURRICULUM = "--use_curriculum True --curriculum_seed 42 --micro_batch_size 2 --cutoff_len 1024"
 CASES: dict[str, tuple[str, str, str, bool]] = {
-    "swift, one card": ("swift", "swift", ONE_CARD, False),
+    "swift, one card": ("swift", "swift", ONE_CARD, True),
     "swift, full": ("swift", "swift", FOUR_CARDS.replace("lora", "full"), False),
-    "swift, ddp": ("swift", "swift", FOUR_CARDS, False),
-    "swift, zero2": ("swift", "swift", f"{FOUR_CARDS} --deepspeed default-zero2", False),
+    "swift, ddp": ("swift", "swift", FOUR_CARDS, True),
+    "swift, zero2": ("swift", "swift", f"{FOUR_CARDS} --deepspeed default-zero2", True),
     "swift, zero3": ("swift", "swift", f"{FOUR_CARDS} --deepspeed default-zero3", True),
     "swift, model": ("swift", "swift", ORIGINAL, True),
     "swift, adapter": ("swift", "swift", ADAPTER, False),

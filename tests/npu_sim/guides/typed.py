@@ -42,7 +42,6 @@ PREDICT = (
     "python inference_npu.py --model_path ../model_out/trajectory_finetune_model_npu/best_model"
     " --input_file test_data.jsonl --output_file predictions.jsonl --batch_size 64 --npu_id 0"
 )
-RECIPES = "tests/npu_sim/test_recipes.py::test_recipe"
 CONVERTED = "tests/npu_sim/guides/test_guide_converted.py::test_what_is_converted_runs"
 COUNTERPARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "trajectory": {
@@ -111,10 +110,10 @@ COUNTERPARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "swift": {
         "npu-smi info -t topo": ("anabatic doctor",),
         "npu-smi info": ("anabatic monitor",),
-        ONE_CARD: ("anabatic sft -c qwen-lora", f"{RECIPES}[7b, one device]"),
-        FOUR_CARDS: ("anabatic sft -c qwen-lora --npus 4", f"{RECIPES}[7b, ddp]"),
+        ONE_CARD: ("anabatic sft -c qwen-lora", f"{CONVERTED}[swift, one card]"),
+        FOUR_CARDS: ("anabatic sft -c qwen-lora --npus 4", f"{CONVERTED}[swift, ddp]"),
         f"{FOUR_CARDS} --deepspeed default-zero2":
-            ("anabatic sft -c qwen-lora --npus 4 --parallel.deepspeed NAME", f"{RECIPES}[7b, zero2]"),
+            ("anabatic sft -c qwen-lora --npus 4 --parallel.deepspeed NAME", f"{CONVERTED}[swift, zero2]"),
         f"{FOUR_CARDS} --deepspeed default-zero3":
             ("anabatic sft -c qwen-lora --npus 4 --parallel.deepspeed default-zero3", f"{CONVERTED}[swift, zero3]"),
         ORIGINAL: ("anabatic chat --model Qwen/Qwen1.5-7B-Chat", f"{CONVERTED}[swift, model]"),
