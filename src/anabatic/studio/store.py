@@ -110,7 +110,10 @@ class StudioStore:
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.RLock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        except sqlite3.OperationalError as error:  # it is a folder, or may not be read
+            raise DataError(f"{path} cannot be used: {error}", _DAMAGE_HINT) from error
         self._connection.row_factory = sqlite3.Row
         try:
             self._create_tables(path)

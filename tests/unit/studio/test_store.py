@@ -55,6 +55,11 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path, content):
     assert path.read_bytes() == content
 
 
+def test_a_folder_in_its_place_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot be used"):
+        StudioStore(tmp_path)
+
+
 def test_a_newer_database_is_refused(tmp_path):
     path = tmp_path / "s.sqlite3"
     connection = sqlite3.connect(path)
