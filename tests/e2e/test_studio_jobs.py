@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from e2e.home import Home
 from unit.studio.serving import studio
 

@@ -25,6 +25,7 @@ from anabatic.core.errors import Failure
 from anabatic.core.heartbeat import HEARTBEAT, STEP_JOINING, STEP_NOT_TRAINING
 from anabatic.core.process_info import allow_open_files
 from anabatic.device.device import Device
+from anabatic.parallel import group_objects
 from anabatic.parallel.mesh import (
     BATCH_DIMENSIONS,
     EXPERT_COPY_DIMENSIONS,
@@ -123,6 +124,7 @@ def init_world(device: Device, settings: Parallel | None = None) -> World:
     warnings.filterwarnings("ignore", message=r".*doesn't support gather at the moment")
     _allow_connections(world_size)
     HEARTBEAT.record_beat(STEP_JOINING)
+    group_objects.refuse_code()
     dist.init_process_group(device.device_row.collective, timeout=COLLECTIVE_TIMEOUT)
     HEARTBEAT.record_beat(STEP_NOT_TRAINING)
     return build_world(device, shape, settings)

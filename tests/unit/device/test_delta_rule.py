@@ -79,7 +79,7 @@ def test_chunks_equal_the_recurrence(lengths: list[int], starts: str) -> None:
     ((expected * up).sum() + (last * up_states).sum()).backward()
     for name, mine, theirs in zip(DeltaInputs._fields, inputs, wide, strict=True):
         assert mine.grad is not None and theirs.grad is not None, name
-        scale = theirs.grad.abs().max() + 1e-9
+        scale = theirs.grad.abs().max() + 0.01  # of one token's decay it is 0 but for rounding
         torch.testing.assert_close(mine.grad.double() / scale, theirs.grad / scale, rtol=0, atol=5e-5, msg=name)
 
 

@@ -218,7 +218,7 @@ def test_an_adapter_that_goes_on_is_its_own_reference() -> None:
 def test_half_precision_copies_do_not_outlive_the_reference() -> None:
     model = build_tiny_model()
     loss = loss_of(model, PreferenceOptions(beta=1.0), "bf16")
-    assert value(loss).item() == pytest.approx(3 * math.log(2), rel=1e-6)
+    assert value(loss).item() == pytest.approx(3 * math.log(2), rel=2**-9)  # half of the last bit of bf16
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     value(loss).backward()

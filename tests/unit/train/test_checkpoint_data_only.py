@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import pickle
@@ -268,3 +269,30 @@ def test_a_copy_in_memory_names_dtypes_alone(tmp_path: Path) -> None:
     row = {"name": "a", "dtype": "load", "shape": [2], "offset": 0, "bytes": 8}
     with pytest.raises(CheckpointError, match="names the type load"):
         memory_store._view_tensor(torch.zeros(8, dtype=torch.uint8), row)
+
+
+def test_members_by_name_are_read(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11.2 (Debian 12) pickles a member of an enumeration as `getattr(kind, name)`."""
+    path = run.root / "checkpoint-7" / ".metadata"
+    index = pickle.loads(path.read_bytes())
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    path.write_bytes(pickle.dumps(index))
+    monkeypatch.undo()
+    assert b"getattr" in path.read_bytes()
+    reseal(path.parent)
+    assert torch.equal(resume(run)["model.a"], torch.full((3, 4), 2.0))
+
+
+@pytest.mark.parametrize(
+    "words", [(dcp.Metadata, "__init__"), (dcp._MEM_FORMAT_ENCODING, "__members__"), ("x", "join")]
+)
+def test_getattr_of_anything_else_is_refused(run: RunFolder, words: tuple[Any, str]) -> None:
+    class Gets:
+        def __reduce__(self) -> Any:
+            return getattr, words
+
+    path = run.root / "checkpoint-7" / ".metadata"
+    path.write_bytes(pickle.dumps({"a": Gets()}))
+    reseal(path.parent)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        dcp_reader.read_index(path.parent)

@@ -101,6 +101,9 @@ def _leave_check(reason: Any) -> NoReturn:
 def _measure_machines(store: Any, node_rank: int, size: int, facts: dict[str, Any], out: str | None) -> dict[str, Any]:
     import torch.distributed as dist
 
+    from anabatic.parallel import group_objects
+
+    group_objects.refuse_code()
     group_store = dist.PrefixStore("gloo", store)
     dist.init_process_group("gloo", store=group_store, rank=node_rank, world_size=size, timeout=_TIMEOUT)
     results: list[Any] = [None] * size

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from anabatic.core.errors import BROKEN_DATA_ERRORS, CheckpointError
+from anabatic.parallel.group_objects import get_enum_member
 from anabatic.train.checkpoint.manifest import USE_ANOTHER
 
 INDEX_FILE = ".metadata"
@@ -39,6 +40,7 @@ _INDEX_CLASSES: tuple[type, ...] = (
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 _ALLOWED: Mapping[tuple[str, str], Any] = {
     **{(kind.__module__, kind.__name__): kind for kind in _INDEX_CLASSES},
+    ("builtins", "getattr"): get_enum_member,
     ("torch", "Size"): torch.Size,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("torch.serialization", "_get_layout"): _LAYOUTS.__getitem__,
