@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -259,6 +260,22 @@ def test_a_missing_or_damaged_tokenizer(read: Any, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "mod')
     with pytest.raises(DataError, match=r"tokenizer\.json cannot be loaded"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"{"),
+        ("special_tokens_map.json", b"[1]"),
+        ("added_tokens.json", b"\xff\xfe"),
+        ("chat_template.jinja", b"{{ \xff }}"),
+    ],
+)
+def test_the_damaged_file_beside_a_tokenizer_is_named(trained: Path, tmp_path: Path, name: str, content: bytes) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    (tmp_path / "copy" / name).write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        folder.load_tokenizer(tmp_path / "copy")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from anabatic.core import json_reader
 from anabatic.core.errors import ChatTemplateError, DataError
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic.data.chat.python_tool import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
@@ -39,6 +40,15 @@ SPECIAL_TOKENS = (
     *(f"<|reserved_{index}|>" for index in range(3)),
 )
 """Tokens that no merge makes, ids from 0. `END_OF_TEXT` separates documents, ends text and pads."""
+
+_FILES_BESIDE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+"""What transformers reads beside `tokenizer.json`."""
 
 VISIBLE_SPECIAL_TOKENS = frozenset(
     token for token in SPECIAL_TOKENS if not token.startswith(("<|end", "<|im_", "<|reserved"))
@@ -109,7 +119,7 @@ def load_tokenizer(folder: str | Path, check: bool = True) -> PreTrainedTokenize
     try:
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
-        raise _damaged_error(path, error) from error
+        raise _damaged_error(_find_damaged_file(path) or path, error) from error
     if check and tokenizer.chat_template:
         _try_template(tokenizer, path.parent)
     return tokenizer
@@ -273,6 +283,22 @@ def find_tokenizer_file(folder: str | Path) -> Path:
         f"no tokenizer in {path}: {what}",
         "train one with `anabatic tokenizer train`, or give a Hugging Face folder with tokenizer.json",
     )
+
+
+def _find_damaged_file(path: Path) -> Path | None:
+    """Return the first file beside `tokenizer.json` that cannot be read as what it should be."""
+    for file in (path.with_name(name) for name in _FILES_BESIDE):
+        try:
+            if not file.is_file():
+                continue
+            text = file.read_bytes()
+            if file.suffix != ".json":
+                text.decode()
+            elif not isinstance(json_reader.loads(text), dict):
+                return file
+        except (OSError, ValueError):
+            return file
+    return None
 
 
 def _damaged_error(path: Path, error: Exception) -> DataError:
