@@ -230,7 +230,13 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?!info|debug|warn|err|crit)[\w.*-]{1,60}:[\w.*@-]{1,60}:",
         r"(?![\s/])[^\s:]{4,}(?![:\w])",
     ),
-    # name and value
+    # name and value; at the start of a line, a value of several words
+    (
+        rf"(?m:^)[ \t]{{0,20}}(?:(?:export|set|env|-)[ \t]{{1,3}})?[\w.-]{{0,60}}"
+        rf"(?:passw(?:or)?d|passphrase|passcode|[_-]pass|[_-]pwd|{SECRET_MARK})[ \t]{{0,5}}[:=：＝][ \t]{{0,5}}",
+        rf"(?!(?:{_PROSE_WORDS})\b)(?![\s\"'|>\[({{$!&/~]|{_NOTHING})[^\s\"'#]{{1,200}}"
+        r"(?:[ \t]{1,3}[^\s\"'#=:]{1,60}){1,12}(?=[ \t]{0,9}(?:[\r\n#]|\Z))",
+    ),
     (
         rf"<\w{{1,40}}\s[^<>\n]{{0,100}}?\b(?:name|key|id)=[\"'][\w./-]{{0,60}}(?:{SECRET_WORDS}|{SHORT_WORDS})[\w./-]{{0,40}}[\"'][^<>\n]{{0,100}}>",
         r"[^<\s][^<]{0,400}",
