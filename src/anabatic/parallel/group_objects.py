@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
-from torch.distributed.checkpoint import CheckpointException
 
 from anabatic.core import errors
 from anabatic.core.errors import Failure
@@ -50,7 +49,6 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.serialization", "_get_layout"): {
         str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)
     }.__getitem__,
-    ("torch.distributed.checkpoint.api", "CheckpointException"): CheckpointException,
     ("traceback", "StackSummary"): traceback.StackSummary,
     ("traceback", "FrameSummary"): traceback.FrameSummary,
 }
@@ -93,7 +91,7 @@ def _is_plain_class(found: Any) -> bool:
     if not isinstance(found, type):
         return False
     is_named_tuple = issubclass(found, tuple) and hasattr(found, "_fields")
-    return dataclasses.is_dataclass(found) or issubclass(found, enum.Enum) or is_named_tuple
+    return dataclasses.is_dataclass(found) or issubclass(found, (enum.Enum, BaseException)) or is_named_tuple
 
 
 def refuse_code() -> None:
