@@ -55,7 +55,7 @@ def versions(lines: list[Line], python: str) -> dict[str, str]:
 
 
 def holds(marker: str, python: str) -> bool:
-    """Whether a marker holds on Linux."""
+    """Return whether a marker holds on Linux."""
     return not marker or Marker(marker).evaluate(
         {"python_version": python, "python_full_version": f"{python}.5", "sys_platform": "linux", "extra": ""}
     )

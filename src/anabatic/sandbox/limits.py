@@ -10,7 +10,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 
 ProgramStatus = Literal["ok", "error", "timeout", "memory", "output", "files", "unjudged"]
-"""How a program ended: with exit code 0; otherwise by itself; out of time, of memory; it wrote too much, to stdout or
+"""End of a program: with exit code 0; otherwise by itself; out of time, of memory; it wrote too much, to stdout or
 stderr, or to files; nobody can tell whether it is right."""
 MIB = 2**20
 _MINIMUMS: dict[str, float] = {
@@ -28,7 +28,7 @@ class ResourceLimits:
         cpu_seconds: processor time of one process, whole seconds.
         memory_mib: address space of one process; an interpreter alone takes about 30 MiB of it. Also what all its
             processes hold, socket buffers included.
-        file_mib: its folder, which lies in memory; where that cannot be had, all that it writes to files.
+        file_mib: size of its folder, held in memory; without namespaces, of all that it writes to files.
         output_bytes: of stdout and of stderr; a program that writes more is ended.
         open_files: of one process.
         processes: processes and threads at once, the program itself included.

@@ -42,7 +42,7 @@ class ProgramFolder:
             return was_hidden
         return written > file_mib * MIB or self._has_more_files(file_mib * _FILES_PER_MIB)
 
-    def remove(self) -> None:
+    def remove_tree(self) -> None:
         """Remove it, whatever the program has made of it, trees of any depth included.
 
         Raises:

@@ -195,4 +195,4 @@ def _run_program(way: IsolationState, channel: socket.socket, message: dict[str,
         return run.collect_outcome(began)
     finally:
         if folder is not None:
-            folder.remove()
+            folder.remove_tree()

@@ -36,7 +36,7 @@ DEVICES = "8" if ALL else "2"
 SEVERAL = ("launch", "sft", "plan", "classify train -c vessel-8npu")
 """Commands that then have both; the others have one, which takes half as long."""
 LAUNCHED = "runs/launched"
-"""Where a launched job writes: another command of the page has already ended in the recipe's folder."""
+"""Run folder of a launched job: another command of the page has already ended in the recipe's folder."""
 
 
 PIPELINES = {

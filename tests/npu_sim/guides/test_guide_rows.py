@@ -28,7 +28,7 @@ AS_IT_IS = ("monitor", "explain", "launch --check")
 """Commands of rows that need nothing more, and that the page has with more words only."""
 OVER_SSH = "tests/unit/launch/test_ssh_launch.py::test_the_command_checks_a_machine_of_a_file"
 ELSEWHERE = {"launch --hosts FILE": OVER_SSH, **LATER}
-"""How commands begin that need other machines, and the test that runs them."""
+"""Starts of commands that need other machines, and the test that runs them."""
 FIRST = "anabatic classify train -c vessel-8npu --model.path MODEL --data rows.jsonl"
 """The page's counterpart of the first command of the first guide."""
 PREDICT = """from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier

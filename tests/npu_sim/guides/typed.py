@@ -16,9 +16,9 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.M | re.S)
 PYTHON = re.compile(r'python3? -c "(.*?)"', re.S)
 PROMPT = re.compile(r"^\(\w+\) \S+[#$] ")
 SHOWN = re.compile(r"[#+|]|NPU\d|Legend|(X|SYS|PHB|PIX|PXB|HCCS|NA) |cd ")
-"""How lines begin that are not typed: comments, and what a command prints; and `cd`."""
+"""Starts of lines that are not typed: comments, and what a command prints; and `cd`."""
 SETS = ("export ", "--")
-"""How lines begin that set a variable, or are an option: test_row has the variables and the settings of the page."""
+"""Starts of lines that set a variable, or are an option: test_row has the variables and the settings of the page."""
 
 IS_THERE = 'python -c "import torch; import torch_npu; '
 SWIFT = "swift sft --model_type qwen1half-7b-chat --dataset blossom-math-zh --num_train_epochs 5 --sft_type lora"

@@ -1,4 +1,4 @@
-"""What the guides' commands need, small, under the names that the page gives them: their own files where they are."""
+"""Small files for the guides' commands, under the names that the page gives them; the guides' own where present."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _FILES_BESIDE = (
     "chat_template.json",
     "chat_template.jinja",
 )
-"""What transformers reads beside `tokenizer.json`."""
+"""Files that transformers reads beside `tokenizer.json`."""
 
 VISIBLE_SPECIAL_TOKENS = frozenset(
     token for token in SPECIAL_TOKENS if not token.startswith(("<|end", "<|im_", "<|reserved"))
