@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import queue
+import re
 import select
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from typing import Any
 
 from anabatic.core import relaunch
 from anabatic.core.errors import DataError, Failure
-from anabatic.sandbox.isolation.modes import ISOLATION_MODES, NAMESPACES
+from anabatic.sandbox.isolation.modes import CHROOT, ISOLATION_MODES, NAMESPACES
 from anabatic.sandbox.limits import MIB, ProgramOutcome, ResourceLimits
 from anabatic.sandbox.program_monitor import END_KEY
 from anabatic.sandbox.remote_calls import receive_message, send_message
@@ -216,6 +217,8 @@ class Sandbox:
         if done.finished and done.test_report == "touched":
             reaches = [*reaches, "a change of what its tests use"]
         done = replace(done, cpu_seconds=cpu, reaches=reaches)
+        if self.protections.mode == CHROOT and (module := _find_absent_module(done.stderr)):
+            return replace(done, status="unjudged", finished=False, reaches=[f"{module}, a module that chroot lacks"])
         if not (done.is_ok and done.finished):
             alone = self._run_parts([{**joint, "part": "ordinary"}])[0] if done.shares else done
             if not (alone.is_ok and alone.finished):
@@ -299,6 +302,13 @@ class Sandbox:
 
 _KILLED = ProgramOutcome("unjudged", False, "", "", 0, 137, 0.0, 0.0, 0.0, reaches=("its process was killed twice",))
 """Of a program that may have caused it: it ends itself at most, not the job that runs it."""
+
+
+def _find_absent_module(stderr: str) -> str:
+    """Return the module of the standard library that a program has ended for want of; empty: it has not."""
+    last = stderr.strip().splitlines()[-1:]
+    found = re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]+)'.*", last[0]) if last else None
+    return found[1] if found and found[1].partition(".")[0] in sys.stdlib_module_names else ""
 
 
 def merge_outcomes(program: ProgramOutcome, tests: ProgramOutcome) -> ProgramOutcome:

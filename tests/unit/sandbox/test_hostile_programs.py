@@ -360,6 +360,16 @@ def test_what_became_of_it(box: Sandbox, program: str, test: str, status: str, s
 
 
 @pytest.mark.process
+def test_a_module_that_is_not_at_hand_is_no_fault_of_the_program(box: Sandbox) -> None:
+    done = box.check_program("import sqlite3\ndef f(): return sqlite3.sqlite_version", "assert f()")
+    if box.protections.mode == CHROOT:
+        assert done.status == "unjudged" and "sqlite3" in done.reaches[0]
+    else:
+        assert done.passed
+    assert box.check_program("import no_such_module\ndef f(): return 1", "assert f()").status == "error"
+
+
+@pytest.mark.process
 def test_memory_of_all_processes_is_bounded() -> None:
     """Also of pages that are shared, and resident in no process; files in memory are refused."""
     try:
