@@ -170,3 +170,19 @@ def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (2, "error: no corpus\nhint: give one\n")
+
+
+@pytest.mark.process
+def test_a_signal_does_not_interrupt_the_end() -> None:
+    """A scheduler signals every process of a job: a launcher may be the last one, when its workers have stopped."""
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from anabatic.cli import error_report\n"
+        "from anabatic.core.stop_signals import SIGNAL_LISTENER\n"
+        "SIGNAL_LISTENER.start_listening(watch=False)\n"
+        "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):\n"
+        "    atexit.register(os.kill, os.getpid(), number)\n"
+        "sys.exit(error_report.run_with_error_report(lambda: 143, False))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (143, "")

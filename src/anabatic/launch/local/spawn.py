@@ -316,6 +316,7 @@ class _Supervisor:
             raise Failure(*self._explain_missing_workers(code))
         report = worker_reports.read_worker_report(attempts[-1])
         if stop_code := report.stop_exit_code():
+            self.stop_request.first_signal = self.stop_request.first_signal or signal.SIGTERM  # ours may be on its way
             return stop_code
         for line in report.format_messages():
             sys.stderr.write(f"{line}\n")
