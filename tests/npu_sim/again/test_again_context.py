@@ -5,7 +5,6 @@ from e2e.test_context import (
     test_a_pretraining_changes_its_mesh_twice,
     test_an_adapter_is_killed_and_goes_on_bit_by_bit,
     test_answers_that_lie_on_two_processes_are_compared,
-    test_padded_batches_are_shared_too,
 )
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "test_a_pretraining_changes_its_mesh_twice",
     "test_an_adapter_is_killed_and_goes_on_bit_by_bit",
     "test_answers_that_lie_on_two_processes_are_compared",
-    "test_padded_batches_are_shared_too",
 ]
