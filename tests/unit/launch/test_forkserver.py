@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,22 @@ def test_a_worker_keeps_its_number_until_its_end_is_known(server: Forkserver) ->
     os.killpg(worker.pid, signal.SIGTERM)
     assert worker.wait(60) == 0
     until(lambda: not process.is_running())
+
+
+@pytest.mark.process
+def test_a_worker_may_end_before_its_number_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Forkserver("json")
+    read = server._read_messages
+
+    def read_late(timeout: float | None) -> bool:
+        until(lambda: server._socket.recv(65536, socket.MSG_PEEK).count(b"\n") == 2)
+        monkeypatch.undo()
+        return read(timeout)
+
+    monkeypatch.setattr(server, "_read_messages", read_late)
+    worker = server.fork_worker(["--version"], variables())
+    assert worker is not None and worker.wait(60) == 0
+    server.close()
 
 
 @pytest.mark.process

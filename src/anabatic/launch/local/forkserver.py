@@ -116,7 +116,7 @@ class Forkserver:
         server_socket.close()
         self._buffer = b""
         self._workers: dict[int, ForkedWorker] = {}
-        self._forked_pids: list[int] = []
+        self._forked: list[ForkedWorker] = []
 
     def fork_worker(
         self, arguments: Sequence[str], environment: Mapping[str, str], is_program: bool = False
@@ -130,12 +130,9 @@ class Forkserver:
         request = json.dumps(worker) + "\n"
         with contextlib.suppress(OSError):
             self._socket.sendall(request.encode())
-            while not self._forked_pids and self._read_messages(None):
+            while not self._forked and self._read_messages(None):
                 pass
-        if not self._forked_pids:
-            return None
-        pid = self._forked_pids.pop()
-        return self._workers.setdefault(pid, ForkedWorker(self, pid))
+        return self._forked.pop() if self._forked else None
 
     def close(self) -> None:
         """End the server, also in the middle of its imports."""
@@ -167,8 +164,9 @@ class Forkserver:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if "code" not in message:
-                self._forked_pids.append(message["pid"])
+            if "code" not in message:  # known at once: the message of its end may have come with this one
+                self._workers[message["pid"]] = ForkedWorker(self, message["pid"])
+                self._forked.append(self._workers[message["pid"]])
             elif message["pid"] in self._workers:
                 self._workers.pop(message["pid"]).returncode = message["code"]
                 with contextlib.suppress(OSError):  # a server that has ended leaves nothing to reap
