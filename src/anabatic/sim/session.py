@@ -14,7 +14,7 @@ from typing import Any
 
 from anabatic.core import log, process_info
 from anabatic.core.errors import Failure, UserError
-from anabatic.core.formatting import format_size
+from anabatic.core.formatting import format_size, parse_whole
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic.sim import machine_spec, native_build, shared_memory, supervisor
 from anabatic.sim.machine_spec import (
@@ -122,9 +122,10 @@ def remove_dead_machines() -> int:
     gone = [name for name in shared_memory.list_machine_names() if not _is_owner_alive(name)]
     for name in gone:
         shared_memory.remove_segment(name)
-    living = set(shared_memory.list_machine_names())
     for folder in _reports_folder().glob(f"{shared_memory.SHM_PREFIX}*"):
-        if folder.name not in living:
+        pid = parse_whole(folder.name.removeprefix(shared_memory.SHM_PREFIX))
+        # An owner joins the reports when its shared memory is gone; a folder of our number is an earlier process's.
+        if pid is None or pid == os.getpid() or not process_info.read_start_time(pid):
             shutil.rmtree(folder, ignore_errors=True)
     return len(gone)
 

@@ -12,18 +12,15 @@ from anabatic.sim import machine_spec, native_build, session, shared_memory
 
 
 def test_reports_of_dead_machines_are_swept() -> None:
+    """A living owner's are kept: it reads them when its shared memory is gone."""
     reports = native_build.simulator_folder() / "reports"
-    name = shared_memory.create_segment(machine_spec.build_machine(1))
-    living, dead = reports / name, reports / f"{shared_memory.SHM_PREFIX}4194305"
-    for folder in (living, dead):
+    living, dead, old = (reports / f"{shared_memory.SHM_PREFIX}{pid}" for pid in (os.getppid(), 4194305, os.getpid()))
+    for folder in (living, dead, old):
         folder.mkdir(parents=True)
         (folder / "1.json").write_text("{}")
-    try:
-        session.remove_dead_machines()
-        assert living.is_dir()
-        assert not dead.exists()
-    finally:
-        shared_memory.remove_segment(name)
+    session.remove_dead_machines()
+    assert living.is_dir()
+    assert not dead.exists() and not old.exists()
 
 
 def test_more_devices_than_the_host_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
