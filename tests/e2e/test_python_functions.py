@@ -45,10 +45,11 @@ def train(place: Path, out: str, **more: Any) -> anabatic.Run:
 
 
 PROGRAM = """
-import anabatic, sys
+import anabatic, signal, sys
 try:
     run = anabatic.sft(model={model!r}, data={data!r}, out={out!r}, **{settings!r})
 except anabatic.core.errors.Failure as error:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the program's own handlers are not back"
     sys.exit(f"goes on: {{error}}")
 """
 

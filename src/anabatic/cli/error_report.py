@@ -35,6 +35,8 @@ def run_with_error_report(call: Callable[[], int], debug: bool) -> int:
         SIGNAL_LISTENER.hold_signals()  # a scheduler signals a launcher whose workers have stopped already
     except StopSignal as stopped:  # arrived before signals were held
         code = stopped.exit_code
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     if folder := os.environ.get(REPORTS_VARIABLE):
         paths.write_atomic(Path(folder) / f"rank-{log.get_rank()}.code", str(code))
     return code

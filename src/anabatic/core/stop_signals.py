@@ -119,7 +119,7 @@ class SignalListener:
                 self._on_stop = _ignore_signal
 
     def hold_signals(self) -> None:
-        """Ignore all further signals: for the time in which an error is reported before the process ends."""
+        """Ignore all further signals: for the time in which the process reports how it ended, and ends."""
         if self._on_stop is None:
             self._on_stop = _ignore_signal
 

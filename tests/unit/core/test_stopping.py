@@ -151,38 +151,35 @@ def test_a_library_that_keeps_the_process_is_not_waited_for(tmp_path: Path) -> N
     assert process.returncode == 143
 
 
-@pytest.mark.process
-def test_a_signal_does_not_interrupt_an_error_that_is_told() -> None:
-    """A launcher ends the others by SIGTERM when one of them fails: they are often telling the same error then."""
-    code = (
-        "import os, signal, sys\n"
-        "from anabatic.cli import error_report\n"
-        "from anabatic.core.errors import DataError\n"
-        "from anabatic.core.stop_signals import SIGNAL_LISTENER\n"
-        "SIGNAL_LISTENER.start_listening(watch=False)\n"
-        "class Told(DataError):\n"
-        "    def render(self):\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "        return super().render()\n"
-        "def fail():\n"
-        "    raise Told('no corpus', 'give one')\n"
-        "sys.exit(error_report.run_with_error_report(fail, False))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (2, "error: no corpus\nhint: give one\n")
+ENDING = """
+import atexit, os, signal, sys
+from anabatic.cli import error_report
+from anabatic.core.errors import DataError
+from anabatic.core.stop_signals import SIGNAL_LISTENER
+
+class Told(DataError):
+    def render(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().render()
+
+def fail():
+    raise Told("no corpus", "give one")
+
+SIGNAL_LISTENER.start_listening(watch=False)
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
+    atexit.register(os.kill, os.getpid(), number)
+sys.exit(error_report.run_with_error_report({call}, False))
+"""
 
 
 @pytest.mark.process
-def test_a_signal_does_not_interrupt_the_end() -> None:
-    """A scheduler signals every process of a job: a launcher may be the last one, when its workers have stopped."""
-    code = (
-        "import atexit, os, signal, sys\n"
-        "from anabatic.cli import error_report\n"
-        "from anabatic.core.stop_signals import SIGNAL_LISTENER\n"
-        "SIGNAL_LISTENER.start_listening(watch=False)\n"
-        "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):\n"
-        "    atexit.register(os.kill, os.getpid(), number)\n"
-        "sys.exit(error_report.run_with_error_report(lambda: 143, False))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (143, "")
+@pytest.mark.parametrize(
+    ("call", "code", "err"),
+    [("fail", 2, "error: no corpus\nhint: give one\n"), ("lambda: 143", 143, "")],
+    ids=["error", "end"],
+)
+def test_a_signal_interrupts_neither_an_error_nor_the_end(call: str, code: int, err: str) -> None:
+    """A launcher ends the others by SIGTERM when one fails, and a scheduler signals all, whose workers have stopped."""
+    program = ENDING.replace("{call}", call)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (code, err)

@@ -27,7 +27,14 @@ from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest, get_exit_code
+from anabatic.core.stop_signals import (
+    REPEATED_SIGNAL,
+    SIGNAL_LISTENER,
+    STOP_NOW,
+    STOP_SIGNALS,
+    StopRequest,
+    get_exit_code,
+)
 from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
 from anabatic.launch.local import forkserver, placement, worker_reports
 from anabatic.launch.local.watchdog import HangWatchdog
@@ -153,11 +160,9 @@ class _Supervisor:
                 )
                 self.agent_restarts += 1
         finally:
-            for (
-                signum,
-                handler,
-            ) in previous_handlers.items():  # stopping: a second signal must not change the exit code
-                signal.signal(signum, signal.SIG_IGN if self.stop_request.first_signal else handler)
+            SIGNAL_LISTENER.hold_signals()  # they were sent to the workers too, and must not change the exit code
+            for signum, handler in previous_handlers.items():
+                signal.signal(signum, handler)
 
     def _has_user_error(self) -> bool:
         """True when a worker has ended with a user error, which the other machines may have met first."""
@@ -316,7 +321,6 @@ class _Supervisor:
             raise Failure(*self._explain_missing_workers(code))
         report = worker_reports.read_worker_report(attempts[-1])
         if stop_code := report.stop_exit_code():
-            self.stop_request.first_signal = self.stop_request.first_signal or signal.SIGTERM  # ours may be on its way
             return stop_code
         for line in report.format_messages():
             sys.stderr.write(f"{line}\n")
