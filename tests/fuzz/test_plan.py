@@ -13,7 +13,7 @@ from anabatic.core.errors import AnabaticError
 from anabatic.device.table import find_chip
 from anabatic.plan import memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import get_chip_rates
-from anabatic.plan.training_setup import TrainingSetup, require_feasible
+from anabatic.plan.training_setup import TrainingSetup
 from fuzz.plan_readers import MODELS, change_every_key, get_config
 
 _CHIP = find_chip("Ascend910B3")
@@ -31,7 +31,6 @@ def test_every_key_of_a_family_is_checked(name: str, tmp_path: Path) -> None:
         try:
             shape, _ = model_shape.get_named_shape(str(tmp_path))
             for setup in (TrainingSetup(shape), TrainingSetup(shape, "zero3", 8, tuner="lora", recompute="selective")):
-                require_feasible(setup)
                 total = memory_estimate.estimate_peak_memory(setup).total
                 seconds = step_time.estimate_step_time(setup, RATES).total_seconds
                 if not (math.isfinite(total) and math.isfinite(seconds) and total > 0 and seconds > 0):

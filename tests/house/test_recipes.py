@@ -64,7 +64,7 @@ def planned(recipe: ShippedRecipe) -> list[str]:
 
 def require_best(job: Any, chip: str, npus: int, nodes: int) -> None:
     """Nothing that leaves as much memory is faster than the settings of a job, by the plan."""
-    place = plan_command.resolve_cluster_size(job, chip, npus, nodes)
+    place = plan_command.find_machine(job, chip, npus, nodes)
     found = plan_command.estimate_job(job, place)
     mine = found.choice
     assert mine.needed_bytes <= MOST * mine.available_bytes, "more memory than is safe"

@@ -29,7 +29,10 @@ def run(settings: BenchScaling, name: str, job: Any, words: Sequence[str]) -> in
     """
     counts = settings.device_counts
     for count in counts:
-        resolve_mesh_shape(job.parallel, count, ("device", "devices"), "leave that number out")
+        try:
+            resolve_mesh_shape(job.parallel, count, is_planned=True)
+        except ConfigError as error:
+            raise ConfigError(str(error), "leave that number out") from error
     given, max_processes = job.batch.global_batch_tokens, counts[-1]
     if (
         given is not None

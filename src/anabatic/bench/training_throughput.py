@@ -17,6 +17,7 @@ from anabatic.core.errors import AnabaticError, ConfigError
 from anabatic.device import table
 from anabatic.plan import output
 from anabatic.recipes import plan_command as on_paper
+from anabatic.recipes.resolve import Machine
 
 DEFAULT_COMMAND = (
     "pretrain", "--model.depth", "4", "--batch.seq-len", "256", "--batch.global-batch-tokens", "1024",
@@ -114,7 +115,7 @@ def plan_measured_job(name: str, job: Any, found: TrainingMeasurement) -> tuple[
     try:
         paper = on_paper.estimate_job(
             replace(job, batch=replace(job.batch, **sizes)),
-            on_paper.ClusterSize(chip, found.device_event["world_size"]),
+            Machine(chip, found.device_event["world_size"]),
         )
     except AnabaticError as error:
         return None, [f"no plan: {error}"]

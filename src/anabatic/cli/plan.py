@@ -76,7 +76,7 @@ def plan(
         devices_per_machine = (
             parse_positive_int("npus", npus) if npus is not None else plan_command.devices_per_server(chip)
         )
-        cluster = plan_command.resolve_cluster_size(job, chip, devices_per_machine, 1)
+        cluster = plan_command.find_machine(job, chip, devices_per_machine, 1)
         code = plan_command.print_scaling(
             job,
             cluster,
@@ -88,7 +88,7 @@ def plan(
         )
     else:
         devices = parse_positive_int("npus", npus) if npus is not None else job.device.nproc
-        cluster = plan_command.resolve_cluster_size(job, chip, devices, parse_positive_int("nodes", nodes))
+        cluster = plan_command.find_machine(job, chip, devices, parse_positive_int("nodes", nodes))
         code = plan_command.run(job, cluster, epoch_tokens, json, sweep, plot_file, layouts)
     for warning in warnings:
         log.warn(warning)

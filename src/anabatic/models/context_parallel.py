@@ -6,14 +6,13 @@ needs the tokens of the others (`parallel/context_exchange.py`), so it gets the 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from anabatic.core.errors import ConfigError
+from anabatic.config.sections.common import ContextMethod
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.models.kv_cache import get_head_sizes
 from anabatic.models.linear_attention.delta_net import find_delta_layers
@@ -21,6 +20,7 @@ from anabatic.parallel.mesh import ContextGroup
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import reduce_from_parallel_region
 from anabatic.parallel.token_split import TokenSplit
+from anabatic.plan import job_rules
 
 
 def find_target_rows(batch: Batch, context: ContextGroup) -> Tensor:
@@ -46,22 +46,11 @@ def require_divisible_heads(model: PreTrainedModel, world: World) -> None:
     Raises:
         ConfigError: it does not; the message has the numbers, the hint the possible degrees.
     """
-    context, tensor = world.context_group.size, world.tensor_group.size
-    config: Any = model.config
-    is_ring = world.context_group.pieces > 1
-    counts = {} if is_ring else {"attention heads": int(config.num_attention_heads) // tensor}
-    linear = {int(layer.num_v_heads) // tensor for layer in find_delta_layers(model)}
-    counts |= {"value heads of linear attention": math.gcd(*linear)} if linear else {}
-    has_other_way = not is_ring and not any(count % context for count in linear)
-    refused = [f"{count} {name}" for name, count in counts.items() if count % context]
-    if refused:
-        common = math.gcd(*counts.values())
-        degrees = " or ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
-        each = f" on each of {tensor} tensor ranks" if tensor > 1 else ""
-        raise ConfigError(
-            f"parallel.context is {context}, which does not divide the model's {' and '.join(refused)}{each}",
-            f"use {degrees}" + (", or --parallel.context-method ring" if has_other_way else ""),
-        )
+    context, tensor = world.context_group, world.tensor_group.size
+    method: ContextMethod = "ring" if context.pieces > 1 else "ulysses"
+    linear = [int(layer.num_v_heads) for layer in find_delta_layers(model)]
+    heads = int(model.config.num_attention_heads)
+    job_rules.raise_problems(job_rules.find_context_problems(heads, linear, tensor, context.size, method))
 
 
 def describe_context_parallel(model: PreTrainedModel, world: World) -> str:

@@ -297,8 +297,8 @@ def _first_line(error: Exception) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
-def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Path, seq_len: int = 0) -> None:
-    """Check that a model has enough embeddings for a tokenizer and positions for segments of `seq_len`.
+def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Path) -> None:
+    """Check that a model has enough embeddings for a tokenizer.
 
     Raises:
         DataError: it has not.
@@ -307,20 +307,6 @@ def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Pat
         raise DataError(
             f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab_size}",
             "use the tokenizer that the model was trained with",
-        )
-    require_positions(config, seq_len)
-
-
-def require_positions(config: PretrainedConfig, seq_len: int) -> None:
-    """Check that a model supports segments of `seq_len` positions.
-
-    Raises:
-        DataError: it has not.
-    """
-    if seq_len > config.max_position_embeddings:
-        raise DataError(
-            f"batch.seq_len is {seq_len}, the model was made for {config.max_position_embeddings} positions",
-            f"use --batch.seq-len {config.max_position_embeddings} or less",
         )
 
 

@@ -7,7 +7,6 @@ Every other part (embeddings, norms, head, experts, blocks with other layers) is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from anabatic.parallel.tensor_linear import (
     copy_to_parallel_region,
     shard_parameter,
 )
+from anabatic.plan import job_rules
 
 _ATTENTION_NAMES = (("q_proj", "k_proj", "v_proj", "o_proj"), ("q_proj", "k_proj", "v_proj", "dense"))
 """Names of the query, key, value and output projections."""
@@ -90,7 +90,7 @@ def find_attention_blocks(model: PreTrainedModel) -> list[TensorBlock]:
 def _unsupported_error(model: PreTrainedModel, problem: str) -> ConfigError:
     return ConfigError(
         f"parallel.tensor cannot divide {type(model).__name__}: {problem}",
-        "leave parallel.tensor at 1; --parallel.strategy zero3 divides every model",
+        f"leave parallel.tensor at 1; {job_rules.ZERO3_HINT}",
     )
 
 
@@ -128,25 +128,13 @@ def require_divisible(model: PreTrainedModel, degree: int) -> None:
     if degree == 1:
         return
     find_attention_blocks(model)
-    inner = sorted({_inner_size(block) for block in find_gated_blocks(model)})
     counts = {
-        "attention heads": [model.config.num_attention_heads],
+        "attention heads": [int(model.config.num_attention_heads)],
         "key/value heads": [get_head_sizes(model.config)[0]],
+        "key heads of linear attention": [int(block.module.num_k_heads) for block in find_delta_blocks(model)],  # type: ignore[arg-type]
+        "inner neurons of MLPs": [_inner_size(block) for block in find_gated_blocks(model)],
     }
-    delta = {int(block.module.num_k_heads) for block in find_delta_blocks(model)}  # type: ignore[arg-type]
-    counts["key heads of linear attention"] = sorted(delta)
-    counts["inner neurons of MLPs"] = inner
-    sizes = [size for values in counts.values() for size in values]
-    if any(size % degree for size in sizes):
-        description = ", ".join(f"{' and '.join(map(str, values))} {name}" for name, values in counts.items() if values)
-        max_degree = math.gcd(*sizes)
-        degrees = [str(divisor) for divisor in range(1, max_degree + 1) if max_degree % divisor == 0]
-        raise ConfigError(
-            f"parallel.tensor is {degree}, which does not divide all of the model's {description}",
-            f"use {' or '.join(degrees)}"
-            if max_degree > 1
-            else "leave it at 1; --parallel.strategy zero3 divides every model",
-        )
+    job_rules.raise_problems(job_rules.find_tensor_problems(counts, degree))
 
 
 def _inner_size(block: TensorBlock) -> int:

@@ -159,6 +159,12 @@ def build_world(device: Device, shape: MeshShape, settings: Parallel | None = No
     )
 
 
+def count_machine_ranks(world: World) -> tuple[int, int]:
+    """Return the processes of a machine and the machines; where they differ in size, each process counts as one."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return (local, world.size // local) if world.size % local == 0 else (1, world.size)
+
+
 def _allow_connections(ranks: int) -> None:
     """Let this process open a connection to each rank: the store of rank 0 and gloo do."""
     limit = allow_open_files(ranks + _SPARE_FILES)

@@ -57,28 +57,16 @@ class MeshShape:
         return {name: getattr(self, name) for name in DIMENSIONS}
 
 
-def ranks_per_batch(settings: Parallel) -> int:
-    """Return how many ranks work on the same batch."""
-    return settings.pipeline * settings.context * settings.tensor
-
-
-def count_data_ranks(settings: Parallel, world_size: int) -> int:
-    """Return the number of ranks with different batches, at least 1, whether or not the processes fit the mesh."""
-    return max(1, world_size // ranks_per_batch(settings))
-
-
 def get_mesh_multiple(settings: Parallel) -> int:
     """Return the number that the processes must be a multiple of."""
     return settings.pipeline * settings.replicate * settings.context * settings.expert * settings.tensor
 
 
-def resolve_mesh_shape(
-    settings: Parallel, world_size: int, unit: tuple[str, str] = ("process", "processes"), hint: str | None = None
-) -> MeshShape:
+def resolve_mesh_shape(settings: Parallel, world_size: int, is_planned: bool = False) -> MeshShape:
     """Return the mesh of `world_size` processes: the dimensions that are set, and `shard` from what is left.
 
     Args:
-        unit: what the mesh is made of, one and several; hint: what to do if it cannot be made; None: start others.
+        is_planned: of devices that nothing has been started on: the hints are about the dimensions, not the number.
 
     Raises:
         ConfigError: the dimensions do not divide the processes, or leave nothing to shard.
@@ -89,18 +77,27 @@ def resolve_mesh_shape(
     if world_size % product:
         parts = " x ".join(f"parallel.{name} {size}" for name, size in named.items())
         what = f"{parts} = {product}" if len(named) > 1 else f"parallel.{next(iter(named))} is {product}"
-        start = (
-            f"start a multiple of {product}, for one machine by --device.nproc {-(-world_size // product) * product}"
+        divisors = [str(size) for size in range(1, world_size + 1) if world_size % size == 0]
+        hint = (
+            f"use a size, or sizes with a product, of {', '.join(divisors[:-1])} or {world_size}"
+            if is_planned and world_size > 1
+            else f"start a multiple of {product}, for one machine by --device.nproc"
+            f" {-(-world_size // product) * product}"
         )
-        raise ConfigError(f"{what}, which does not divide {world_size} {unit[world_size != 1]}", hint or start)
+        raise ConfigError(f"{what}, which does not divide {_count_units(world_size, is_planned)}", hint)
     shape = MeshShape(shard=world_size // product, **given)
     if shape.replicate > 1 and shape.shard * shape.context * shape.expert == 1:
         raise ConfigError(
-            f"parallel.replicate is {shape.replicate}, and {world_size} {unit[1]} leave one in each copy: nothing is"
-            " sharded",
-            hint or "use --parallel.strategy ddp, or a smaller parallel.replicate",
+            f"parallel.replicate is {shape.replicate}, and {_count_units(world_size, is_planned)} leave one in each"
+            " copy: nothing is sharded",
+            "use --parallel.strategy ddp, or a smaller parallel.replicate",
         )
     return shape
+
+
+def _count_units(number: int, is_planned: bool) -> str:
+    one, several = ("device", "devices") if is_planned else ("process", "processes")
+    return f"{number} {one if number == 1 else several}"
 
 
 def iter_layouts(settings: Parallel, world_size: int, limits: Mapping[str, int]) -> Iterator[Parallel]:

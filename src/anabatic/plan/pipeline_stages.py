@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from anabatic.core.errors import ConfigError
 from anabatic.plan.training_setup import TrainingSetup
 
 
@@ -101,34 +100,6 @@ def count_passes_ahead(stages: int, chunks: int, count: int, rank: int) -> int:
 def count_passes_in_flight(stages: int, chunks: int, count: int, rank: int) -> int:
     """Return the passes through chunks of a stage whose activations are kept at a time, at most."""
     return min(count_passes_ahead(stages, chunks, count, rank) + 1, chunks * count)
-
-
-def require_stages(setup: TrainingSetup) -> None:
-    """Check that a pipeline can divide the layers of a setup (`models/pipeline/stages.py` checks the same of a model).
-
-    Raises:
-        ConfigError: there are fewer layers.
-    """
-    if setup.pipeline > 1:
-        require_layers(setup.shape.layers, setup.pipeline, setup.pipeline_chunks)
-
-
-def require_layers(layers: int, stages: int, chunks: int) -> None:
-    """Check that a decoder's layers are enough for the chunks of all stages.
-
-    Raises:
-        ConfigError: they are fewer.
-    """
-    if layers < stages:
-        raise ConfigError(f"parallel.pipeline is {stages}, the model has {layers} layers", f"use {layers} or less")
-    if layers < stages * chunks:
-        raise ConfigError(
-            f"parallel.pipeline {stages} x parallel.pipeline_chunks {chunks} = {stages * chunks}, the model has"
-            f" {layers} layers",
-            "leave --parallel.pipeline-chunks out"
-            if layers // stages == 1
-            else f"use --parallel.pipeline-chunks {layers // stages} or less",
-        )
 
 
 def estimate_bubble(stages: int, chunks: int, count: int) -> float:

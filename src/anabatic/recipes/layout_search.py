@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from anabatic.core.errors import ConfigError
 from anabatic.device.table import DeviceRow
-from anabatic.plan import pipeline_stages, training_setup
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan import job_rules, training_setup
 from anabatic.plan.mesh_shape import iter_layouts, resolve_mesh_shape
+from anabatic.plan.model_facts import ModelFacts
 from anabatic.plan.training_setup import TrainingSetup
-from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 
 MAX_STAGES, MAX_EXPERT_RANKS = 64, 64
 """Stages and expert ranks of the layouts that are tried."""
 
 
 def iter_layout_setups(
-    job: Any, shape: DecoderShape, base: TrainingSetup, row: DeviceRow, npus_per_node: int, nodes: int
+    job: Any, model: ModelFacts, base: TrainingSetup, row: DeviceRow, npus_per_node: int, nodes: int
 ) -> Iterator[list[TrainingSetup]]:
     """Yield the setups of every mesh: one, or of a pipeline one for each number of chunks.
 
@@ -29,6 +27,7 @@ def iter_layout_setups(
     Args:
         base: setup of the job as it is; row: of its devices.
     """
+    shape, _ = model.require_shape()
     world = npus_per_node * nodes
     experts = max((kind.experts for kind, _ in shape.count_kinds()), default=1) or 1
     limits = {
@@ -39,18 +38,12 @@ def iter_layout_setups(
         "tensor": npus_per_node,
     }
     for parallel in iter_layouts(job.parallel, world, limits):
-        ranks = resolve_mesh_shape(parallel, world).data_size
+        mesh = resolve_mesh_shape(parallel, world)
         setups = []
         for chunks in (1, 2) if parallel.pipeline > 1 == parallel.pipeline_chunks else (parallel.pipeline_chunks,):
-            try:
-                candidate = replace(job, parallel=replace(parallel, pipeline_chunks=chunks))
-                require_pipeline_job(candidate)
-                training_setup.require_divisible_batch(job.batch, ranks)
-                setup = training_setup.build_setup(candidate, shape, ranks, row, base.half, base.seq_len, 1)
-                training_setup.require_feasible(setup)
-                pipeline_stages.require_stages(setup)
-            except ConfigError:  # this model, batch or command cannot be divided so
-                continue
-            setups.append(setup)
+            candidate = replace(job, parallel=replace(parallel, pipeline_chunks=chunks))
+            if next(job_rules.find_job_problems(candidate, mesh, model), None) is None:
+                setup = training_setup.build_setup(candidate, shape, mesh.data_size, row, base.half, base.seq_len, 1)
+                setups.append(setup)
         if setups:
             yield setups

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import deepspeed_json
 from anabatic.config.rl import RlJob
 from anabatic.config.vessels.train import WordsJob
 from anabatic.core import log
@@ -23,18 +22,17 @@ from anabatic.plan import (
     device_scaling,
     model_shape,
     output,
-    pipeline_stages,
     strategy_search,
     training_setup,
 )
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.host_resources import estimate_host_resources
-from anabatic.plan.mesh_shape import get_mesh_multiple, resolve_mesh_shape
+from anabatic.plan.mesh_shape import get_mesh_multiple
 from anabatic.plan.scale_losses import ScaleAssumptions
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
-from anabatic.recipes import layout_search, sequence_length
-from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
+from anabatic.recipes import layout_search
+from anabatic.recipes.resolve import Machine, ResolvedJob, resolve
 
 DEFAULT_SEGMENTS_PER_RANK = 8
 """Of each rank in a step, where the global batch is left open."""
@@ -48,20 +46,9 @@ LOCAL_CHIP = "here"
 _PLOT_PATH_HINT = "name a file in a folder that is there and yours with --plot FILE.svg"
 
 
-@dataclass(frozen=True)
-class ClusterSize:
-    """Where a job is planned for: so many devices of a chip on each of so many machines."""
-
-    chip: Chip
-    npus_per_node: int
-    nodes: int = 1
-    chip_source: str = ""
-    """What says so, where the user has not."""
-
-
 def run(
     job: Any,
-    place: ClusterSize,
+    place: Machine,
     tokens: int | None = None,
     as_json: bool = False,
     sweep: bool = False,
@@ -79,7 +66,10 @@ def run(
         ConfigError: the sizes cannot be planned.
         Failure: the picture cannot be written.
     """
-    plan = estimate_job(job, place, tokens, layouts)
+    _require_training_chip(place.known_chip)
+    resolved = resolve(job, place)
+    plan = _estimate_resolved(resolved, place, tokens, layouts)
+    resolved.log_notes()
     has_model_section = not isinstance(job.model, str)
     if plot is not None:
         write_atomic(Path(plot), device_scaling.draw_frontier(plan), _PLOT_PATH_HINT)
@@ -99,7 +89,7 @@ def run(
 
 def print_scaling(
     job: Any,
-    place: ClusterSize,
+    place: Machine,
     max_devices: int,
     tokens: int | None = None,
     as_json: bool = False,
@@ -111,7 +101,7 @@ def print_scaling(
     Where the recipe gives the tokens of a step they are divided (strong scaling), else each device has as many (weak).
 
     Args:
-        max_devices: devices; place.npus: of a machine.
+        max_devices: devices; place.npus_per_node: of a machine.
         assumed: of slow machines, links, checkpoints and failures.
         plot: SVG file for the picture.
 
@@ -120,7 +110,7 @@ def print_scaling(
         Failure: the picture cannot be written.
     """
     given = getattr(job.batch, "global_batch_tokens", None)
-    plans = []
+    chip, plans = place.known_chip, []
     for count in device_scaling.list_device_counts(place.npus_per_node, max_devices, get_mesh_multiple(job.parallel)):
         there = replace(
             place, npus_per_node=min(count, place.npus_per_node), nodes=max(1, count // place.npus_per_node)
@@ -131,15 +121,15 @@ def print_scaling(
         plans.append(plan)
     rows = device_scaling.build_scaling_rows(plans, assumed)
     if not rows:
-        log.warn(f"the job fits on no number of {place.chip.name} up to {max_devices:,}, in whatever way it is divided")
+        log.warn(f"the job fits on no number of {chip.name} up to {max_devices:,}, in whatever way it is divided")
         if as_json:
-            sys.stdout.write(json.dumps({"chip": place.chip.name, "held": None, "rows": []}) + "\n")
+            sys.stdout.write(json.dumps({"chip": chip.name, "held": None, "rows": []}) + "\n")
         return 1
     if plot is not None:
-        title = f"{place.chip.name}, estimated: {device_scaling.describe_scaling(rows)}"
+        title = f"{chip.name}, estimated: {device_scaling.describe_scaling(rows)}"
         write_atomic(Path(plot), device_scaling.draw_scaling(rows, title), _PLOT_PATH_HINT)
     if as_json:
-        sys.stdout.write(json.dumps(device_scaling.scaling_to_dict(rows, place.chip)) + "\n")
+        sys.stdout.write(json.dumps(device_scaling.scaling_to_dict(rows, chip)) + "\n")
     else:
         sys.stdout.write("\n".join(device_scaling.format_scaling_lines(rows)) + "\n")
         if left_out := device_scaling.describe_left_out(plans, rows):
@@ -149,17 +139,17 @@ def print_scaling(
 
 def print_local_plan(job: Any) -> int:
     """Print the plan of a job as it would run here; return 0, or 1 when it does not fit."""
-    return run(job, resolve_cluster_size(job, LOCAL_CHIP, job.device.nproc, 1))
+    return run(job, find_machine(job, LOCAL_CHIP, job.device.nproc, 1))
 
 
-def resolve_cluster_size(job: Any, chip: str, npus: int, nodes: int) -> ClusterSize:
+def find_machine(job: Any, chip: str, npus: int, nodes: int) -> Machine:
     """Return where a job is planned for: devices of the chip with that name, or of this machine."""
     if npus * nodes > MAX_DEVICES:
         raise ConfigError(f"{npus:,} devices x {nodes:,} machines is more than {MAX_DEVICES:,}", "plan a smaller job")
     if chip == LOCAL_CHIP:
         found, explanation = detect_chip.detect_job_chip(job.device.type, npus)
-        return ClusterSize(found, npus, nodes, explanation)
-    return ClusterSize(find_chip(chip), npus, nodes)
+        return Machine(found, npus, nodes, explanation)
+    return Machine(find_chip(chip), npus, nodes)
 
 
 def devices_per_server(chip: str) -> int:
@@ -167,7 +157,7 @@ def devices_per_server(chip: str) -> int:
     return cost_model.get_chip_rates(find_chip(chip)).server
 
 
-def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layouts: bool = False) -> output.JobPlan:
+def estimate_job(job: Any, place: Machine, tokens: int | None = None, layouts: bool = False) -> output.JobPlan:
     """Return the plan of a resolved job.
 
     Args:
@@ -176,26 +166,25 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
     Raises:
         ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
     """
-    chip, world = place.chip, place.npus_per_node * place.nodes
-    if model_shape.is_depth_left_open(job):
-        job = model_shape.with_depth(job, model_shape.choose_depth(job, chip, world))
-    require_pipeline_job(job)
-    shape, source = model_shape.get_job_shape(job)
+    _require_training_chip(place.known_chip)
+    return _estimate_resolved(resolve(job, place), place, tokens, layouts)
+
+
+def _require_training_chip(chip: Chip) -> None:
     if not chip.can_train:
         raise ConfigError(
             f"{chip.name} is made for inference, and this is a training",
             "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
         )
-    divisors = [str(size) for size in range(1, world + 1) if world % size == 0]
-    hint = f"use a size, or sizes with a product, of {', '.join(divisors[:-1])} or {world}" if world > 1 else None
-    ranks = resolve_mesh_shape(job.parallel, world, ("device", "devices"), hint).data_size
-    job, _, _ = deepspeed_json.apply_deepspeed(sequence_length.resolve_seq_len(job, shape.max_positions or None), ranks)
+
+
+def _estimate_resolved(resolved: ResolvedJob[Any], place: Machine, tokens: int | None, layouts: bool) -> output.JobPlan:
+    job, ranks, (shape, source) = resolved.job, resolved.mesh.data_size, resolved.model.require_shape()
+    chip = place.known_chip
     assumed: list[str] = []
     row = table.get_device_row(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
     base = training_setup.build_setup(job, shape, ranks, row, half, job.batch.resolved_seq_len, 1)
-    training_setup.require_feasible(base)
-    pipeline_stages.require_stages(base)
     micro, step = _resolve_batch_tokens(job, base, assumed)
     if micro is None:
         choice = strategy_search.choose_micro_batch(base, step, chip)
@@ -214,7 +203,7 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
     steps = _estimate_steps(job, shape, tokens, choice.step_time)
     fixed = micro if isinstance(job, RlJob) else None
     if layouts:
-        fitting = _search_layouts(job, shape, place, base, step)
+        fitting = _search_layouts(resolved, place, base, step)
     else:
         fitting = [one for one in strategy_search.list_fitting(base, step, chip, fixed) if _supports_sharding(job, one)]
     host_resources = estimate_host_resources(
@@ -235,13 +224,15 @@ def estimate_job(job: Any, place: ClusterSize, tokens: int | None = None, layout
 
 
 def _search_layouts(
-    job: Any, shape: DecoderShape, place: ClusterSize, base: TrainingSetup, step: int
+    resolved: ResolvedJob[Any], place: Machine, base: TrainingSetup, step: int
 ) -> list[strategy_search.StrategyEstimate]:
     """Return the fastest settings that fit of every mesh of the devices."""
-    row = table.get_device_row(place.chip)
+    chip = place.known_chip
     found = []
-    for setups in layout_search.iter_layout_setups(job, shape, base, row, place.npus_per_node, place.nodes):
-        choices = [strategy_search.find_fastest(setup, step, place.chip) for setup in setups]
+    for setups in layout_search.iter_layout_setups(
+        resolved.job, resolved.model, base, table.get_device_row(chip), place.npus_per_node, place.nodes
+    ):
+        choices = [strategy_search.find_fastest(setup, step, chip) for setup in setups]
         fitting = [choice for choice in choices if choice is not None]
         if fitting:
             found.append(max(fitting, key=lambda choice: choice.tokens_per_s))

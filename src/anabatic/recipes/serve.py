@@ -40,7 +40,7 @@ from anabatic.models.pretrained import (
     resolve_merged_adapters,
     resolve_model_folder,
 )
-from anabatic.recipes import sequence_length
+from anabatic.plan import model_facts
 
 API_KEYS_VARIABLE = "ANABATIC_API_KEYS"
 STEP_SECONDS = 0.4
@@ -100,7 +100,7 @@ def _read_api_keys(file: str | None) -> list[str]:
 
 
 def _load_model_registry(job: ServeJob) -> ModelRegistry:
-    given = [sequence_length.split_name_and_folder(one)[0] for one in job.model]
+    given = [model_facts.split_name_and_folder(one)[0] for one in job.model]
     _require_different_names([*given, *(one.partition("=")[0] for one in job.classifier)])
     device = select_device(job.device)
     models = [served for at, one in enumerate(job.model) for served in _load_served_models(job, device, one, at == 0)]
@@ -122,7 +122,7 @@ def _require_different_names(names: Sequence[str]) -> None:
 
 def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[ServedModel]:
     """Read a model, and the adapters beside it."""
-    name, folder = sequence_length.split_name_and_folder(one)
+    name, folder = model_facts.split_name_and_folder(one)
     root = resolve_model_folder(folder)
     classifier.require_text_model(root)
     adapters = resolve_merged_adapters([], root)

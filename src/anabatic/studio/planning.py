@@ -69,7 +69,7 @@ def plan_recipe(command: str, text: str, chip: str = plan_command.LOCAL_CHIP) ->
         return {}
     try:
         job = settings.parse_job(command, text, _ORIGIN)
-        place = plan_command.resolve_cluster_size(job, chip, job.device.nproc, 1)
+        place = plan_command.find_machine(job, chip, job.device.nproc, 1)
         return dict(output.plan_to_dict(plan_command.estimate_job(job, place)))
     except AnabaticError as error:
         (first, *_) = _describe_errors(error)

@@ -28,10 +28,10 @@ from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.device.device import Device
 from anabatic.device.table import Chip, DeviceRow
 from anabatic.models.pretrained import resolve_model_folder
-from anabatic.parallel.process_groups import World, all_gather_text, barrier, broadcast_text
-from anabatic.plan import model_shape, output, strategy_search
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.parallel.process_groups import World, all_gather_text, barrier, broadcast_text, count_machine_ranks
+from anabatic.plan import output, strategy_search
 from anabatic.plan.memory_estimate import estimate_peak_memory
+from anabatic.plan.model_facts import ModelFacts, find_model_facts, model_name, with_model
 from anabatic.plan.strategy_search import StrategyEstimate
 from anabatic.plan.training_setup import StrategyName, TrainingSetup
 from anabatic.train import sizing
@@ -52,7 +52,7 @@ _MIN_LAYOUT_GAIN = 1.2
 strategies on one mesh were compared with each other more closely than those of different meshes."""
 Strategy = tuple[str | bool | int, ...]
 """Strategy, offload, recomputation; the dimensions of the mesh and the chunks of a pipeline."""
-SetupLister = Callable[[Any, DecoderShape, TrainingSetup, DeviceRow, int, int], Iterable[list[TrainingSetup]]]
+SetupLister = Callable[[Any, ModelFacts, TrainingSetup, DeviceRow, int, int], Iterable[list[TrainingSetup]]]
 """`recipes.layout_search.iter_layout_setups`."""
 
 
@@ -172,16 +172,18 @@ def apply_auto_strategy(job: Any, device: Device, world: World, list_setups: Set
 
 def _propose_strategy(job: Any, state: AutoState, device: Device, world: World, list_setups: SetupLister) -> Strategy:
     """Return what rank 0 proposes: processors of several machines may differ, and so may their estimates."""
-    here = _resolve_model_path(job, world)
-    shape = model_shape.get_job_shape(here)[0]
-    setup = sizing.build_job_setup(here, shape, device, world.data_group)
+    here, name = job, model_name(job)
+    if name:  # of a run or on a hub
+        here = with_model(job, str(resolve_model_folder(name, getattr(job, "hub", None), world)))
+    model = find_model_facts(here)
+    setup = sizing.build_job_setup(here, model.require_shape()[0], device, world.data_group)
     chip = sizing.get_local_chip(device, free=True)
     room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now
     chip = replace(chip, memory_gib=room + strategy_search.estimate_buffer_bytes(setup, chip) / 2**30)
     answer: dict[str, Any] = {}
     if world.is_main_process:
         try:
-            others = list_setups(here, shape, setup, device.device_row, *_count_devices(world))
+            others = list_setups(here, model, setup, device.device_row, *count_machine_ranks(world))
             answer["way"] = _choose_strategy(job, state, device, chip, setup, others)
         except Failure as error:
             answer["failure"] = str(error), error.hint
@@ -189,12 +191,6 @@ def _propose_strategy(job: Any, state: AutoState, device: Device, world: World, 
     if "failure" in answer:
         raise Failure(*answer["failure"])
     return tuple(answer["way"])
-
-
-def _count_devices(world: World) -> tuple[int, int]:
-    """Return the processes of a machine and the machines; where they differ in size, each process counts as one."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return (local, world.size // local) if world.size % local == 0 else (1, world.size)
 
 
 def _choose_strategy(
@@ -260,14 +256,6 @@ def _pick_estimate(estimates: Sequence[StrategyEstimate], layout: tuple[int, ...
 
 def _find_fitting(estimates: Iterable[StrategyEstimate]) -> list[StrategyEstimate]:
     return [one for one in estimates if one.can_fit]
-
-
-def _resolve_model_path(job: Any, world: World) -> Any:
-    """The job with its model's folder in place of a run's or of a name on a hub."""
-    if isinstance(job.model, str):
-        return replace(job, model=str(resolve_model_folder(job.model, job.hub, world)))
-    path = job.model.path
-    return job if path is None else replace(job, model=replace(job.model, path=str(resolve_model_folder(path))))
 
 
 def _is_allowed(job: Any, setup: TrainingSetup) -> bool:

@@ -17,7 +17,7 @@ from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.process_groups import RankGroup
-from anabatic.plan import config_shape, detect_chip, strategy_search, training_setup
+from anabatic.plan import config_shape, detect_chip, job_rules, strategy_search, training_setup
 from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
@@ -209,9 +209,8 @@ def resolve_batch_sizes(
         else f"what fits on {device.type}"
     )
     plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, why)
-    training_setup.require_divisible_batch(
-        BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target), world.size
-    )
+    settled = BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target)
+    job_rules.raise_problems(job_rules.find_batch_problems(settled, world.size))
     return micro, target, target // (micro * world.size)
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,9 +39,10 @@ from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
+from anabatic.plan.job_rules import find_job_problems, raise_problems
 from anabatic.plan.mesh_shape import MeshShape
+from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.pipeline_stages import split_layers
-from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from anabatic.train.optim.optimizer import Optimizer
@@ -257,10 +259,14 @@ def test_other_models_are_refused(family: str, stages: int, chunks: int, message
         pipeline_stages.require_stages(model, World(pipeline_group=RankGroup(0, stages), pipeline_chunks=chunks))
 
 
+def find_problems(job: Any) -> list[ConfigError]:
+    return list(find_job_problems(job, MeshShape(pipeline=2), find_model_facts(job)))
+
+
 def test_other_trainings_are_refused_before_they_start() -> None:
     data, stages = Data(train=["rows.json"]), Parallel(pipeline=2)
     with pytest.raises(ConfigError, match="parallel.pipeline is 2, and dpo does not train in stages"):
-        require_pipeline_job(DpoJob(model="m", data=data, parallel=stages))
+        raise_problems(find_problems(DpoJob(model="m", data=data, parallel=stages)))
     with pytest.raises(ConfigError, match="parallel.pipeline is 2, and lora.init is pissa"):
-        require_pipeline_job(SftJob(model="m", data=data, parallel=stages, lora=Lora(init="pissa")))
-    require_pipeline_job(SftJob(model="m", data=data, parallel=stages))
+        raise_problems(find_problems(SftJob(model="m", data=data, parallel=stages, lora=Lora(init="pissa"))))
+    assert find_problems(SftJob(model="m", data=data, parallel=stages)) == []

@@ -58,13 +58,13 @@ def test_the_plan_takes_the_same_depth(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}), encoding="utf-8")
     job = make_job(600)
     job.tokenizer = str(tmp_path)
-    place = plan_command.ClusterSize(CHIP, 1, 1)
+    place = plan_command.Machine(CHIP, 1, 1)
     depth = model_shape.choose_depth(job, CHIP, 1)
     assert f"model.depth {depth}," in plan_command.estimate_job(job, place).shape_source
 
 
 def test_the_plan_counts_the_steps_that_fit_into_the_minutes() -> None:
-    job, place = make_job(600, depth=2), plan_command.ClusterSize(CHIP, 1, 1)
+    job, place = make_job(600, depth=2), plan_command.Machine(CHIP, 1, 1)
     plan = plan_command.estimate_job(job, place)
     assert plan.steps * plan.choice.step_time.total_seconds == pytest.approx(36_000, rel=1e-3)
     job.schedule.max_steps = 7

@@ -12,8 +12,9 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.table import CHIPS, find_chip
 from anabatic.plan import cost_model, memory_estimate, model_shape, step_time, strategy_search
 from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.job_rules import find_shape_problems, raise_problems
 from anabatic.plan.memory_estimate import estimate_activations, estimate_peak_memory
-from anabatic.plan.training_setup import TrainingSetup, require_feasible
+from anabatic.plan.training_setup import TrainingSetup
 
 CHIP = find_chip("Ascend910B3")
 assert CHIP is not None
@@ -231,9 +232,9 @@ def test_the_exchange_of_expert_ranks_takes_its_time() -> None:
     ("shape", "expert", "message"),
     [
         (MIXTURE, 3, "parallel.expert is 3, which does not divide 128 experts"),
-        (SHAPE, 2, "parallel.expert is 2, and the model has no experts"),
+        (SHAPE, 2, "parallel.expert is 2, and the model has no layers of stacked experts"),
     ],
 )
 def test_expert_ranks_that_cannot_be(shape: DecoderShape, expert: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        require_feasible(TrainingSetup(shape, ranks=6, strategy="ddp", expert=expert))
+        raise_problems(find_shape_problems(shape, expert=expert))

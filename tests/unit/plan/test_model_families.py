@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from anabatic.config.sections.common import ContextMethod
 from anabatic.core.errors import AnabaticError, DataError
 from anabatic.data.batching.packing import Batch
 from anabatic.device.attention import PackedSegments
@@ -24,7 +25,8 @@ from anabatic.models.linear_attention import delta_net
 from anabatic.plan import attention_kinds, config_shape, memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import estimate_collective_ns, get_chip_rates
 from anabatic.plan.decoder_shape import DecoderShape
-from anabatic.plan.training_setup import TrainingSetup, require_feasible
+from anabatic.plan.job_rules import find_shape_problems, raise_problems
+from anabatic.plan.training_setup import TrainingSetup
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -397,7 +399,7 @@ def test_listed_blocks_of_one_kind_are_planned_like_equal_ones() -> None:
 def test_attention_that_tensor_ranks_do_not_divide_is_refused() -> None:
     shape, _ = model_shape.get_named_shape("deepseek-ai/DeepSeek-V3")
     with pytest.raises(AnabaticError, match="latent attention is not divided among tensor ranks"):
-        require_feasible(TrainingSetup(shape, tensor=2))
+        raise_problems(find_shape_problems(shape, tensor=2))
 
 
 @pytest.mark.parametrize("layout", ["qkvz", "split"])
@@ -407,9 +409,9 @@ def test_tensor_ranks_divide_linear_attention(layout: Any) -> None:
     delta = next(kind for kind, _ in shape.count_kinds() if isinstance(kind.attention, attention_kinds.DeltaAttention))
     assert isinstance(delta.attention, attention_kinds.DeltaAttention)
     delta = replace(delta, attention=replace(delta.attention, layout=layout))
-    require_feasible(TrainingSetup(shape, tensor=2))
+    raise_problems(find_shape_problems(shape, tensor=2))
     with pytest.raises(AnabaticError, match="16 key heads of linear attention"):
-        require_feasible(TrainingSetup(shape, tensor=32))
+        raise_problems(find_shape_problems(shape, tensor=32))
     one, two = (TrainingSetup(delta, tensor=ranks, micro_tokens=2048) for ranks in (1, 2))
     halves = [memory_estimate.estimate_activations(setup).attention for setup in (two, one)]
     assert halves[0] == pytest.approx(halves[1] / 2)
@@ -425,7 +427,7 @@ def test_tensor_ranks_divide_linear_attention(layout: Any) -> None:
 def test_heads_of_kimi_are_not_divided() -> None:
     shape, _ = model_shape.get_named_shape("Kimi-Linear-48B-A3B")
     with pytest.raises(AnabaticError, match="Kimi delta attention is not divided among tensor ranks"):
-        require_feasible(TrainingSetup(shape, tensor=2))
+        raise_problems(find_shape_problems(shape, tensor=2))
 
 
 def test_a_window_shows_its_keys() -> None:
@@ -444,12 +446,12 @@ def test_a_window_shows_its_keys() -> None:
         ("gpt-oss-20b", "ring", "no attention in windows of 128 tokens"),
     ],
 )
-def test_attention_that_context_ranks_do_not_divide_is_refused(name: str, method: str, why: str) -> None:
-    setup = TrainingSetup(model_shape.get_named_shape(name)[0], context=2, context_method=method)  # type: ignore[arg-type]
-    with pytest.raises(AnabaticError, match="parallel.context") as caught:
-        require_feasible(setup)
-    assert why in str(caught.value) and caught.value.hint
-    require_feasible(TrainingSetup(setup.shape))
+def test_attention_that_context_ranks_do_not_divide_is_refused(name: str, method: ContextMethod, why: str) -> None:
+    shape = model_shape.get_named_shape(name)[0]
+    found = list(find_shape_problems(shape, context=2, context_method=method, seq_len=2048))
+    assert all("parallel.context" in str(error) and error.hint for error in found)
+    assert any(why in str(error) for error in found)
+    assert list(find_shape_problems(shape)) == []
 
 
 @pytest.mark.parametrize(
@@ -467,13 +469,13 @@ def test_attention_that_context_ranks_do_not_divide_is_refused(name: str, method
     ],
 )
 def test_heads_of_linear_attention_that_context_ranks_do_not_divide(
-    name: str, context: int, method: str, message: str, hint: str
+    name: str, context: int, method: ContextMethod, message: str, hint: str
 ) -> None:
     shape = model_shape.get_named_shape(name)[0]
     with pytest.raises(AnabaticError) as caught:
-        require_feasible(TrainingSetup(shape, context=context, context_method=method))  # type: ignore[arg-type]
+        raise_problems(find_shape_problems(shape, context=context, context_method=method))
     assert message in str(caught.value) and (caught.value.hint or "").startswith(hint)
-    require_feasible(TrainingSetup(shape, context=32, context_method="ring"))
+    raise_problems(find_shape_problems(shape, context=32, context_method="ring"))
 
 
 def test_copies_of_key_heads_take_memory_and_time() -> None:
@@ -496,7 +498,7 @@ def test_context_ranks_divide_the_tokens_of_every_kind_of_block(name: str) -> No
     shape, rates = model_shape.get_named_shape(name)[0], get_chip_rates(model_chip())
     shared = TrainingSetup(shape, strategy="zero3", ranks=2, context=4, micro_tokens=4 * 2048, recompute="full")
     alone = TrainingSetup(shape, strategy="zero3", ranks=8, micro_tokens=2048, recompute="full")
-    require_feasible(shared)
+    assert list(find_shape_problems(shape, context=4, seq_len=2048)) == []
     first, second = (step_time.estimate_step_time(setup, rates) for setup in (shared, alone))
     assert first.compute == pytest.approx(second.compute) and first.tokens == second.tokens
     expected = 0.0

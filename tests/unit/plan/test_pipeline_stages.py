@@ -10,8 +10,9 @@ import pytest
 from anabatic.core.errors import ConfigError
 from anabatic.device.table import find_chip
 from anabatic.plan import cost_model, model_shape
+from anabatic.plan.job_rules import find_shape_problems, raise_problems
 from anabatic.plan.memory_estimate import estimate_peak_memory, get_persistent_bytes
-from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages, require_stages, split_layers
+from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages, split_layers
 from anabatic.plan.step_time import estimate_step_time
 from anabatic.plan.strategy_search import choose_micro_batch, estimate_strategy, list_strategies
 from anabatic.plan.training_setup import TrainingSetup
@@ -164,5 +165,5 @@ def test_stages_are_sharded_and_count_as_devices() -> None:
 
 def test_what_no_pipeline_divides_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"parallel.pipeline is 37, the model has 36 layers"):
-        require_stages(TrainingSetup(SHAPE, pipeline=37))
-    require_stages(TrainingSetup(SHAPE, pipeline=36))
+        raise_problems(find_shape_problems(SHAPE, pipeline=37))
+    assert list(find_shape_problems(SHAPE, pipeline=36)) == []

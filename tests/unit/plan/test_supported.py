@@ -146,7 +146,7 @@ def test_no_training_is_planned_on_a_chip_for_inference_and_both_sizes_of_the_91
 
     job = SftJob(model="Qwen/Qwen3-0.6B", data=Data(train=["rows.jsonl"]))
     with pytest.raises(ConfigError, match="Ascend310P3 is made for inference") as error:
-        plan_command.estimate_job(job, plan_command.resolve_cluster_size(job, "310P3", 1, 1))
+        plan_command.estimate_job(job, plan_command.find_machine(job, "310P3", 1, 1))
     assert "910B4" in error.value.hint
     sizes = {chip: plan_command.find_chip(chip).memory_gib for chip in ("910B4", "910B4-1")}
     assert sizes == {"910B4": 32, "910B4-1": 64}

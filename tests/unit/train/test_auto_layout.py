@@ -14,6 +14,7 @@ from anabatic.core.errors import Failure
 from anabatic.device import table
 from anabatic.device.table import Chip
 from anabatic.plan import model_shape
+from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.training_setup import build_setup
 from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.plan_command import find_chip
@@ -47,7 +48,7 @@ def choose(
     shape = model_shape.get_job_shape(job)[0]
     row = table.get_device_row(chip)
     base = build_setup(job, shape, npus * nodes, row, True, job.batch.seq_len, 1)
-    layouts = iter_layout_setups(job, shape, base, row, npus, nodes)
+    layouts = iter_layout_setups(job, find_model_facts(job), base, row, npus, nodes)
     way = auto_sizing._choose_strategy(job, state or AutoState(), device, chip, base, layouts)
     return dict(zip(NAMES, way, strict=True))
 
@@ -67,7 +68,7 @@ def test_the_mesh_of_the_job_is_kept_where_it_is_fast() -> None:
     shape = model_shape.get_job_shape(given)[0]
     row = table.get_device_row(CHIP)
     base = build_setup(given, shape, 4, row, True, 8192, 1)
-    setups = list(iter_layout_setups(given, shape, base, row, 8, 1))
+    setups = list(iter_layout_setups(given, find_model_facts(given), base, row, 8, 1))
     assert {one.context for group in setups for one in group} == {2}
 
 

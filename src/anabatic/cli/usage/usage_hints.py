@@ -17,7 +17,7 @@ from anabatic.convert import foreign_options as foreign_options_module
 from anabatic.convert.command_finder import PeerOption
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
-from anabatic.recipes import sequence_length
+from anabatic.plan import model_facts
 
 _CONFIG_OPTIONS = ("-c", "--config")
 _MAX_EXPLAINED = 6
@@ -281,8 +281,8 @@ def _read_given_settings(line: CommandLine) -> dict[str, Any]:
         value = texts if _takes_many(hint) else texts[0]
         settings[key] = validation.convert_value(value, hints[key], validation.OptionNamer(), tuple(key.split(".")))
     if "batch.seq_len" in hints and settings.get("batch.seq_len") is None:
-        positions = sequence_length.max_positions(
-            sequence_length.read_local_config(str(settings.get("model") or settings.get("model.path") or ""))
+        positions = model_facts.max_positions(
+            model_facts.read_local_config(str(settings.get("model") or settings.get("model.path") or ""))
         )
         if positions is not None:  # the job also uses the model's limit
             settings["batch.seq_len"] = min(DEFAULT_SEQ_LEN, positions)

@@ -5,7 +5,6 @@ Everything else is as with data parallelism: ranks of an expert group have batch
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import nn
@@ -17,6 +16,7 @@ from anabatic.device.ops import REFERENCE_OPS
 from anabatic.models.experts.expert_layers import EXPERT_GROUP, choose_expert_forward, iter_expert_layers
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import shard_parameter
+from anabatic.plan import job_rules
 
 
 def require_divisible_experts(model: PreTrainedModel, degree: int) -> None:
@@ -28,25 +28,14 @@ def require_divisible_experts(model: PreTrainedModel, degree: int) -> None:
     if degree == 1:
         return
     layers = [layer for _, layer in iter_expert_layers(model)]
-    if not layers:
-        raise ConfigError(
-            f"parallel.expert is {degree}, and {type(model).__name__} has no layers of stacked experts",
-            "leave parallel.expert at 1; --parallel.strategy zero3 divides every model",
-        )
     unknown = next((layer for layer in layers if choose_expert_forward(layer, REFERENCE_OPS)[0] is None), None)
     if unknown is not None:
         raise ConfigError(
             f"parallel.expert is {degree}, and {type(unknown).__name__} computes its experts in an unknown way",
-            "leave parallel.expert at 1; --parallel.strategy zero3 divides every model",
+            f"leave parallel.expert at 1; {job_rules.ZERO3_HINT}",
         )
     counts = sorted({int(layer.num_experts) for layer in layers})
-    if any(count % degree for count in counts):
-        common = math.gcd(*counts)
-        degrees = [str(divisor) for divisor in range(2, common + 1) if common % divisor == 0]
-        raise ConfigError(
-            f"parallel.expert is {degree}, which does not divide {' and '.join(map(str, counts))} experts",
-            f"use {' or '.join(degrees)}" if degrees else "leave parallel.expert at 1",
-        )
+    job_rules.raise_problems(job_rules.find_expert_problems(counts, degree))
 
 
 def apply_expert_parallel(model: PreTrainedModel, world: World) -> frozenset[str]:

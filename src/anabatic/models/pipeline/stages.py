@@ -18,7 +18,8 @@ from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
 from anabatic.parallel.process_groups import World
-from anabatic.plan.pipeline_stages import estimate_bubble, require_layers, split_layers
+from anabatic.plan import job_rules
+from anabatic.plan.pipeline_stages import estimate_bubble, split_layers
 
 _STAGE = "_anabatic_stage"
 """Attribute of a model of which this process has a stage."""
@@ -54,12 +55,13 @@ def require_stages(model: PreTrainedModel, world: World) -> None:
     stages, chunks = world.pipeline_group.size, world.pipeline_chunks
     if stages == 1:
         return
-    hint = "leave parallel.pipeline at 1; --parallel.strategy zero3 divides every model"
     names = find_blocks(model)
     unknown = _find_unknown(model, names)
     if unknown:
-        raise ConfigError(f"parallel.pipeline is {stages}, and {unknown}", hint)
-    require_layers(len(names), stages, chunks)
+        raise ConfigError(
+            f"parallel.pipeline is {stages}, and {unknown}", f"leave parallel.pipeline at 1; {job_rules.ZERO3_HINT}"
+        )
+    job_rules.raise_problems(job_rules.find_layer_problems(len(names), stages, chunks))
 
 
 def _find_unknown(model: PreTrainedModel, names: list[str]) -> str:

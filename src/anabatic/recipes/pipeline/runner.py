@@ -25,9 +25,8 @@ from anabatic.core.errors import AnabaticError, ConfigError, Failure, UserError
 from anabatic.core.formatting import did_you_mean, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import lock_folder, make_write_error, require_place, write_atomic
-from anabatic.plan import depth_dial, model_shape
+from anabatic.plan import depth_dial, model_facts, model_shape
 from anabatic.plan.decoder_shape import DecoderShape
-from anabatic.recipes import sequence_length
 from anabatic.recipes.pipeline import stage_process
 from anabatic.recipes.pipeline.stage_plan import (
     StagePlan,
@@ -362,12 +361,12 @@ def warn_low_disk_space(out: Path, stages: list[StagePlan], reasons: Mapping[str
 
 def _count_trained_params(job: Any, params: Mapping[str, int], entries: Mapping[str, int]) -> int:
     """Return the parameters of what a stage trains, all of them saved; 0 where they are not known, or adapters are."""
-    model = sequence_length.model_name(job)
+    model = model_facts.model_name(job)
     if getattr(job, "tuner", "full") == "lora":
         return 0
     if model:
         of = next((count for folder, count in params.items() if Path(model).is_relative_to(folder)), None)
-        is_local = Path(model).expanduser().is_dir() and bool(sequence_length.read_local_config(model))
+        is_local = Path(model).expanduser().is_dir() and bool(model_facts.read_local_config(model))
         return of if of is not None else _count_folder_params(model) if is_local else 0
     vocab = entries.get(str(getattr(job, "tokenizer", "")))
     if vocab is None:

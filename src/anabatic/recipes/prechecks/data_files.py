@@ -22,7 +22,7 @@ from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.row_use import require_good_answer
 from anabatic.hub import datasets
-from anabatic.recipes import sequence_length
+from anabatic.plan import model_facts
 
 IsStageOutput = Callable[[str], bool]
 """Whether a path lies where an earlier stage will write."""
@@ -256,7 +256,7 @@ EarlierOutputs = Mapping[str, StageOutput]
 
 def predict_stage_output(stage: str, command: str, job: Any, earlier: EarlierOutputs) -> StageOutput:
     """Return what a stage will have made."""
-    base = sequence_length.model_name(job)
+    base = model_facts.model_name(job)
     positions, vocab = read_model_sizes(base, earlier) if base else (None, None)
     config = read_model_config(base, earlier) if base else {}
     if command == "tokenizer train":
@@ -291,15 +291,15 @@ def read_model_sizes(name: str, earlier: EarlierOutputs) -> tuple[int | None, in
     stage_output = find_stage_output(name, earlier)
     if stage_output is not None:
         return stage_output.max_positions, stage_output.vocab_size
-    config = sequence_length.read_local_config(name)
+    config = model_facts.read_local_config(name)
     vocab = config.get("vocab_size")
-    return sequence_length.max_positions(config), vocab if isinstance(vocab, int) else None
+    return model_facts.max_positions(config), vocab if isinstance(vocab, int) else None
 
 
 def read_model_config(name: str, earlier: EarlierOutputs) -> Mapping[str, Any]:
     """Return the config.json of a model, as far as it is known; of an adapter that of its base."""
     stage_output = find_stage_output(name, earlier)
-    return sequence_length.read_local_config(name) if stage_output is None else stage_output.config
+    return model_facts.read_local_config(name) if stage_output is None else stage_output.config
 
 
 def is_adapter(name: str, earlier: EarlierOutputs) -> bool | None:
@@ -307,7 +307,7 @@ def is_adapter(name: str, earlier: EarlierOutputs) -> bool | None:
     stage_output = find_stage_output(name, earlier)
     if stage_output is not None:
         return stage_output.is_adapter
-    folder = sequence_length.find_local_model(name)
+    folder = model_facts.find_local_model(name)
     return None if folder is None else not (folder / "config.json").is_file()
 
 

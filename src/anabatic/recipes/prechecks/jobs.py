@@ -13,18 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import deepspeed_json
-from anabatic.config.rl import BUILTIN_REWARDS, RlJob
+from anabatic.config.rl import BUILTIN_REWARDS
 from anabatic.config.sections.common import LogSettings
-from anabatic.config.sections.train_jobs import LoopJob, TuneJob, is_auto
+from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.serve import ServeJob
 from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
-from anabatic.plan import layer_names, training_setup
-from anabatic.plan.mesh_shape import count_data_ranks
-from anabatic.recipes import sequence_length
+from anabatic.plan import layer_names, model_facts
 from anabatic.recipes.export import gguf_converter
 from anabatic.recipes.prechecks import data_files
 from anabatic.recipes.prechecks.data_files import (
@@ -39,7 +36,7 @@ from anabatic.recipes.prechecks.data_files import (
     read_model_config,
     read_model_sizes,
 )
-from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
+from anabatic.recipes.resolve import Machine, resolve
 
 _MODEL_SUBFOLDERS = ("", "best_model", "final_model")
 _ACCEPTED_MODEL_COMMANDS: dict[str, tuple[str, ...]] = {
@@ -114,7 +111,7 @@ def _raise_errors(found: list[AnabaticError]) -> None:
 
 
 def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iterator[UserError]:
-    name = sequence_length.model_name(job)
+    name = model_facts.model_name(job)
     if not name or getattr(job, "endpoint", None):
         return
     stage_output = find_stage_output(name, earlier or {})
@@ -125,7 +122,7 @@ def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iter
         found = None if command.startswith("bench ") else find_missing_model(name, getattr(job, "hub", None))
         yield from [] if found is None else [found]
         return
-    if sequence_length.find_local_model(name) is not None or _may_be_hub_id(name, earlier):
+    if model_facts.find_local_model(name) is not None or _may_be_hub_id(name, earlier):
         return
     root = Path(name).expanduser()
     if root.exists():
@@ -199,7 +196,7 @@ def _check_tokenizer(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
             f"tokenizer is {name}, of stage {stage_output.stage}: `{stage_output.command}` makes no tokenizer",
             "name a stage of `tokenizer train`, or one that makes a model",
         )
-    model = sequence_length.model_name(job)
+    model = model_facts.model_name(job)
     entries = read_model_sizes(model, earlier)[1] if model else None
     if entries is not None and stage_output.vocab_size is not None and stage_output.vocab_size > entries:
         yield DataError(
@@ -210,7 +207,7 @@ def _check_tokenizer(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
 
 def _check_chat_template(command: str, job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
     """A model of a stage has the template of our tokenizers, one of a hub is not here yet."""
-    name = getattr(job, "tokenizer", None) or sequence_length.model_name(job)
+    name = getattr(job, "tokenizer", None) or model_facts.model_name(job)
     if (
         command not in _CHAT_COMMANDS
         or not name
@@ -218,13 +215,11 @@ def _check_chat_template(command: str, job: Any, earlier: EarlierOutputs) -> Ite
         or find_stage_output(name, earlier)
     ):
         return
-    folder = Path(name).expanduser() if getattr(job, "tokenizer", None) else sequence_length.find_local_model(name)
+    folder = Path(name).expanduser() if getattr(job, "tokenizer", None) else model_facts.find_local_model(name)
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return  # an adapter may take that of its base
     file = folder / "chat_template.jinja"
-    if not file.is_file() and not sequence_length.read_json_object(folder / "tokenizer_config.json").get(
-        "chat_template"
-    ):
+    if not file.is_file() and not model_facts.read_json_object(folder / "tokenizer_config.json").get("chat_template"):
         yield DataError(f"{folder} has no chat template", "use a chat model's tokenizer, or train one with ours")
 
 
@@ -280,18 +275,10 @@ def _check_eval_tasks(command: str, job: Any) -> Iterator[UserError]:
 
 
 def _check_lengths(job: Any, earlier: EarlierOutputs) -> Iterator[UserError]:
-    model = sequence_length.model_name(job)
+    model = model_facts.model_name(job)
     positions = read_model_sizes(model, earlier)[0] if model else None
     if positions is None:
         return
-    stage_output = find_stage_output(model, earlier)
-    by = f" by stage {stage_output.stage}" if stage_output is not None else ""
-    given = getattr(getattr(job, "batch", None), "seq_len", None)
-    if given is not None and given > positions:
-        yield DataError(
-            f"batch.seq_len is {given}, the model was made{by} for {positions} positions",
-            f"use --batch.seq-len {positions} or less",
-        )
     reply = getattr(job, "max_new_tokens", None) if getattr(job, "tasks", ()) and not job.endpoint else None
     if reply is not None and reply >= positions:
         yield DataError(
@@ -310,22 +297,22 @@ def find_setting_errors(command: str, job: Any, earlier: EarlierOutputs | None) 
     return [
         *check_named_files(job, known),
         *_check_served_models(job, known),
-        *_collect_error(partial(_check_batch, job)),
-        *_collect_error(partial(data_files.require_writable_output, command, job, earlier is None)),
-        *_collect_error(partial(_check_gguf_converter, command, job)),
+        *_collect_errors(partial(_check_resolved, job, known)),
+        *_collect_errors(partial(data_files.require_writable_output, command, job, earlier is None)),
+        *_collect_errors(partial(_check_gguf_converter, command, job)),
     ]
 
 
 def check_named_files(job: Any, earlier: EarlierOutputs) -> list[AnabaticError]:
     """Return what is wrong with what a job names beside its data, wherever it is to run."""
     return [
-        *_collect_error(partial(_require_chat_template, job, earlier)),
+        *_collect_errors(partial(_require_chat_template, job, earlier)),
         *(
             error
             for spec in list_adapters(job)
-            for error in _collect_error(partial(_check_adapter, job, spec, earlier))
+            for error in _collect_errors(partial(_check_adapter, job, spec, earlier))
         ),
-        *_collect_error(partial(_check_tuner, job, earlier)),
+        *_collect_errors(partial(_check_tuner, job, earlier)),
     ]
 
 
@@ -335,16 +322,18 @@ def find_missing_model(name: str, hub: str | None = None) -> DataError | None:
     Checkpoints of a run pass: whoever loads them knows what they may mean.
     """
     root = Path(name).expanduser()
-    if paths.is_hub_id(name, hub) or sequence_length.find_local_model(name) is not None:
+    if paths.is_hub_id(name, hub) or model_facts.find_local_model(name) is not None:
         return None
     if not os.path.lexists(root):
         return paths.make_missing_model_error(name)
     return None if root.name.startswith("checkpoint-") else describe_wrong_model(root)
 
 
-def _collect_error(ask: Callable[[], None]) -> list[AnabaticError]:
+def _collect_errors(ask: Callable[[], None]) -> list[AnabaticError]:
     try:
         ask()
+    except MultipleErrors as several:
+        return list(several.errors)
     except AnabaticError as error:
         return [error]
     return []
@@ -387,7 +376,7 @@ def _check_adapter(job: Any, spec: str, earlier: EarlierOutputs) -> None:
     if is_absent(spec) and not paths.is_hub_id(name, hub):
         raise adapter_config.missing_adapter_error(name)
     _require_model(name, hub)
-    folder = sequence_length.find_local_model(name)
+    folder = model_facts.find_local_model(name)
     if folder is not None and is_adapter(name, earlier) is False:
         raise adapter_config.whole_model_error(folder)
     if folder is not None:
@@ -404,13 +393,13 @@ def _check_served_models(job: Any, earlier: EarlierOutputs) -> list[AnabaticErro
     """What is wrong with the models of a server, each `NAME=FOLDER` or a folder."""
     if not isinstance(job, ServeJob):
         return []
-    folders = [sequence_length.split_name_and_folder(one)[1] for one in (*job.model, *job.classifier)]
+    folders = [model_facts.split_name_and_folder(one)[1] for one in (*job.model, *job.classifier)]
     folders += [one.partition("=")[2] for one in job.adapter]
     return [
         error
         for one in folders
         if find_stage_output(one, earlier) is None
-        for error in _collect_error(partial(_require_model, one))
+        for error in _collect_errors(partial(_require_model, one))
     ]
 
 
@@ -420,7 +409,7 @@ def _check_tuner(job: Any, earlier: EarlierOutputs) -> None:
         return
     goes_on = is_adapter(job.model, earlier)
     if goes_on:
-        layer_names.require_adapter_tuner(sequence_length.find_local_model(job.model) or job.model, job.tuner)
+        layer_names.require_adapter_tuner(model_facts.find_local_model(job.model) or job.model, job.tuner)
         return
     if job.tuner == "freeze":
         list(layer_names.compile_freeze_patterns(job.freeze))
@@ -434,17 +423,17 @@ def _check_tuner(job: Any, earlier: EarlierOutputs) -> None:
         layer_names.select_target_modules(linear, job.lora.target_modules)
 
 
-def _check_batch(job: Any) -> None:
-    """Sizes that are given, for the processes that this command starts."""
+def _check_resolved(job: Any, earlier: EarlierOutputs) -> None:
+    """What of a training makes it impossible with the processes that this command starts."""
     if not isinstance(job, LoopJob):
         return
-    require_pipeline_job(job)
-    ranks = count_data_ranks(job.parallel, job.device.nproc)
-    given, _, _ = deepspeed_json.apply_deepspeed(sequence_length.set_default_seq_len(job), ranks)
-    if job.device.nproc == 1 or not is_auto(job):  # which may choose a mesh whose processes share a batch
-        training_setup.require_divisible_batch(given.batch, ranks)
-    if isinstance(job, RlJob):
-        training_setup.count_micro_steps(given, ranks)
+    name = model_facts.model_name(job)
+    stage_output = find_stage_output(name, earlier) if name else None
+    facts = None
+    if stage_output is not None:
+        config = {"max_position_embeddings": stage_output.max_positions} | dict(stage_output.config)
+        facts = model_facts.ModelFacts(None, name, config, stage_output.is_adapter, f" by stage {stage_output.stage}")
+    resolve(job, Machine(None, job.device.nproc, is_planned=False), facts)
 
 
 def _check_gguf_converter(command: str, job: Any) -> None:

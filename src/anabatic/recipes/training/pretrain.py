@@ -49,7 +49,7 @@ def run(job: PretrainJob) -> int:
         tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve_model_folder(str(job.model.path))
         tokenizer = load_tokenizer(tokenizer_folder)
         if job.model.path is not None:
-            require_tokenizer_fits(load_config(job.model.path), tokenizer, tokenizer_folder, context.seq_len)
+            require_tokenizer_fits(load_config(job.model.path), tokenizer, tokenizer_folder)
         # Before the text is read, which may take long: what is wrong with the settings is reported here.
         plan, model = build_meta_model(job, len(tokenizer), resolve_weight_dtype(job.optim, device))
         tensor_parallel.require_divisible(model, world.tensor_group.size)

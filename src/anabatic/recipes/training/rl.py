@@ -11,7 +11,6 @@ from typing import Any
 
 from anabatic.config.infer import Batching
 from anabatic.config.rl import RlJob
-from anabatic.config.sections.common import require_setting
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
@@ -28,7 +27,7 @@ from anabatic.infer.tool_execution import PythonTool, open_python_tool
 from anabatic.models import fused_ops
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import resolve_sharding
-from anabatic.plan import training_setup
+from anabatic.plan import job_rules
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import (
@@ -148,14 +147,9 @@ def run(job: RlJob) -> int:
         job, device, world = context.job, context.device, context.world
         start = build_model(job, device, world)
         sharding = resolve_sharding(job.parallel, world, device)
-        is_whole = not sharding.is_sharded and max(world.tensor_group.size, world.expert_group.size) == 1
-        hint = "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short"
-        require_setting(
-            is_whole, f"{sharding.strategy} divides the weights, and answers are drawn from whole ones", hint
-        )
-        quantize_frozen(job, start, sharding)
+        quantize_frozen(job, start)
         require_weight_files(start)
-        micro_steps = training_setup.count_micro_steps(job, world.data_group.size)
+        micro_steps = job_rules.count_update_answers(job) // (job.device_batch_size * world.data_group.size)
         questions = _read_questions(job, start)
         with (
             open_python_tool(job.python, job.sandbox, start.tokenizer) as tool,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
-from anabatic.config.loading import deepspeed_json
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN
-from anabatic.config.sections.train_jobs import LoopJob, is_auto
+from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
@@ -23,12 +23,13 @@ from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
-from anabatic.plan import model_shape, training_setup
+from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.plan.mesh_shape import count_data_ranks, resolve_mesh_shape
-from anabatic.recipes import hub_data, sequence_length
+from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
+from anabatic.plan.model_facts import ModelFacts, find_model_facts, with_model
+from anabatic.recipes import hub_data
 from anabatic.recipes.layout_search import iter_layout_setups
-from anabatic.recipes.prechecks.pipeline_support import require_pipeline_job
+from anabatic.recipes.resolve import Machine, resolve
 from anabatic.train import auto_sizing, sizing
 from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.context import TrainContext
@@ -46,21 +47,14 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         ConfigError: the processes do not fit the job, or the run folder holds another one.
         Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
-    job = sequence_length.resolve_seq_len(job)
-    require_pipeline_job(job)
-    data_ranks = count_data_ranks(job.parallel, parallel.get_world_size())
-    job, applied, ignored = deepspeed_json.apply_deepspeed(job, data_ranks)
     device = select_device(job.device)
-    world = parallel.init_world(device, job.parallel)
-    if not is_auto(job):  # which may choose a mesh whose processes share a batch
-        training_setup.require_divisible_batch(job.batch, world.data_group.size)
-    job = sequence_length.resolve_seq_len(job, _find_max_positions(job, world))
+    world = parallel.init_world(device)
+    machine = Machine(None, *parallel.count_machine_ranks(world), is_planned=False)
+    resolved = resolve(job, machine, _find_model_facts(job, world))
+    job, world = resolved.job, _divide_world(world, resolved.mesh, resolved.job, device)
     with open_run_folder(job, device, world) as folder:
         job = hub_data.pin_training_data(job, world)
-        if applied:
-            log.info(applied)
-        if ignored:
-            log.warn(ignored)
+        resolved.log_notes()
         checkpoint = find_resume_checkpoint(job, folder, world)
         job = _resolve_depth(job, checkpoint, device, world)
         job, world = _apply_auto(job, device, world)
@@ -72,23 +66,27 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
 def _apply_auto(job: Job, device: Device, world: World) -> tuple[Job, World]:
     """The job with what `--auto` chose, and the processes in the mesh that it chose."""
     chosen = auto_sizing.apply_auto_strategy(job, device, world, iter_layout_setups)
-    shape = resolve_mesh_shape(chosen.parallel, world.size)
-    if (shape, chosen.parallel.pipeline_chunks) != (world.shape, world.pipeline_chunks) and world.size > 1:
-        world = parallel.build_world(device, shape, chosen.parallel)
-    return chosen, world
+    return chosen, _divide_world(world, resolve_mesh_shape(chosen.parallel, world.size), chosen, device)
 
 
-def _find_max_positions(job: LoopJob, world: World) -> int | None:
-    """The positions of a model whose folder does not tell them at once, a hub's for example; a new one takes any."""
-    name = sequence_length.model_name(job)
-    if job.batch.seq_len is not None or not name:
-        return None
-    config = load_config(
-        resolve_base_folder(
-            resolve_model_folder(name, getattr(job, "hub", None), world), getattr(job, "hub", None), world
-        )
-    )
-    return getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ_LEN
+def _divide_world(world: World, shape: MeshShape, job: LoopJob, device: Device) -> World:
+    """Return the processes in a mesh; the same ones, where they are in it."""
+    settings = job.parallel
+    if world.size == 1 or (shape, settings.pipeline_chunks) == (world.shape, world.pipeline_chunks):
+        return world
+    return parallel.build_world(device, shape, settings)
+
+
+def _find_model_facts(job: LoopJob, world: World) -> ModelFacts:
+    """Return what is known of the model of a job, which is fetched if it lies on a hub."""
+    facts = find_model_facts(job)
+    if not facts.name or (facts.positions is not None and facts.is_adapter is not None):
+        return facts
+    hub = getattr(job, "hub", None)
+    named = resolve_model_folder(facts.name, hub, world)
+    base = resolve_base_folder(named, hub, world)
+    config = {"max_position_embeddings": DEFAULT_SEQ_LEN} | load_config(base).to_dict()
+    return replace(find_model_facts(with_model(job, str(base))), config=config, is_adapter=named != base)
 
 
 def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:

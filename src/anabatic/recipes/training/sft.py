@@ -103,7 +103,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         expert_parallel.require_divisible_experts(start.model, world.expert_group.size)
         pipeline_stages.require_stages(start.model, world)
         sharding = resolve_sharding(job.parallel, world, device)
-        quantize_frozen(job, start, sharding)
+        quantize_frozen(job, start)
         require_weight_files(start)
         data = build_training_data(job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons)
         _check_rows(context, task, data, start)

@@ -163,7 +163,7 @@ def build_model(job: TuneJob, device: Device, world: World) -> TrainableModel:
     tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
     template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
     tokenizer = load_tokenizer(template_folder)
-    require_tokenizer_fits(load_config(base_folder), tokenizer, template_folder, job.batch.resolved_seq_len)
+    require_tokenizer_fits(load_config(base_folder), tokenizer, template_folder)
     return TrainableModel(
         named_folder,
         base_folder,
@@ -209,30 +209,21 @@ def _build_meta_model(
     return model, lora
 
 
-def quantize_frozen(job: TuneJob, start: TrainableModel, sharding: ShardingPlan) -> None:
-    """Hold the frozen weights in few bits, if asked for. They are whole on every device, and stay as they are."""
+def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
+    """Hold the frozen weights in few bits, if asked for.
+
+    Raises:
+        ConfigError: the adapter that the job names changes the weights.
+    """
     lora, named_folder = start.lora, start.named_folder
     if job.quantize == "none":
         return
     what = f"quantize is {job.quantize}"
-    require_setting(
-        lora is not None, f"{what}, and the model itself is trained", "use --tuner lora, or --quantize none"
-    )
     require_setting(lora is None or not lora.use_dora, f"{what}, and {named_folder} has DoRA", "use --quantize none")
     require_setting(
         not start.merged_adapters,
         f"{what}, and adapters become part of the weights",
         "merge them first with `anabatic merge`",
-    )
-    require_setting(
-        not sharding.is_sharded,
-        f"{what}, parallel.strategy is {sharding.strategy}, which divides the weights",
-        "packed weights are whole on every device: use ddp, or --quantize none",
-    )
-    require_setting(
-        job.parallel.tensor == 1,
-        f"{what}, parallel.tensor is {job.parallel.tensor}, which divides the layers",
-        "packed weights are whole on every device: leave parallel.tensor out, or use --quantize none",
     )
     log.info(f"{adapter.quantize_frozen_layers(start.model, job.quantize)} linear layers are frozen in {job.quantize}")
 

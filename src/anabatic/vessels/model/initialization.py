@@ -27,7 +27,6 @@ def build_meta_model(
     """Return the model on the meta device, with `vocab_size` embeddings."""
     if base.folder is not None:
         sizes, model = DerivedSizes(), pretrained.build_meta_causal_lm(base.folder, dtype, vocab_size)
-        pretrained.require_positions(model.config, job.batch.resolved_seq_len)
     else:
         sizes = derive_model_sizes(job.model, vocab_size)
         model = build_meta_qwen3(sizes, job.model, vocab_size, job.batch.resolved_seq_len)

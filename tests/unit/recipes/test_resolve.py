@@ -11,7 +11,7 @@ import pytest
 from anabatic.config.loading import settings
 from anabatic.config.sections.common import BatchSettings
 from anabatic.core.errors import ConfigError
-from anabatic.recipes import sequence_length
+from anabatic.recipes.resolve import Machine, resolve
 
 
 def model(folder: Path, **sizes: Any) -> str:
@@ -22,6 +22,10 @@ def model(folder: Path, **sizes: Any) -> str:
 
 def sft(name: str, **batch: Any) -> Any:
     return settings.build_job("sft", {"model": name, "data": {"train": "rows.jsonl"}, "batch": batch}, "")
+
+
+def resolve_here(job: Any, nproc: int = 1) -> Any:
+    return resolve(job, Machine(None, nproc, is_planned=False)).job
 
 
 @pytest.mark.parametrize(
@@ -35,13 +39,13 @@ def sft(name: str, **batch: Any) -> Any:
     ],
 )
 def test_the_model_decides(tmp_path: Path, sizes: dict[str, Any], wanted: int | None) -> None:
-    assert sequence_length.resolve_seq_len(sft(model(tmp_path / "m", **sizes))).batch.seq_len == wanted
+    assert resolve_here(sft(model(tmp_path / "m", **sizes))).batch.seq_len == wanted
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
     name = model(tmp_path / "m", max_position_embeddings=256)
-    assert sequence_length.resolve_seq_len(sft(name, seq_len=4096)).batch.seq_len == 4096
-    assert sequence_length.resolve_seq_len(sft(name, micro_batch_tokens=100)).batch.seq_len == 100
+    assert resolve_here(sft(name, seq_len=200)).batch.seq_len == 200
+    assert resolve_here(sft(name, micro_batch_tokens=100)).batch.seq_len == 100
 
 
 def test_runs_and_adapters_lead_to_their_model(tmp_path: Path) -> None:
@@ -49,14 +53,14 @@ def test_runs_and_adapters_lead_to_their_model(tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "run")}))
-    assert sequence_length.resolve_seq_len(sft(str(adapter))).batch.seq_len == 64
+    assert resolve_here(sft(str(adapter))).batch.seq_len == 64
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(adapter)}))
-    assert sequence_length.resolve_seq_len(sft(str(adapter))).batch.seq_len is None  # a circle
+    assert resolve_here(sft(str(adapter))).batch.seq_len is None  # a circle
 
 
 def test_a_new_model_takes_what_is_common() -> None:
     job = settings.build_job("pretrain", {"tokenizer": "tok", "data": {"train": ["stdlib:"]}}, "")
-    assert sequence_length.resolve_seq_len(job).batch.seq_len == BatchSettings().resolved_seq_len == 1024
+    assert resolve_here(job).batch.seq_len == BatchSettings().resolved_seq_len == 1024
     with pytest.raises(ConfigError, match="micro_batch_tokens is 100, less than batch.seq_len 200"):
         BatchSettings(seq_len=200, micro_batch_tokens=100)
 

@@ -1,0 +1,113 @@
+"""Resolve a training's settings into what will run: defaults filled in, the mesh laid out, every rule asked. No torch.
+
+Training, `plan`, `--dry-run`, the studio and the checks before a job starts all call `resolve`: a plan shows what a
+training does, and a training refuses what its plan refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from anabatic.config.loading import deepspeed_json
+from anabatic.config.sections.train_jobs import LoopJob, is_auto
+from anabatic.core import log
+from anabatic.device.table import Chip
+from anabatic.plan import job_rules, model_shape
+from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
+from anabatic.plan.model_facts import ModelFacts, find_model_facts
+
+Job = TypeVar("Job", bound=LoopJob)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a job runs, or is planned for: so many devices of a chip on each of so many machines.
+
+    Attributes:
+        chip: None: a training, which counts by the device that it has opened.
+        chip_source: what says which chip it is, where the user has not.
+        is_planned: nothing is started: another mesh is easier to have than other devices.
+    """
+
+    chip: Chip | None
+    npus_per_node: int
+    nodes: int = 1
+    chip_source: str = ""
+    is_planned: bool = True
+
+    @property
+    def known_chip(self) -> Chip:
+        """The chip of a machine that a plan is made for."""
+        assert self.chip is not None
+        return self.chip
+
+    @property
+    def devices(self) -> int:
+        """Of all machines."""
+        return self.npus_per_node * self.nodes
+
+
+@dataclass(frozen=True)
+class ResolvedJob(Generic[Job]):
+    """A job that can run.
+
+    Attributes:
+        job: with its defaults filled in.
+        mesh: of its processes.
+        model: what is known of its model.
+        notes, warnings: what was filled in and what was not used, a line each.
+    """
+
+    job: Job
+    mesh: MeshShape
+    model: ModelFacts
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def log_notes(self) -> None:
+        """Log what was filled in and what was not used."""
+        for note in self.notes:
+            log.info(note)
+        for warning in self.warnings:
+            log.warn(warning)
+
+
+def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> ResolvedJob[Job]:
+    """Return what of a job will run on a machine.
+
+    Args:
+        model: None: it is looked up here.
+
+    Raises:
+        ConfigError: the job cannot run; `MultipleErrors` where there is more than one reason.
+    """
+    if machine.chip is not None and model_shape.is_depth_left_open(job):
+        job = _with_chosen_depth(job, machine.chip, machine.devices)
+    model = model or find_model_facts(job)
+    mesh = resolve_mesh_shape(job.parallel, machine.devices, machine.is_planned)
+    job, shortened = set_default_seq_len(job, model)
+    job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
+    chooses_mesh = is_auto(job) and machine.devices > 1
+    job_rules.raise_problems(job_rules.find_job_problems(job, mesh, model, chooses_mesh))
+    return ResolvedJob(job, mesh, model, _drop_empty(shortened, applied), _drop_empty(ignored))
+
+
+def _with_chosen_depth(job: Any, chip: Chip, devices: int) -> Any:
+    return model_shape.with_depth(job, model_shape.choose_depth(job, chip, devices))
+
+
+def _drop_empty(*lines: str) -> tuple[str, ...]:
+    return tuple(line for line in lines if line)
+
+
+def set_default_seq_len(job: Job, model: ModelFacts) -> tuple[Job, str]:
+    """Return the job with `batch.seq_len` filled in: what is common, and no more than the model's positions, where they
+    are known; and a line about it, where it is shorter than what is common.
+    """
+    if job.batch.seq_len is not None or (model.name and model.positions is None):
+        return job, ""
+    common = job.batch.resolved_seq_len
+    length = min(common, model.positions or common)
+    note = f"batch.seq_len {length} (the model was made for {length} positions; {common} is common)"
+    return replace(job, batch=replace(job.batch, seq_len=length)), note if length < common else ""
