@@ -13,6 +13,8 @@ from anabatic.doctor.redaction_text import fold_text
 from anabatic.doctor.redaction_words import KEY_MARK, SECRET_MARK
 
 REDACTED = "[removed]"
+_ADDRESS = r"\[address [0-9a-f]{6}\]"
+"""A public address that is removed already (`redaction_places`)."""
 _COUNTED = (
     "num", "max", "min", "new", "per", "batch", "total", "bos", "eos", "pad", "unk", "cls", "sep", "mask", "stop",
     "start", "end", "special", "image", "video", "audio", "vision", "prompt", "completion", "input", "output",
@@ -248,16 +250,16 @@ KEYED_PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         rf"(?:{_TOKEN}){_NAMED}",
-        rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
+        rf"(?!{_PLAIN})(?![|>][-+0-9]{{0,3}}\s|\[removed|{_ADDRESS}|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
     ),
     (
         rf"(?:{OTHER_WORDS}){_NAMED}",
-        rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
+        rf"(?!{_NOTHING})(?![|>][-+0-9]{{0,3}}\s|\[removed|{_ADDRESS}|[!&\\][!&\w]{{0,40}}\s{{1,30}}\[removed){_ANY}",
     ),
     (
         rf"{SECRET_MARK}(?:[(（][^()（）\n]{{0,12}}[)）])?[^\S\n]{{0,5}}[是为改成了设置重更新修变换已被就叫用的统一到如下]{{0,10}}"
         r"[^\S\n]{0,5}[:：=]?[^\S\n]{0,5}[\"'“‘「『]?",
-        r"(?![\s\"']|\[removed)[\x21-\x7e]{3,}",
+        rf"(?![\s\"']|\[removed|{_ADDRESS})[\x21-\x7e]{{3,}}",
     ),
     (
         rf"(?<![a-z0-9])(?:ak|sk|ak_id|sas|psk|jwt|pat|s3_key|appkey|ssh_?key|auth_?key|webhook|otp|totp){_ASSIGNMENT}",

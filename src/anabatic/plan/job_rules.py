@@ -1,6 +1,6 @@
 """The rule book: what makes a job impossible, asked of its settings, the shape of its model and its mesh. No torch.
 
-Rules are pure functions that yield an error for everything that they find; `find_job_problems` asks all of them. The
+Rules are pure functions that yield an error for everything that they find; `recipes/resolve.py` asks all of them. The
 range of a single setting is checked where the setting is declared (`__post_init__`).
 """
 
@@ -32,21 +32,14 @@ def raise_problems(problems: Iterable[AnabaticError]) -> None:
         raise found[0] if len(found) == 1 else MultipleErrors(found)
 
 
-def find_job_problems(
-    job: LoopJob, mesh: MeshShape, model: ModelFacts, chooses_mesh: bool = False
-) -> Iterator[ConfigError]:
-    """Yield everything that makes a job impossible.
+def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> Iterator[ConfigError]:
+    """Yield why a job cannot be trained on a mesh, whatever its batch is.
 
     Args:
         job: with `batch.seq_len` and the settings of its DeepSpeed file filled in.
         model: rules over a shape that is not known are left to those who build the model.
-        chooses_mesh: other meshes of the processes are still possible, which may share a batch.
     """
     yield from _find_pipeline_problems(job)
-    if not chooses_mesh:
-        yield from find_batch_problems(job.batch, mesh.data_size)
-    if isinstance(job, RlJob):
-        yield from find_answer_problems(job, mesh.data_size)
     seq_len = job.batch.resolved_seq_len
     if 0 < (model.positions or 0) < seq_len:
         yield ConfigError(

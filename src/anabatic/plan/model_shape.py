@@ -37,6 +37,8 @@ ASSUMED_UTILIZATION = 0.3
 MAX_DEPTH = 128
 _MAX_JSON_BYTES = 256 << 20
 """Maximum size of a JSON file; tokenizers of large vocabularies have about 30 MiB."""
+_MAX_ADAPTER_DEPTH = 4
+"""An adapter names a model, which may be a run that made an adapter; more than that is a circle."""
 _NAME_SUFFIXES = re.compile(r"-(instruct|chat|base|hf)\b.*$")
 
 
@@ -100,12 +102,18 @@ def get_named_shape(model: str) -> tuple[DecoderShape, str]:
 
 def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
     folder = find_model_folder(folder)
-    adapter = folder / ADAPTER_CONFIG_FILE
-    if adapter.is_file() and not (folder / "config.json").is_file():
+    for _ in range(_MAX_ADAPTER_DEPTH):
+        adapter = folder / ADAPTER_CONFIG_FILE
+        if not adapter.is_file() or (folder / "config.json").is_file():
+            break
         base = _read_json_object(adapter).get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
             raise DataError(f"{adapter} names no base model", "give the base model's folder")
-        return get_named_shape(base)
+        if not Path(base).is_dir():
+            return get_named_shape(base)
+        folder = find_model_folder(Path(base))
+    else:
+        raise DataError(f"{adapter} is an adapter of an adapter of itself", "give the base model's folder")
     file = folder / "config.json"
     if not file.is_file():
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")

@@ -39,10 +39,13 @@ def iter_layout_setups(
     }
     for parallel in iter_layouts(job.parallel, world, limits):
         mesh = resolve_mesh_shape(parallel, world)
+        if any(job_rules.find_batch_problems(job.batch, mesh.data_size)):
+            continue
         setups = []
         for chunks in (1, 2) if parallel.pipeline > 1 == parallel.pipeline_chunks else (parallel.pipeline_chunks,):
             candidate = replace(job, parallel=replace(parallel, pipeline_chunks=chunks))
-            if next(job_rules.find_job_problems(candidate, mesh, model), None) is None:
+            problems = job_rules.find_layout_problems(candidate, mesh, model)
+            if not any(problems):
                 setup = training_setup.build_setup(candidate, shape, mesh.data_size, row, base.half, base.seq_len, 1)
                 setups.append(setup)
         if setups:

@@ -20,6 +20,7 @@ from anabatic.plan import (
     cost_model,
     detect_chip,
     device_scaling,
+    job_rules,
     model_shape,
     output,
     strategy_search,
@@ -243,7 +244,8 @@ def _resolve_batch_tokens(job: Any, base: TrainingSetup, assumed: list[str]) -> 
     """Tokens of a micro-batch, None where they are left open, and of a step."""
     if isinstance(job, RlJob):
         each = job.device_batch_size * job.batch.resolved_seq_len
-        answers = job.examples_per_step * job.num_samples // job.updates
+        answers = job_rules.count_update_answers(job)
+        assumed += [f"{error}, and a training refuses it" for error in job_rules.find_answer_problems(job, base.ranks)]
         assumed.append(
             f"{job.device_batch_size} answers of batch.seq_len {job.batch.resolved_seq_len} tokens, the longest"
         )

@@ -6,12 +6,15 @@ training does, and a training refuses what its plan refuses.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from anabatic.config.loading import deepspeed_json
+from anabatic.config.rl import RlJob
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
+from anabatic.core.errors import ConfigError
 from anabatic.device.table import Chip
 from anabatic.plan import job_rules, model_shape
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
@@ -88,9 +91,20 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
     mesh = resolve_mesh_shape(job.parallel, machine.devices, machine.is_planned)
     job, shortened = set_default_seq_len(job, model)
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
-    chooses_mesh = is_auto(job) and machine.devices > 1
-    job_rules.raise_problems(job_rules.find_job_problems(job, mesh, model, chooses_mesh))
+    job_rules.raise_problems(
+        [*job_rules.find_layout_problems(job, mesh, model), *_find_batch_problems(job, mesh, machine)]
+    )
     return ResolvedJob(job, mesh, model, _drop_empty(shortened, applied), _drop_empty(ignored))
+
+
+def _find_batch_problems(job: LoopJob, mesh: MeshShape, machine: Machine) -> Iterator[ConfigError]:
+    """Yield why a batch cannot be divided among processes; a plan rounds it, and says so."""
+    if machine.is_planned:
+        return
+    if isinstance(job, RlJob):
+        yield from job_rules.find_answer_problems(job, mesh.data_size)
+    if machine.devices == 1 or not is_auto(job):  # which may choose a mesh whose processes share a batch
+        yield from job_rules.find_batch_problems(job.batch, mesh.data_size)
 
 
 def _with_chosen_depth(job: Any, chip: Chip, devices: int) -> Any:

@@ -39,7 +39,7 @@ from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
-from anabatic.plan.job_rules import find_job_problems, raise_problems
+from anabatic.plan.job_rules import find_layout_problems, raise_problems
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.pipeline_stages import split_layers
@@ -260,7 +260,7 @@ def test_other_models_are_refused(family: str, stages: int, chunks: int, message
 
 
 def find_problems(job: Any) -> list[ConfigError]:
-    return list(find_job_problems(job, MeshShape(pipeline=2), find_model_facts(job)))
+    return list(find_layout_problems(job, MeshShape(pipeline=2), find_model_facts(job)))
 
 
 def test_other_trainings_are_refused_before_they_start() -> None:

@@ -89,7 +89,7 @@ def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
         (["--npus", "8", *SFT, "--parallel.tensor", "8"], "use 1 or 2 or 4"),
         (
             ["--npus", "8", *SFT, "--parallel.context", "8"],
-            "parallel.context is 8, which does not divide 28 attention heads",
+            "parallel.context is 8, which does not divide the model's 28 attention heads",
         ),
         (["--npus", "6", *SFT, "--parallel.context", "4"], "parallel.context is 4, which does not divide 6 devices"),
         (["--npus", "1000", "--nodes", "1001", *SFT], "more than 1,000,000"),
@@ -97,7 +97,10 @@ def test_a_model_from_the_dial_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
             ["--", "sft", "--model", "Qwen/Qwen2.5-7B", "--data", "x", "--quantize", "nf4"],
             "the model itself is trained",
         ),
-        (["--npus", "2", *SFT, "--quantize", "nf4", "--parallel.strategy", "zero3"], "zero3 divides it"),
+        (
+            ["--npus", "2", *SFT, "--quantize", "nf4", "--parallel.strategy", "zero3"],
+            "zero3, which divides",
+        ),
         (["--", "chat", "-m", "x"], "chat is not a command that trains"),
         (["--", "anabatic", "sft"], "leave `anabatic` out"),
         (["recipe.yaml"], "sft -c recipe.yaml"),

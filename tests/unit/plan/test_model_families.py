@@ -461,11 +461,23 @@ def test_attention_that_context_ranks_do_not_divide_is_refused(name: str, method
             "Qwen3-Next-80B-A3B",
             64,
             "ring",
-            "64, which does not divide 32 value heads",
+            "64, which does not divide the model's 32 value heads",
             "use 1 or 2 or 4 or 8 or 16 or 32",
         ),
-        ("Qwen3-Next-80B-A3B", 3, "ulysses", "3, which does not divide 32 value heads", "use 1 or 2 or 4 or 8 or 16"),
-        ("Qwen3-Next-80B-A3B", 32, "ulysses", "does not divide 16 attention heads", "use 1 or 2 or 4 or 8 or 16, or"),
+        (
+            "Qwen3-Next-80B-A3B",
+            3,
+            "ulysses",
+            "3, which does not divide the model's 16 attention heads and 32 value heads",
+            "use 1 or 2 or 4 or 8 or 16",
+        ),
+        (
+            "Qwen3-Next-80B-A3B",
+            32,
+            "ulysses",
+            "does not divide the model's 16 attention heads",
+            "use 1 or 2 or 4 or 8 or 16, or",
+        ),
     ],
 )
 def test_heads_of_linear_attention_that_context_ranks_do_not_divide(
