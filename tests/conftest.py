@@ -20,10 +20,11 @@ import hypothesis  # noqa: E402
 pytest_plugins = ["suite.plugin"]
 ROOT = Path(__file__).resolve().parent.parent
 
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, database=None
-)  # a busy machine is no mistake of the code
-hypothesis.settings.load_profile("untimed")
+# Without time limits, as a busy machine is no mistake of the code. The same examples each time, so that a run fails for
+# what was changed; `--hypothesis-profile=explore` draws others.
+hypothesis.settings.register_profile("explore", deadline=None, database=None)
+hypothesis.settings.register_profile("repeatable", deadline=None, database=None, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind `&`
     signal.signal(signal.SIGINT, signal.default_int_handler)
