@@ -10,20 +10,54 @@ from anabatic.convert.file_detection import OWN_PROGRAM, accepts_settings, detec
 from anabatic.core.errors import ConfigError
 
 
-def show(*words: str, all_: bool = False) -> None:
+def show(
+    *words: str,
+    all_: bool = False,
+    resolved: bool = False,
+    chip: str | None = None,
+    npus: str | None = None,
+    nodes: str | None = None,
+) -> None:
     """Print a recipe of COMMAND: its common settings, their defaults and meanings.
+
+    With --resolved: print what a training will run with, and where each value comes from.
 
     Parameters
     ----------
     words
-        The command, for example `pretrain` or `tokenizer train`.
+        The command, for example `pretrain` or `tokenizer train`; with --resolved its options too, after `--`.
     all_
         Print every setting.
+    resolved
+        Print the values that a training will run with: config show --resolved -- sft -c recipe.yaml
+    chip
+        Target chip of --resolved; default: the one of this machine.
+    npus
+        Devices of a machine, for --resolved; default: the command's device.nproc.
+    nodes
+        Machines, for --resolved; default: 1.
     """
     if not words:
         raise ConfigError("which command?", f"one of: {', '.join(command_table.COMMANDS)}")
+    if resolved:
+        sys.stdout.write(_render_resolved(list(words), chip, npus, nodes))
+        return
+    if chip or npus or nodes:
+        raise ConfigError("--chip, --npus and --nodes go with --resolved", "add --resolved, or leave them out")
     render = settings.render_template if all_ else settings.render_common_template
     sys.stdout.write(render(" ".join(words)))
+
+
+def _render_resolved(words: list[str], chip: str | None, npus: str | None, nodes: str | None) -> str:
+    from anabatic.cli.launch import option_parsing
+    from anabatic.recipes import plan_command, resolved_settings
+
+    row, options = option_parsing.parse_training_command(words)
+    job = options.load_job(row.name)
+    count = job.device.nproc if npus is None else option_parsing.parse_positive_int("npus", npus)
+    machines = 1 if nodes is None else option_parsing.parse_positive_int("nodes", nodes)
+    machine = plan_command.find_machine(job, chip or plan_command.LOCAL_CHIP, count, machines)
+    return resolved_settings.render_resolved(job, machine, options.find_origins())
 
 
 def check(*files: str, command: str | None = None) -> None:

@@ -60,6 +60,10 @@ class JobOptions:
         """Return the settings; messages about values name the options as they were typed."""
         return settings_module.load_job(command, self.files, self.tree, validation.OptionNamer(self.typed_names))
 
+    def find_origins(self) -> dict[str, str]:
+        """Return dotted key -> where its value comes from."""
+        return settings_module.find_origins(self.files, self.tree, validation.OptionNamer(self.typed_names))
+
 
 def make_job_command(name: str, show_all: bool = False) -> Command:
     """Return `anabatic NAME`, with one option per setting of the job.

@@ -221,7 +221,9 @@ def _make_draft(
     """Return the draft of the options alone, with the sums that need several of them."""
     draft = recipe_draft.RecipeDraft(_make_bare_command(peer, list(options)), command)
     before = {key: value for key, value in own_settings.items() if draft.setting_type(key) is not None}
-    defaults = _flatten_tree(settings_module.default_tree(command_table.get_command(command).import_job_class()))
+    defaults = settings_module.flatten_settings(
+        settings_module.default_tree(command_table.get_command(command).import_job_class())
+    )
     length = "batch.seq_len"
     if length not in before and defaults.get(length) is not None:
         before[length] = defaults[length]
@@ -246,10 +248,3 @@ def _make_draft(
 
 def _typed_value(draft: recipe_draft.RecipeDraft, before: Mapping[str, Any], key: str) -> Any:
     return recipe_draft.convert_to_type(before[key], draft.setting_type(key), key)
-
-
-def _flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flatten_tree(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

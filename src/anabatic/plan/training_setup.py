@@ -267,7 +267,7 @@ class TrainingSetup:
         return self.params - (0 if self.tuner == "lora" else self.trained_params)
 
 
-def _resolve_tuner(job: Any) -> tuple[TunerName, int]:
+def resolve_tuner(job: Any) -> tuple[TunerName, int]:
     """Return the tuner and the LoRA rank; `auto` continues with LoRA if the model is an adapter."""
     if not hasattr(job, "tuner"):
         return "full", 0
@@ -294,7 +294,7 @@ def build_setup(
     if ranks * job.parallel.context > 1:
         requested = job.parallel.strategy
         strategy = "ddp" if requested in ("auto", "ddp", "single") else requested
-    tuner, rank = _resolve_tuner(job)
+    tuner, rank = resolve_tuner(job)
     return TrainingSetup(
         shape=shape,
         strategy=strategy,

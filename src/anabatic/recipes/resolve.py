@@ -6,11 +6,11 @@ training does, and a training refuses what its plan refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from anabatic.config.loading import deepspeed_json
+from anabatic.config.loading import deepspeed_json, settings
 from anabatic.config.rl import RlJob
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
@@ -59,14 +59,16 @@ class ResolvedJob(Generic[Job]):
         job: with its defaults filled in.
         mesh: of its processes.
         model: what is known of its model.
+        origins: dotted key of what was filled in -> where its value comes from.
         notes, warnings: what was filled in and what was not used, a line each.
     """
 
     job: Job
     mesh: MeshShape
     model: ModelFacts
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    origins: Mapping[str, str]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def log_notes(self) -> None:
         """Log what was filled in and what was not used."""
@@ -85,16 +87,28 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
     Raises:
         ConfigError: the job cannot run; `MultipleErrors` where there is more than one reason.
     """
+    origins: dict[str, str] = {}
     if machine.chip is not None and model_shape.is_depth_left_open(job):
         job = _with_chosen_depth(job, machine.chip, machine.devices)
+        origins["model.depth"] = f"machine: what schedule.minutes are enough for on {machine.chip.name}"
     model = model or find_model_facts(job)
     mesh = resolve_mesh_shape(job.parallel, machine.devices, machine.is_planned)
+    given = job
     job, shortened = set_default_seq_len(job, model)
+    origins |= dict.fromkeys(_list_changes(given, job), f"model: {model.positions} positions" if shortened else "")
+    given = job
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
+    origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {job.parallel.deepspeed}")
     job_rules.raise_problems(
         [*job_rules.find_layout_problems(job, mesh, model), *_find_batch_problems(job, mesh, machine)]
     )
-    return ResolvedJob(job, mesh, model, _drop_empty(shortened, applied), _drop_empty(ignored))
+    return ResolvedJob(job, mesh, model, origins, _drop_empty(shortened, applied), _drop_empty(ignored))
+
+
+def _list_changes(before: LoopJob, after: LoopJob) -> list[str]:
+    """Return the dotted keys of settings that differ."""
+    first, second = (settings.flatten_settings(settings.job_to_dict(job)) for job in (before, after))
+    return [key for key, value in second.items() if first.get(key) != value]
 
 
 def _find_batch_problems(job: LoopJob, mesh: MeshShape, machine: Machine) -> Iterator[ConfigError]:
@@ -119,7 +133,7 @@ def set_default_seq_len(job: Job, model: ModelFacts) -> tuple[Job, str]:
     """Return the job with `batch.seq_len` filled in: what is common, and no more than the model's positions, where they
     are known; and a line about it, where it is shorter than what is common.
     """
-    if job.batch.seq_len is not None or (model.name and model.positions is None):
+    if job.batch.seq_len is not None:
         return job, ""
     common = job.batch.resolved_seq_len
     length = min(common, model.positions or common)

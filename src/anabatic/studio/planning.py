@@ -45,7 +45,7 @@ def check_recipe(command: str, text: str) -> dict[str, Any]:
     job = None
     try:
         source = yaml_reader.parse_yaml(text, _ORIGIN)
-        values = flatten_tree(source.tree)
+        values = settings.flatten_settings(source.tree)
         lines = {".".join(map(str, path)): line for path, line in source.lines.items()}
         job = settings.parse_job(command, text, _ORIGIN)
     except AnabaticError as error:
@@ -74,17 +74,6 @@ def plan_recipe(command: str, text: str, chip: str = plan_command.LOCAL_CHIP) ->
     except AnabaticError as error:
         (first, *_) = _describe_errors(error)
         return {"error": first["message"], "hint": first["hint"]}
-
-
-def flatten_tree(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of nested sections."""
-    values: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            values.update(flatten_tree(value, f"{prefix}{name}."))
-        else:
-            values[f"{prefix}{name}"] = value
-    return values
 
 
 def suggest_out(root: Path, name: str, taken: Collection[str] = ()) -> str:

@@ -114,7 +114,7 @@ def detect_command(text: str) -> str:
 
 def _has_all_settings(command: str, tree: dict[str, Any]) -> bool:
     defaults = settings.default_tree(command_table.get_command(command).import_job_class())
-    return set(planning.flatten_tree(defaults)) == set(planning.flatten_tree(tree))
+    return set(settings.flatten_settings(defaults)) == set(planning.flatten_tree(tree))
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def _read_without_schema(recipe: ShippedRecipe) -> str:
 
 def _apply_overlay(base: str, overlay: str) -> str:
     """Return the base with the settings of the overlay; the comments of both stay."""
-    values = planning.flatten_tree(yaml_reader.parse_yaml(overlay, "overlay").tree)
+    values = settings.flatten_settings(yaml_reader.parse_yaml(overlay, "overlay").tree)
     for key, value in values.items():
         base = recipe_editor.set_value(base, key, value)
     head = [line for line in overlay.splitlines(keepends=True) if line.startswith("#")]

@@ -157,17 +157,11 @@ def _archive_old_run(folder: RunFolder) -> None:
 
 def get_job_identity(job: LoopJob) -> dict[str, Any]:
     """The settings that decide the numbers, flat: `optimizer.lr` -> value."""
-    flat: dict[str, Any] = {}
-
-    def collect_settings(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                collect_settings(f"{prefix}.{key}" if prefix else key, item)
-        elif not any(prefix == free or prefix.startswith(free + ".") for free in _MUTABLE_SETTINGS):
-            flat[prefix] = value
-
-    collect_settings("", asdict(job))
-    return flat
+    return {
+        key: value
+        for key, value in settings.flatten_settings(asdict(job)).items()
+        if not any(key == free or key.startswith(f"{free}.") for free in _MUTABLE_SETTINGS)
+    }
 
 
 def _require_same_settings(checkpoint: storage.CheckpointInfo, identity: dict[str, Any]) -> None:

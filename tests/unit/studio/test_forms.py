@@ -8,7 +8,7 @@ import pytest
 
 from anabatic.config.loading import command_table, settings, validation
 from anabatic.core.errors import ConfigError
-from anabatic.studio import forms, planning
+from anabatic.studio import forms
 
 
 @pytest.mark.parametrize("command", forms.FORM_COMMANDS)
@@ -17,7 +17,7 @@ def test_the_form_has_every_setting_once(command):
     fields = [field for group in form["groups"] for field in group["fields"]]
     cls = command_table.get_command(command).import_job_class()
     assert sorted(field["key"] for field in fields) == sorted(key for key, _ in validation.iter_settings(cls))
-    defaults = planning.flatten_tree(settings.default_tree(cls))
+    defaults = settings.flatten_settings(settings.default_tree(cls))
     for field in fields:
         assert field["doc"], field["key"]
         assert re.search("[\u4e00-\u9fff]", field["zh"]), field["key"]

@@ -6,7 +6,7 @@ import pytest
 
 from anabatic.config.loading import settings, shipped_recipes, yaml_reader
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.studio import forms, pickers, planning, recipe_sources
+from anabatic.studio import forms, pickers, recipe_sources
 
 
 @pytest.mark.process
@@ -61,7 +61,7 @@ def test_the_settings_of_a_run_make_a_job_without_defaults(command):
     found = recipe_sources.make_recipe(settings.dump_job(job), "", "name")
     assert found["command"] == command
     assert settings.parse_job(command, found["text"], "recipe") == job
-    assert planning.flatten_tree(yaml_reader.parse_yaml(found["text"], "recipe").tree).keys() <= {
+    assert settings.flatten_settings(yaml_reader.parse_yaml(found["text"], "recipe").tree).keys() <= {
         "out",
         "data.train",
         "tokenizer",

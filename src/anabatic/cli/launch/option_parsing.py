@@ -18,10 +18,20 @@ def parse_positive_int(name: str, text: str) -> int:
 
 
 def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
-    """Return the row and the resolved settings of a training command.
+    """Return the row and the settings of a training command.
 
     Raises:
         ConfigError: it is not a training command of this program, or its settings are wrong.
+    """
+    row, options = parse_training_command(args)
+    return row, options.load_job(row.name)
+
+
+def parse_training_command(args: list[str]) -> tuple[command_table.Command, job_command.JobOptions]:
+    """Return the row of a training command, and what was typed for it.
+
+    Raises:
+        ConfigError: it is not a training command of this program.
     """
     training_commands = [name for name, row in command_table.COMMANDS.items() if row.is_training]
     matches = [name for name in training_commands if args[: len(name.split())] == name.split()]
@@ -33,7 +43,7 @@ def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
     if options.is_dry_run:
         hint = "for several machines: `anabatic plan --chip 910B3 --npus 8 --nodes 2 -- COMMAND`"
         raise ConfigError("--dry-run is an option of the command alone, and plans for this machine", hint)
-    return row, options.load_job(row.name)
+    return row, options
 
 
 def _suggest_command(args: list[str], training_commands: list[str]) -> str:

@@ -8,7 +8,7 @@ import functools
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,48 @@ def load_job(
     Raises:
         ConfigError: a file cannot be read, or a value is unknown, of the wrong type or out of range.
     """
-    sources = [shipped_recipes.read_recipe(file) for file in files]
-    origins = [(source.tree, validation.SettingNamer(source.format_location)) for source in sources]
-    if flags:
-        origins.append((flags, namer or validation.OptionNamer()))
-    return _merge_job(command, origins)
+    return _merge_job(command, _list_sources(files, flags, namer))
+
+
+def find_origins(
+    files: Sequence[str | Path] = (),
+    flags: dict[str, Any] | None = None,
+    namer: validation.SettingNamer | None = None,
+) -> dict[str, str]:
+    """Return dotted key -> where its value comes from: `recipe: r.yaml:12` or `given: --optim.lr`.
+
+    Args:
+        files, flags, namer: as of `load_job`.
+    """
+    found: dict[str, str] = {}
+    for tree, where in _list_sources(files, flags, namer):
+        for path, _ in _iter_values(tree):
+            key = validation.dotted_key(path)
+            place = where.format_path(path)
+            file = place.removesuffix(f": {key}")
+            found[key] = f"given: {place}" if file == place else f"recipe: {file}"
+    return found
+
+
+def flatten_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted key -> value of nested settings; the opposite of `nest_settings`."""
+    return {validation.dotted_key(path): value for path, value in _iter_values(tree)}
+
+
+def _iter_values(tree: Mapping[str, Any], above: yaml_reader.KeyPath = ()) -> Iterator[tuple[yaml_reader.KeyPath, Any]]:
+    for key, value in tree.items():
+        yield from _iter_values(value, (*above, key)) if isinstance(value, dict) else [((*above, key), value)]
+
+
+_Source = tuple[dict[str, Any], validation.SettingNamer]
+
+
+def _list_sources(
+    files: Sequence[str | Path], flags: dict[str, Any] | None, namer: validation.SettingNamer | None
+) -> list[_Source]:
+    recipes = [shipped_recipes.read_recipe(file) for file in files]
+    sources = [(recipe.tree, validation.SettingNamer(recipe.format_location)) for recipe in recipes]
+    return [*sources, (flags, namer or validation.OptionNamer())] if flags else sources
 
 
 def parse_job(command: str, text: str, origin: str) -> Any:
@@ -51,7 +88,7 @@ def parse_job(command: str, text: str, origin: str) -> Any:
     return _merge_job(command, [(source.tree, validation.SettingNamer(source.format_location))])
 
 
-def _merge_job(command: str, origins: list[tuple[dict[str, Any], validation.SettingNamer]]) -> Any:
+def _merge_job(command: str, origins: list[_Source]) -> Any:
     cls = command_table.get_command(command).import_job_class()
     tree: dict[str, Any] = {}
     for given, where in origins:
@@ -62,9 +99,7 @@ def _merge_job(command: str, origins: list[tuple[dict[str, Any], validation.Sett
         raise _locate_error(error, cls, origins) from error
 
 
-def _locate_error(
-    error: ConfigError, cls: type, origins: list[tuple[dict[str, Any], validation.SettingNamer]]
-) -> ConfigError:
+def _locate_error(error: ConfigError, cls: type, origins: list[_Source]) -> ConfigError:
     """Name the file and line, or the option, of the setting that a message about its value begins with."""
     first, _, rest = str(error).partition(" ")
     path: yaml_reader.KeyPath = tuple(first.split("."))
@@ -254,6 +289,29 @@ def class_doc(cls: type) -> str:
     """Return the docstring of a dataclass, unwrapped into paragraphs."""
     paragraphs = textwrap.dedent("    " + (cls.__doc__ or "")).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def render_settings(tree: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """Return the lines of a recipe with these values, and behind each where it comes from, if that is said.
+
+    Args:
+        origins: dotted key -> text.
+    """
+    return list(_iter_setting_lines(tree, origins, ()))
+
+
+def _iter_setting_lines(
+    tree: Mapping[str, Any], origins: Mapping[str, str], above: yaml_reader.KeyPath
+) -> Iterator[str]:
+    indent = "  " * len(above)
+    for name, value in tree.items():
+        path = (*above, name)
+        if isinstance(value, dict) and value:
+            yield f"{indent}{name}:"
+            yield from _iter_setting_lines(value, origins, path)
+            continue
+        origin = origins.get(validation.dotted_key(path))
+        yield f"{indent}{name}: {yaml_reader.dump_scalar(value)}" + (f"  # {origin}" if origin else "")
 
 
 def render_template(command: str) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -249,16 +249,8 @@ def compare_stage_state(stage: StagePlan) -> StageState:
 
 
 def _changed_keys(old: Any, new: dict[str, Any], limit: int = 6) -> list[str]:
-    before = dict(_flatten_tree(old))
-    after = dict(_flatten_tree(new))
+    before = settings_module.flatten_settings(old if isinstance(old, dict) else {})
+    after = settings_module.flatten_settings(new)
     keys = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
     names = [key.removeprefix("job.").replace("needs.", "stage ") for key in keys]
     return names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"]
-
-
-def _flatten_tree(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(tree, dict):
-        yield prefix.rstrip("."), tree
-        return
-    for key, value in tree.items():
-        yield from _flatten_tree(value, f"{prefix}{key}.")
