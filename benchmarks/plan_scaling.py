@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 
 import plan_tables
 from anabatic.device.table import Chip, find_chip
-from anabatic.plan import config_shape, cost_model, model_shape, scale_losses, strategy_search
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan import cost_model, model_shape, scale_losses, strategy_search
+from anabatic.plan.shapes import config_shape
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.plan.strategy_search import StrategyEstimate
 from anabatic.plan.training_setup import TrainingSetup
 

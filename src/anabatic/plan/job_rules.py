@@ -17,10 +17,10 @@ from anabatic.config.sections.common import BatchSettings, ContextMethod
 from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import AnabaticError, ConfigError, MultipleErrors
-from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
-from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import ModelFacts
+from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 ZERO3_HINT = "--parallel.strategy zero3 divides every model"
 

@@ -10,7 +10,7 @@ from typing import Any
 from anabatic.config.sections.train_jobs import Freeze
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
-from anabatic.plan.config_values import MAX_BLOCKS
+from anabatic.plan.shapes.config_values import MAX_BLOCKS
 
 _ATTENTION_LAYERS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 _GATED_MLP_LAYERS = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))

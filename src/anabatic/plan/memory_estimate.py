@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages
+from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
 UPDATE_BUCKET_ELEMENTS = 1 << 24

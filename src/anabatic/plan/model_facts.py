@@ -12,7 +12,7 @@ from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import RunFolder
 from anabatic.plan import model_shape
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 Job = TypeVar("Job", bound=Any)
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "seq_length")

@@ -22,9 +22,9 @@ from anabatic.core.model_format import describe_wrong_model
 from anabatic.core.paths import RunFolder
 from anabatic.device.table import Chip
 from anabatic.plan import depth_dial
-from anabatic.plan.config_shape import describe_unknown_family, read_shape
-from anabatic.plan.config_values import MAX_SIZE, refuse_size
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.shapes.config_shape import describe_unknown_family, read_shape
+from anabatic.plan.shapes.config_values import MAX_SIZE, refuse_size
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 DEFAULT_VOCAB_SIZE = 32_768
 """Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from anabatic.plan.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.cost_model import (
     ChipRates,
     ComputeUnit,
@@ -28,6 +27,7 @@ from anabatic.plan.memory_estimate import (
     get_stream_width,
 )
 from anabatic.plan.pipeline_stages import list_stages
+from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.training_setup import TrainingSetup
 
 FUSED_BYTES, FLAT_BYTES = 28.0, 140.0

@@ -17,10 +17,10 @@ from anabatic.config.sections.common import ContextMethod, Recompute
 from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
-from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LinearShape
-from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_name_end
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
+from anabatic.plan.shapes.attention_kinds import AttentionKind, DeltaAttention, LinearShape
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 StrategyName = Literal["single", "ddp", "zero2", "zero3"]
 TunerName = Literal["full", "lora", "freeze"]

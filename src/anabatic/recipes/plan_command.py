@@ -26,10 +26,10 @@ from anabatic.plan import (
     strategy_search,
     training_setup,
 )
-from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.host_resources import estimate_host_resources
 from anabatic.plan.mesh_shape import get_mesh_multiple
 from anabatic.plan.scale_losses import ScaleAssumptions
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.plan.step_time import StepTime
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.recipes import layout_search

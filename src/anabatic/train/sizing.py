@@ -17,10 +17,11 @@ from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.process_groups import RankGroup
-from anabatic.plan import config_shape, detect_chip, job_rules, strategy_search, training_setup
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
+from anabatic.plan.shapes import config_shape
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
 
 MAX_USEFUL_EPOCHS = 40

@@ -13,7 +13,8 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device import ops_npu
 from anabatic.device.attention import PackedSegments
 from anabatic.models import forward, fused_ops, pretrained
-from anabatic.plan import config_shape, memory_estimate
+from anabatic.plan import memory_estimate
+from anabatic.plan.shapes import config_shape
 from anabatic.plan.training_setup import TrainingSetup
 
 warnings.filterwarnings("ignore")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from anabatic.core.errors import ConfigError
 from anabatic.device.table import CHIPS, find_chip
 from anabatic.plan import cost_model, memory_estimate, model_shape, step_time, strategy_search
-from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.job_rules import find_shape_problems, raise_problems
 from anabatic.plan.memory_estimate import estimate_activations, estimate_peak_memory
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
 
 CHIP = find_chip("Ascend910B3")

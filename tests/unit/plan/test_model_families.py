@@ -22,10 +22,11 @@ from anabatic.device.attention import PackedSegments
 from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.linear_attention import delta_net
-from anabatic.plan import attention_kinds, config_shape, memory_estimate, model_shape, step_time
+from anabatic.plan import memory_estimate, model_shape, step_time
 from anabatic.plan.cost_model import estimate_collective_ns, get_chip_rates
-from anabatic.plan.decoder_shape import DecoderShape
 from anabatic.plan.job_rules import find_shape_problems, raise_problems
+from anabatic.plan.shapes import attention_kinds, config_shape
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.plan.training_setup import TrainingSetup
 
 COMMON: dict[str, Any] = {

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.sections.common import Data
 from anabatic.core.errors import AnabaticError, DataError
-from anabatic.plan import config_shape, model_shape
+from anabatic.plan import model_shape
+from anabatic.plan.shapes import config_shape
 
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,

@@ -124,7 +124,7 @@ def test_losses_grow_with_machines_and_assumptions(
 
 def test_published_linearity_of_npus() -> None:
     """GPT3-175B on 128 to 7,968 NPUs (MindSpeed-LLM, docs/zh/appendixes.md): within three points, nothing fitted."""
-    from anabatic.plan.decoder_shape import DecoderShape
+    from anabatic.plan.shapes.decoder_shape import DecoderShape
 
     shape = DecoderShape(50257, 12288, 96, 96, 96, 128, 32768)
     rates = {}

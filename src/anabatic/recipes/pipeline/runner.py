@@ -26,7 +26,7 @@ from anabatic.core.formatting import did_you_mean, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import lock_folder, make_write_error, require_place, write_atomic
 from anabatic.plan import depth_dial, model_facts, model_shape
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.recipes.pipeline import stage_process
 from anabatic.recipes.pipeline.stage_plan import (
     StagePlan,

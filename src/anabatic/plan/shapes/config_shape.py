@@ -12,9 +12,9 @@ from typing import Any
 
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
-from anabatic.plan.attention_kinds import AttentionKind, DeltaAttention, LatentAttention
-from anabatic.plan.config_values import FAMILY_NAMES, MAX_BLOCKS, ConfigValues
-from anabatic.plan.decoder_shape import DecoderShape
+from anabatic.plan.shapes.attention_kinds import AttentionKind, DeltaAttention, LatentAttention
+from anabatic.plan.shapes.config_values import FAMILY_NAMES, MAX_BLOCKS, ConfigValues
+from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 _MXFP4_BITS = 4.25
 """Bits of a weight: 4, and 8 for the scale of 32 (OCP Microscaling Formats 1.0, section 5.2)."""

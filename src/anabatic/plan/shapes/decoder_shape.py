@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from anabatic.plan.attention_kinds import AttentionKind, CacheSize, LinearShape, count_attended
+from anabatic.plan.shapes.attention_kinds import AttentionKind, CacheSize, LinearShape, count_attended
 
 
 @dataclass(frozen=True)
