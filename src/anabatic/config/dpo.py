@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
+from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.train_jobs import TuneJob, WithAuto
 
 LossType = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
@@ -76,6 +77,11 @@ class DpoJob(TuneJob, WithAuto):
             self.rpo_alpha is None or self.rpo_alpha >= 0, f"rpo_alpha is {self.rpo_alpha}", "use 0 or more"
         )
         require_room_for_pairs(self)
+
+    def get_plan_facts(self) -> PlanFacts:
+        """Both sides of a pair are in one micro-batch; some losses compare with the first weights."""
+        pair_tokens = 2 * self.batch.resolved_seq_len
+        return PlanFacts(indivisible_tokens=pair_tokens, has_reference=self.loss_type not in ("orpo", "simpo"))
 
     @property
     def resolved_beta(self) -> float:

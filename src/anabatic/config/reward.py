@@ -7,6 +7,7 @@ from typing import Literal
 
 from anabatic.config.dpo import require_room_for_pairs
 from anabatic.config.sections.common import Schedule, require_setting
+from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.train_jobs import TuneJob, WithAuto
 
 
@@ -39,3 +40,7 @@ class RewardJob(TuneJob, WithAuto):
             "the adapter of a reward model brings its head and nothing else: leave it out",
         )
         require_room_for_pairs(self)
+
+    def get_plan_facts(self) -> PlanFacts:
+        """Both sides of a pair are in one micro-batch; the head is of one output."""
+        return PlanFacts(indivisible_tokens=2 * self.batch.resolved_seq_len, has_lm_head=False)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from anabatic.config.chat import Sampling
 from anabatic.config.sections.common import Evaluate, LogSettings, Optim, Schedule, require_setting
+from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.sandbox import SandboxSettings
 from anabatic.config.sections.train_jobs import TuneJob
 
@@ -154,6 +155,11 @@ class RlJob(TuneJob):
         given = self.cache_gib is None or self.cache_gib > 0
         require_setting(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
         self._require_sizes()
+
+    def get_plan_facts(self) -> PlanFacts:
+        """Targets are the tokens of answers; a penalty compares with the first weights."""
+        answer_share = self.sampling.max_new_tokens / self.batch.resolved_seq_len
+        return PlanFacts(has_reference=self.kl_coef > 0, targets=min(1.0, answer_share))
 
     def _require_sizes(self) -> None:
         answers = self.examples_per_step * self.num_samples

@@ -14,7 +14,6 @@ from typing import Any
 
 from anabatic.config.loading import yaml_reader
 from anabatic.config.pretrain import PretrainJob
-from anabatic.config.vessels.train import WordsJob
 from anabatic.core import formatting, json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
@@ -28,8 +27,6 @@ from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 DEFAULT_VOCAB_SIZE = 32_768
 """Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
-DEFAULT_WORD_COUNT = 4096
-"""Assumed number of distinct vessel words; coarse cells of a coast give some thousands."""
 TOKENS_PER_PARAM = 12.0
 """Training tokens per multiplying parameter (nanochat's compute-optimal ratio for this kind of model)."""
 ASSUMED_UTILIZATION = 0.3
@@ -58,13 +55,11 @@ def get_job_shape(job: Any) -> tuple[DecoderShape, str]:
         return get_named_shape(job.model)
     if job.model.path:
         return get_named_shape(job.model.path)
-    if isinstance(job, WordsJob):
-        vocab, source = (
-            DEFAULT_WORD_COUNT,
-            f"{DEFAULT_WORD_COUNT:,} words, an assumption: the rows tell how many there are",
-        )
-    else:
+    assumed = job.get_plan_facts().vocabulary
+    if assumed is None:
         vocab, source = _count_vocabulary(job.tokenizer)
+    else:
+        vocab, source = assumed, f"{assumed:,} words, an assumption: the rows tell how many there are"
     derived = depth_dial.derive_model_sizes(job.model, vocab)
     sizes = {
         name: derived.get_int(name) for name in ("depth", "width", "heads", "kv_heads", "head_dim", "intermediate")

@@ -1,6 +1,4 @@
-"""The settings of a job that decide its memory and time, read without a device; checks of sizes that must divide one
-another.
-"""
+"""The settings of a job that decide its memory and time, read without a device."""
 
 from __future__ import annotations
 
@@ -10,11 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from anabatic.config.dpo import DpoJob
-from anabatic.config.reward import RewardJob
-from anabatic.config.rl import RlJob
 from anabatic.config.sections.common import ContextMethod, Recompute
-from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob
+from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_name_end
@@ -295,6 +290,7 @@ def build_setup(
         requested = job.parallel.strategy
         strategy = "ddp" if requested in ("auto", "ddp", "single") else requested
     tuner, rank = resolve_tuner(job)
+    facts: PlanFacts = job.get_plan_facts()
     return TrainingSetup(
         shape=shape,
         strategy=strategy,
@@ -324,22 +320,8 @@ def build_setup(
         chunk_bytes=row.chunk_bytes,
         uses_attention_mask=row.kernels == "npu",
         casts_blocks=row.cast_weights_together,
-        **_task_fields(job),
+        indivisible_tokens=facts.indivisible_tokens,
+        targets=facts.targets,
+        has_lm_head=facts.has_lm_head,
+        has_reference=facts.has_reference,
     )
-
-
-def _task_fields(job: Any) -> dict[str, Any]:
-    """Return the fields that depend on the command."""
-    pair_tokens = 2 * job.batch.resolved_seq_len  # both sides of a pair are in one micro-batch
-    if isinstance(job, DpoJob):
-        return {"indivisible_tokens": pair_tokens, "has_reference": job.loss_type not in ("orpo", "simpo")}
-    if isinstance(job, RewardJob):
-        return {"indivisible_tokens": pair_tokens, "has_lm_head": False}
-    if isinstance(job, RlJob):
-        answer_fraction = job.sampling.max_new_tokens / job.batch.resolved_seq_len
-        return {"has_reference": job.kl_coef > 0, "targets": min(1.0, answer_fraction)}
-    if isinstance(job, ClassifyTrainJob):
-        return {"has_lm_head": False}
-    if isinstance(job, ClassifyPretrainJob):
-        return {"targets": 1.0 if job.objective == "next" else job.mask.ratio}
-    return {}

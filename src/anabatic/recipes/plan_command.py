@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.rl import RlJob
-from anabatic.config.vessels.train import WordsJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
@@ -252,9 +251,10 @@ def _resolve_batch_tokens(job: Any, base: TrainingSetup, assumed: list[str]) -> 
         assumed.append("the time to draw and judge answers is not counted; their cache is freed before the update")
         return each, answers * job.batch.resolved_seq_len
     micro, step = job.batch.micro_batch_tokens, job.batch.global_batch_tokens
-    if step is None and isinstance(job, WordsJob):
-        step = max(job.batch.rows * job.batch.resolved_seq_len, base.ranks * base.min_micro_batch)
-        assumed.append(f"batch.rows {job.batch.rows} of batch.seq_len {job.batch.resolved_seq_len} words, the longest")
+    rows = job.get_plan_facts().step_rows
+    if step is None and rows is not None:
+        step = max(rows * job.batch.resolved_seq_len, base.ranks * base.min_micro_batch)
+        assumed.append(f"batch.rows {rows} of batch.seq_len {job.batch.resolved_seq_len} words, the longest")
     elif step is None:
         step = max(DEFAULT_SEGMENTS_PER_RANK * base.min_micro_batch, micro or 0) * base.ranks
         assumed.append(f"batch.global_batch_tokens {step}")

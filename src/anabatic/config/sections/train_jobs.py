@@ -21,6 +21,7 @@ from anabatic.config.sections.common import (
     Schedule,
     require_setting,
 )
+from anabatic.config.sections.plan_facts import PlanFacts
 
 
 @dataclass(kw_only=True)
@@ -153,6 +154,10 @@ class LoopJob:
         goes_back = self.optim.on_bad_step == "rewind"
         what = "optim.on_bad_step is rewind, but save.every is 0: there is no checkpoint to go back to"
         require_setting(not goes_back or self.save.every > 0, what, "give --save.every STEPS")
+
+    def get_plan_facts(self) -> PlanFacts:
+        """Return what these settings say of memory and time."""
+        return PlanFacts()
 
 
 @dataclass(kw_only=True)

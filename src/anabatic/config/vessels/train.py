@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from anabatic.config.pretrain import PretrainModel
 from anabatic.config.sections.common import BatchSettings, Evaluate, Optim, Schedule, require_setting
+from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.config.vessels.tracks import TrackSettings
+
+ASSUMED_WORDS = 4096
+"""Distinct words that a plan assumes; coarse cells of a coast give some thousands."""
 
 NO_HELDOUT = "none"
 """`data.valid`: train on every vessel."""
@@ -260,6 +264,10 @@ class WordsJob(LoopJob, _OnWords):
                 "leave it out: ddp, zero2 and zero3 divide the rows",
             )
 
+    def get_plan_facts(self) -> PlanFacts:
+        """The rows decide the vocabulary and, with `batch.rows`, the tokens of a step."""
+        return PlanFacts(vocabulary=ASSUMED_WORDS, step_rows=self.batch.rows)
+
 
 @dataclass(kw_only=True)
 class ClassifyPretrainJob(WordsJob, _WithMasks):
@@ -271,6 +279,10 @@ class ClassifyPretrainJob(WordsJob, _WithMasks):
     """masked: guess hidden words from both sides; next: the next word; source: hidden words from what comes before
     them, hidden as rarely as in the scripts of "token_for_nj"."""
     eval: WordEvaluate = field(default_factory=WordEvaluate)
+
+    def get_plan_facts(self) -> PlanFacts:
+        """Targets are the hidden words, or every next one."""
+        return replace(super().get_plan_facts(), targets=1.0 if self.objective == "next" else self.mask.ratio)
 
 
 @dataclass(kw_only=True)
@@ -288,3 +300,7 @@ class ClassifyTrainJob(WordsJob, _WithHead):
             "tracks.keep_class_word is on: the class word is the answer",
             "only `anabatic classify pretrain` may keep it, on vessels it trains on",
         )
+
+    def get_plan_facts(self) -> PlanFacts:
+        """The head is over classes."""
+        return replace(super().get_plan_facts(), has_lm_head=False)
