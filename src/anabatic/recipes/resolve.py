@@ -93,12 +93,13 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
         origins["model.depth"] = f"machine: what schedule.minutes are enough for on {machine.chip.name}"
     model = model or find_model_facts(job)
     mesh = resolve_mesh_shape(job.parallel, machine.devices, machine.is_planned)
-    given = job
     job, shortened = set_default_seq_len(job, model)
-    origins |= dict.fromkeys(_list_changes(given, job), f"model: {model.positions} positions" if shortened else "")
+    if shortened:
+        origins["batch.seq_len"] = f"model: {model.positions} positions"
     given = job
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
-    origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {job.parallel.deepspeed}")
+    if given.parallel.deepspeed is not None:
+        origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {given.parallel.deepspeed}")
     job_rules.raise_problems(
         [*job_rules.find_layout_problems(job, mesh, model), *_find_batch_problems(job, mesh, machine)]
     )

@@ -49,22 +49,19 @@ def find_origins(
     """
     found: dict[str, str] = {}
     for tree, where in _list_sources(files, flags, namer):
-        for path, _ in _iter_values(tree):
-            key = validation.dotted_key(path)
-            place = where.format_path(path)
+        for key in flatten_settings(tree):
+            place = where.format_path(tuple(key.split(".")))
             file = place.removesuffix(f": {key}")
             found[key] = f"given: {place}" if file == place else f"recipe: {file}"
     return found
 
 
-def flatten_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return dotted key -> value of nested settings; the opposite of `nest_settings`."""
-    return {validation.dotted_key(path): value for path, value in _iter_values(tree)}
-
-
-def _iter_values(tree: Mapping[str, Any], above: yaml_reader.KeyPath = ()) -> Iterator[tuple[yaml_reader.KeyPath, Any]]:
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        yield from _iter_values(value, (*above, key)) if isinstance(value, dict) else [((*above, key), value)]
+        flat |= flatten_settings(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
 
 
 _Source = tuple[dict[str, Any], validation.SettingNamer]
