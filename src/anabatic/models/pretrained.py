@@ -85,7 +85,11 @@ def resolve_base_folder(folder: Path, hub: model_download.Hub | None = None, wor
 
 def is_adapter(path: str | Path) -> bool:
     """True for an adapter folder, or a run folder with an adapter."""
-    return not (resolve_model_folder(path) / "config.json").is_file()
+    return _holds_adapter(resolve_model_folder(path))
+
+
+def _holds_adapter(folder: Path) -> bool:
+    return not (folder / "config.json").is_file()
 
 
 def resolve_merged_adapters(
@@ -104,10 +108,10 @@ def resolve_merged_adapters(
         if not (paths.is_hub_id(path, hub) or Path(path).expanduser().exists()):
             raise adapter_config.missing_adapter_error(path)
         folder = resolve_model_folder(path, hub, world).resolve()
-        if not is_adapter(folder):
+        if not _holds_adapter(folder):
             raise adapter_config.whole_model_error(folder)
         adapters = [*_require_same_record(adapters, folder), merging.WeightedAdapter(folder, weight)]
-    if is_adapter(model_folder):
+    if _holds_adapter(model_folder):
         adapters = _require_same_record(adapters, model_folder)
     for weighted in adapters:
         log.info(f"the adapter {weighted} becomes part of the weights")
@@ -136,18 +140,26 @@ def _require_same_record(adapters: list[merging.WeightedAdapter], folder: Path) 
 
 def find_tokenizer_folder(model_folder: Path, adapters: Sequence[merging.WeightedAdapter]) -> Path:
     """Return the folder with the tokenizer and chat template to use: the topmost adapter with one, else the model."""
-    own_folders = [model_folder] if is_adapter(model_folder) else []
+    own_folders = [model_folder] if _holds_adapter(model_folder) else []
     folders = [*own_folders, *(weighted.folder for weighted in reversed(adapters))]
     return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), model_folder)
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
-    """Read the configuration of a model folder, without its weights.
+    """Read the configuration of a model, an adapter or a run, without its weights.
 
     Raises:
         DataError: config.json is missing, damaged or of an unknown architecture.
     """
-    folder = resolve_base_folder(resolve_model_folder(path))
+    return read_config(resolve_base_folder(resolve_model_folder(path)))
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Read the config.json of a folder.
+
+    Raises:
+        DataError: it is missing, damaged or of an unknown architecture.
+    """
     model_type = weights_reader.read_json_object(folder / "config.json").get("model_type")
     if model_type and (not isinstance(model_type, str) or model_type not in CONFIG_MAPPING):
         raise DataError(
@@ -211,7 +223,7 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
     Raises:
         DataError: config.json is missing, damaged, of an unknown architecture, or of a quantized model.
     """
-    config = load_config(folder)
+    config = read_config(folder)
     config.vocab_size = max(config.vocab_size, min_vocab_size)
     if quantization := getattr(config, "quantization_config", None):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else type(quantization).__name__

@@ -31,6 +31,8 @@ class ModelFacts:
         job: what the shape is read from; None: it is not known.
         is_adapter: None: not known.
         made_by: what will have made it, for messages: " by stage base".
+        folder: of the model as it is named, perhaps an adapter's; None: it is new, or not on this machine.
+        base_folder: of the weights: of an adapter the folder of its base.
     """
 
     job: Any
@@ -38,6 +40,14 @@ class ModelFacts:
     config: Mapping[str, Any]
     is_adapter: bool | None
     made_by: str = ""
+    folder: Path | None = None
+    base_folder: Path | None = None
+
+    @property
+    def known_folders(self) -> tuple[Path, Path]:
+        """The folders of a model that a training begins with: as named, and of its weights."""
+        assert self.folder is not None and self.base_folder is not None
+        return self.folder, self.base_folder
 
     @cached_property
     def is_whole(self) -> bool:

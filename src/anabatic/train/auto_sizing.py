@@ -27,11 +27,10 @@ from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.device.device import Device
 from anabatic.device.table import Chip, DeviceRow
-from anabatic.models.pretrained import resolve_model_folder
 from anabatic.parallel.process_groups import World, all_gather_text, barrier, broadcast_text, count_machine_ranks
 from anabatic.plan import output, strategy_search
 from anabatic.plan.memory_estimate import estimate_peak_memory
-from anabatic.plan.model_facts import ModelFacts, find_model_facts, model_name, with_model
+from anabatic.plan.model_facts import ModelFacts, with_model
 from anabatic.plan.strategy_search import StrategyEstimate
 from anabatic.plan.training_setup import StrategyName, TrainingSetup
 from anabatic.train import sizing
@@ -143,7 +142,7 @@ def _save_state(job: LoopJob, state: AutoState) -> None:
     write_atomic(root / AUTO_FILE, json.dumps(asdict(state)))
 
 
-def apply_auto_strategy(job: Any, device: Device, world: World, list_setups: SetupLister) -> Any:
+def apply_auto_strategy(job: Any, model: ModelFacts, device: Device, world: World, list_setups: SetupLister) -> Any:
     """Return the job with the strategy, recomputation, offload and mesh that are proposed for these devices.
 
     Args:
@@ -163,19 +162,18 @@ def apply_auto_strategy(job: Any, device: Device, world: World, list_setups: Set
     if state.place != place:
         state = AutoState(lowered=state.lowered, place=place, batch=state.batch)
     if state.way is None:
-        state = replace(state, way=_propose_strategy(job, state, device, world, list_setups))
+        state = replace(state, way=_propose_strategy(job, model, state, device, world, list_setups))
         if world.is_main_process:
             _save_state(job, state)
         barrier(world)
     return _apply_strategy(job, state.way)
 
 
-def _propose_strategy(job: Any, state: AutoState, device: Device, world: World, list_setups: SetupLister) -> Strategy:
+def _propose_strategy(
+    job: Any, model: ModelFacts, state: AutoState, device: Device, world: World, list_setups: SetupLister
+) -> Strategy:
     """Return what rank 0 proposes: processors of several machines may differ, and so may their estimates."""
-    here, name = job, model_name(job)
-    if name:  # of a run or on a hub
-        here = with_model(job, str(resolve_model_folder(name, getattr(job, "hub", None), world)))
-    model = find_model_facts(here)
+    here = job if model.folder is None else with_model(job, str(model.folder))  # of a run or on a hub
     setup = sizing.build_job_setup(here, model.require_shape()[0], device, world.data_group)
     chip = sizing.get_local_chip(device, free=True)
     room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now

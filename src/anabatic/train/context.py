@@ -18,6 +18,7 @@ from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device
 from anabatic.monitor.usage_window import UsageWindow
 from anabatic.parallel.process_groups import World
+from anabatic.plan.model_facts import ModelFacts
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.metrics.recorder import MetricsRecorder
@@ -33,6 +34,7 @@ class TrainContext(Generic[Job]):
     """What every part of a training needs, put together once.
 
     Attributes:
+        model: what is known of the model that the training begins with.
         resume_checkpoint: None: the run begins here.
     """
 
@@ -40,6 +42,7 @@ class TrainContext(Generic[Job]):
     folder: RunFolder
     device: Device
     world: World
+    model: ModelFacts
     resume_checkpoint: CheckpointInfo | None = None
 
     @property

@@ -22,6 +22,7 @@ from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.models.pretrained import prepare_model
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
+from anabatic.plan.model_facts import find_model_facts
 from anabatic.testing.tiny_corpora import write_chat_shards
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import run_folder
@@ -114,7 +115,7 @@ def fitting(
     with loader, metrics, open_row_log(log, folder, world, progress.step) as rows:
         yield (
             LoopContext(
-                context=TrainContext(job, folder, device, world),
+                context=TrainContext(job, folder, device, world, find_model_facts(job)),
                 sizes=StepSizes(micro, 1, steps, 1e-3, 0.0),
                 train_step=step,
                 batches=loader,

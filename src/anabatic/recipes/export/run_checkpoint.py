@@ -28,7 +28,7 @@ from anabatic.device.device import DTYPES, Device, select_device
 from anabatic.models.lora import adapter
 from anabatic.models.lora.merging import make_merged_record
 from anabatic.models.model_init import materialize_model
-from anabatic.models.pretrained import resolve_model_folder, save_model
+from anabatic.models.pretrained import save_model
 from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
 from anabatic.recipes.prechecks import data_files
@@ -83,9 +83,9 @@ def _load_checkpoint_weights(model: PreTrainedModel, path: Path) -> None:
 
 
 def _build_pretrained(job: PretrainJob, device: Device) -> tuple[PreTrainedModel, ModelWriter]:
-    folder = Path(job.tokenizer) if job.tokenizer else resolve_model_folder(str(job.model.path))
-    tokenizer = tokenizers.load_tokenizer(folder)
-    _, model = pretrain.build_meta_model(job, len(tokenizer), torch.float32)
+    facts = trained_model.find_training_model(job, World())
+    tokenizer = tokenizers.load_tokenizer(Path(job.tokenizer) if job.tokenizer else facts.known_folders[0])
+    _, model = pretrain.build_meta_model(job, facts.base_folder, len(tokenizer), torch.float32)
     materialize_model(model, ShardingPlan(), device, World())
     return model, lambda out: save_model(model, out, tokenizer)
 
@@ -93,7 +93,7 @@ def _build_pretrained(job: PretrainJob, device: Device) -> tuple[PreTrainedModel
 def _build_finetuned(job: TuneJob, device: Device) -> tuple[PreTrainedModel, ModelWriter]:
     # What is trained is built in fp32; it takes the checkpoint's format once that is known.
     plain: Any = replace(job, optim=replace(job.optim, weights="fp32"))
-    start = trained_model.build_model(plain, device, World())
+    start = trained_model.build_model(plain, trained_model.find_training_model(job, World()), device, World())
     trained_model.load_weights(plain, start, ShardingPlan(), device, World())
     if start.lora is None:
         return start.model, lambda out: save_model(start.model, out, start.tokenizer)

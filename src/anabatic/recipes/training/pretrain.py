@@ -24,10 +24,8 @@ from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
-    load_config,
     load_folder_weights,
     require_tokenizer_fits,
-    resolve_model_folder,
     save_model,
 )
 from anabatic.parallel.pipeline_parameters import gathered_parameters
@@ -46,12 +44,12 @@ def run(job: PretrainJob) -> int:
     """Train as the job says; return the exit code."""
     with training_session(job) as context:
         job, device, world = context.job, context.device, context.world
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else resolve_model_folder(str(job.model.path))
+        base = context.model.base_folder  # None: a new model
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else context.model.known_folders[0]
         tokenizer = load_tokenizer(tokenizer_folder)
-        if job.model.path is not None:
-            require_tokenizer_fits(load_config(job.model.path), tokenizer, tokenizer_folder)
         # Before the text is read, which may take long: what is wrong with the settings is reported here.
-        plan, model = build_meta_model(job, len(tokenizer), resolve_weight_dtype(job.optim, device))
+        plan, model = build_meta_model(job, base, len(tokenizer), resolve_weight_dtype(job.optim, device))
+        require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
         tensor_parallel.require_divisible(model, world.tensor_group.size)
         context_parallel.require_divisible_heads(model, world)
         expert_parallel.require_divisible_experts(model, world.expert_group.size)
@@ -62,8 +60,8 @@ def run(job: PretrainJob) -> int:
             loss_preview.log_conversations(data.token_sets, tokenizer, job.log.samples)
 
         root = materialize_model(model, sharding, device, world)
-        if job.model.path is not None:
-            load_folder_weights(model, resolve_model_folder(job.model.path))
+        if base is not None:
+            load_folder_weights(model, base)
         else:
             init_weights(model, job.seed)
         log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
@@ -98,10 +96,16 @@ def run(job: PretrainJob) -> int:
     return code
 
 
-def build_meta_model(job: PretrainJob, vocab_size: int, trained: torch.dtype) -> tuple[DerivedSizes, PreTrainedModel]:
-    """Return the model without memory."""
-    if job.model.path is not None:
-        plan, model = DerivedSizes(), build_meta_causal_lm(resolve_model_folder(job.model.path), trained)
+def build_meta_model(
+    job: PretrainJob, base: Path | None, vocab_size: int, trained: torch.dtype
+) -> tuple[DerivedSizes, PreTrainedModel]:
+    """Return the model without memory.
+
+    Args:
+        base: folder of the model that is continued; None: a new one.
+    """
+    if base is not None:
+        plan, model = DerivedSizes(), build_meta_causal_lm(base, trained)
     else:
         plan = derive_model_sizes(job.model, vocab_size)
         model = build_meta_qwen3(plan, job.model, vocab_size, job.batch.resolved_seq_len)

@@ -145,7 +145,7 @@ def run(job: RlJob) -> int:
     """Train as the job says; return the exit code."""
     with training_session(job) as context:
         job, device, world = context.job, context.device, context.world
-        start = build_model(job, device, world)
+        start = build_model(job, context.model, device, world)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start)
         require_weight_files(start)

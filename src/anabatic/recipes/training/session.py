@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.common import DEFAULT_SEQ_LEN
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
@@ -18,7 +16,6 @@ from anabatic.models import context_parallel, tensor_parallel
 from anabatic.models.experts import expert_parallel
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pipeline import stages as pipeline_stages
-from anabatic.models.pretrained import load_config, resolve_base_folder, resolve_model_folder
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
 from anabatic.parallel.process_groups import World
@@ -26,10 +23,11 @@ from anabatic.parallel.sharding import ShardingPlan
 from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
-from anabatic.plan.model_facts import ModelFacts, find_model_facts, with_model
+from anabatic.plan.model_facts import ModelFacts
 from anabatic.recipes import hub_data
 from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.resolve import Machine, resolve
+from anabatic.recipes.training.trained_model import find_training_model
 from anabatic.train import auto_sizing, sizing
 from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.context import TrainContext
@@ -50,22 +48,22 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     device = select_device(job.device)
     world = parallel.init_world(device)
     machine = Machine(None, *parallel.count_machine_ranks(world), is_planned=False)
-    resolved = resolve(job, machine, _find_model_facts(job, world))
+    resolved = resolve(job, machine, find_training_model(job, world))
     job, world = resolved.job, _divide_world(world, resolved.mesh, resolved.job, device)
     with open_run_folder(job, device, world) as folder:
         job = hub_data.pin_training_data(job, world)
         resolved.log_notes()
         checkpoint = find_resume_checkpoint(job, folder, world)
         job = _resolve_depth(job, checkpoint, device, world)
-        job, world = _apply_auto(job, device, world)
+        job, world = _apply_auto(job, resolved.model, device, world)
         with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
-            yield TrainContext(job, folder, device, world, checkpoint)
+            yield TrainContext(job, folder, device, world, resolved.model, checkpoint)
     parallel.leave_world(world)
 
 
-def _apply_auto(job: Job, device: Device, world: World) -> tuple[Job, World]:
+def _apply_auto(job: Job, model: ModelFacts, device: Device, world: World) -> tuple[Job, World]:
     """The job with what `--auto` chose, and the processes in the mesh that it chose."""
-    chosen = auto_sizing.apply_auto_strategy(job, device, world, iter_layout_setups)
+    chosen = auto_sizing.apply_auto_strategy(job, model, device, world, iter_layout_setups)
     return chosen, _divide_world(world, resolve_mesh_shape(chosen.parallel, world.size), chosen, device)
 
 
@@ -75,18 +73,6 @@ def _divide_world(world: World, shape: MeshShape, job: LoopJob, device: Device) 
     if world.size == 1 or (shape, settings.pipeline_chunks) == (world.shape, world.pipeline_chunks):
         return world
     return parallel.build_world(device, shape, settings)
-
-
-def _find_model_facts(job: LoopJob, world: World) -> ModelFacts:
-    """Return what is known of the model of a job, which is fetched if it lies on a hub."""
-    facts = find_model_facts(job)
-    if not facts.name or (facts.positions is not None and facts.is_adapter is not None):
-        return facts
-    hub = getattr(job, "hub", None)
-    named = resolve_model_folder(facts.name, hub, world)
-    base = resolve_base_folder(named, hub, world)
-    config = {"max_position_embeddings": DEFAULT_SEQ_LEN} | load_config(base).to_dict()
-    return replace(find_model_facts(with_model(job, str(base))), config=config, is_adapter=named != base)
 
 
 def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:

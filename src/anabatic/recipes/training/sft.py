@@ -96,7 +96,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         if lessons is not None and not lessons.use and lessons != Curriculum():
             log.warn("curriculum.use is false: the other settings of curriculum are not used")
         # Before the rows are read, which may take long: what is wrong with the settings is reported here.
-        start = build_model(job, device, world)
+        start = build_model(job, context.model, device, world)
         task.prepare_model(context, start)
         tensor_parallel.require_divisible(start.model, world.tensor_group.size)
         context_parallel.require_divisible_heads(start.model, world)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.common import require_setting
+from anabatic.config.sections.common import DEFAULT_SEQ_LEN, require_setting
 from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
 from anabatic.core import log
 from anabatic.data.chat import custom_templates
@@ -28,8 +28,8 @@ from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
     find_tokenizer_folder,
-    load_config,
     load_folder_weights,
+    read_config,
     require_tokenizer_fits,
     resolve_base_folder,
     resolve_merged_adapters,
@@ -41,6 +41,7 @@ from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan import layer_names
+from anabatic.plan.model_facts import ModelFacts, find_model_facts, max_positions, model_name, with_model
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective
 from anabatic.train.optim.optimizer import HeadRates, Optimizer
@@ -155,22 +156,40 @@ class TrainableModel:
         return self.named_folder != self.base_folder
 
 
-def build_model(job: TuneJob, device: Device, world: World) -> TrainableModel:
-    """Find the model of a job and build it without memory."""
-    named_folder = resolve_model_folder(job.model, job.hub, world)
-    base_folder = resolve_base_folder(named_folder, job.hub, world)
+def find_training_model(job: LoopJob, world: World) -> ModelFacts:
+    """Return what is known of the model of a job, which is fetched if it lies on a hub."""
+    name, hub = model_name(job), getattr(job, "hub", None)
+    if not name:
+        return find_model_facts(job)
+    folder = resolve_model_folder(name, hub, world)
+    base = resolve_base_folder(folder, hub, world)
+    found = find_model_facts(with_model(job, str(base)))
+    if max_positions(found.config) is None:  # config.json leaves it to the default of its family
+        found = replace(found, config={"max_position_embeddings": DEFAULT_SEQ_LEN} | read_config(base).to_dict())
+    return replace(found, is_adapter=folder != base, folder=folder, base_folder=base)
+
+
+def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -> TrainableModel:
+    """Build the model of a job without memory.
+
+    Args:
+        facts: of `find_training_model`.
+    """
+    named_folder, base_folder = facts.known_folders
     adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder, job.hub, world)
     tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
     template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
     tokenizer = load_tokenizer(template_folder)
-    require_tokenizer_fits(load_config(base_folder), tokenizer, template_folder)
+    model, lora = _build_meta_model(job, named_folder, base_folder, device)
+    require_tokenizer_fits(model.config, tokenizer, template_folder)
     return TrainableModel(
         named_folder,
         base_folder,
         adapters_to_merge,
         template_folder,
         tokenizer,
-        *_build_meta_model(job, named_folder, base_folder, device),
+        model,
+        lora,
     )
 
 
