@@ -13,7 +13,7 @@ from anabatic.config.loading import command_table, settings, shipped_recipes, ya
 from anabatic.config.loading.shipped_recipes import ShippedRecipe
 from anabatic.convert import file_detection
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.studio import forms, planning, recipe_editor
+from anabatic.studio import forms, recipe_editor
 
 MAX_RECIPE_BYTES = 256 << 10
 _SCHEMA_LINE = re.compile(r"^# yaml-language-server: \$schema=(?:.*/)?(?P<command>[a-z-]+)\.json[ \t]*\n", re.MULTILINE)
@@ -114,7 +114,7 @@ def detect_command(text: str) -> str:
 
 def _has_all_settings(command: str, tree: dict[str, Any]) -> bool:
     defaults = settings.default_tree(command_table.get_command(command).import_job_class())
-    return set(settings.flatten_settings(defaults)) == set(planning.flatten_tree(tree))
+    return set(settings.flatten_settings(defaults)) == set(settings.flatten_settings(tree))
 
 
 @functools.cache

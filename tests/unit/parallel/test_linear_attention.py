@@ -149,8 +149,8 @@ def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"linear_num_key_heads": 1}, "leave it at 1; --parallel.strategy zero3 divides every model"),
-        ({"linear_num_key_heads": 3, "linear_num_value_heads": 6}, "leave it at 1"),
+        ({"linear_num_key_heads": 1}, "leave parallel.tensor at 1; --parallel.strategy zero3 divides every model"),
+        ({"linear_num_key_heads": 3, "linear_num_value_heads": 6}, "leave parallel.tensor at 1"),
         ({"linear_num_key_heads": 2, "num_key_value_heads": 4, "intermediate_size": 32}, "use 1 or 2"),
     ],
 )
