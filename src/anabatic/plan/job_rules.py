@@ -17,6 +17,7 @@ from anabatic.config.sections.common import BatchSettings, ContextMethod
 from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import AnabaticError, ConfigError, MultipleErrors
+from anabatic.plan import layer_names
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import ModelFacts
 from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
@@ -213,6 +214,27 @@ def find_layer_problems(layers: int, stages: int, chunks: int) -> Iterator[Confi
             if layers // stages == 1
             else f"use --parallel.pipeline-chunks {layers // stages} or less",
         )
+
+
+def find_tuner_problems(job: LoopJob, model: ModelFacts) -> Iterator[ConfigError]:
+    """Yield why a model has not what is to be trained of it; families that are not known are left to its builder."""
+    if not isinstance(job, TuneJob):
+        return
+    try:
+        if model.is_adapter:
+            layer_names.require_adapter_tuner(model.folder or model.name, job.tuner)
+            return
+        if job.tuner == "freeze":
+            list(layer_names.compile_freeze_patterns(job.freeze))
+        blocks = layer_names.count_blocks(model.config)
+        if blocks is None or not model.is_whole:
+            return
+        if job.tuner == "freeze":
+            layer_names.require_blocks(job.freeze, blocks)
+        elif job.tuner == "lora":
+            layer_names.select_target_modules(layer_names.list_linear_layers(model.config), job.lora.target_modules)
+    except ConfigError as error:
+        yield error
 
 
 def _find_strategy_problems(job: LoopJob, mesh: MeshShape) -> Iterator[ConfigError]:

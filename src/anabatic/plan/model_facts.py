@@ -94,7 +94,7 @@ def find_model_facts(job: Any) -> ModelFacts:
         return ModelFacts(job, "", {}, False)
     folder = find_local_model(name)
     is_adapter = None if folder is None else not (folder / "config.json").is_file()
-    return ModelFacts(job, name, read_local_config(name), is_adapter)
+    return ModelFacts(job, name, read_local_config(name), is_adapter, folder=folder)
 
 
 def model_name(job: Any) -> str:

@@ -6,6 +6,7 @@ training does, and a training refuses what its plan refuses.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -100,9 +101,12 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
     job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
     if given.parallel.deepspeed is not None:
         origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {given.parallel.deepspeed}")
-    job_rules.raise_problems(
-        [*job_rules.find_layout_problems(job, mesh, model), *_find_batch_problems(job, mesh, machine)]
+    problems = (
+        job_rules.find_tuner_problems(job, model),
+        job_rules.find_layout_problems(job, mesh, model),
+        _find_batch_problems(job, mesh, machine),
     )
+    job_rules.raise_problems(itertools.chain(*problems))
     return ResolvedJob(job, mesh, model, origins, _drop_empty(shortened, applied), _drop_empty(ignored))
 
 

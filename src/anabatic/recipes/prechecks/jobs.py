@@ -15,13 +15,13 @@ from typing import Any
 
 from anabatic.config.rl import BUILTIN_REWARDS
 from anabatic.config.sections.common import LogSettings
-from anabatic.config.sections.train_jobs import LoopJob, TuneJob
+from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.config.serve import ServeJob
 from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.model_format import describe_wrong_model
-from anabatic.plan import layer_names, model_facts
+from anabatic.plan import model_facts
 from anabatic.recipes.export import gguf_converter
 from anabatic.recipes.prechecks import data_files
 from anabatic.recipes.prechecks.data_files import (
@@ -33,7 +33,6 @@ from anabatic.recipes.prechecks.data_files import (
     absolute_path,
     find_stage_output,
     is_adapter,
-    read_model_config,
     read_model_sizes,
 )
 from anabatic.recipes.resolve import Machine, resolve
@@ -312,7 +311,6 @@ def check_named_files(job: Any, earlier: EarlierOutputs) -> list[AnabaticError]:
             for spec in list_adapters(job)
             for error in _collect_errors(partial(_check_adapter, job, spec, earlier))
         ),
-        *_collect_errors(partial(_check_tuner, job, earlier)),
     ]
 
 
@@ -401,26 +399,6 @@ def _check_served_models(job: Any, earlier: EarlierOutputs) -> list[AnabaticErro
         if find_stage_output(one, earlier) is None
         for error in _collect_errors(partial(_require_model, one))
     ]
-
-
-def _check_tuner(job: Any, earlier: EarlierOutputs) -> None:
-    """What is trained of a model: only what is certain is refused, the rest is said where the model is built."""
-    if not isinstance(job, TuneJob):
-        return
-    goes_on = is_adapter(job.model, earlier)
-    if goes_on:
-        layer_names.require_adapter_tuner(model_facts.find_local_model(job.model) or job.model, job.tuner)
-        return
-    if job.tuner == "freeze":
-        list(layer_names.compile_freeze_patterns(job.freeze))
-    config = read_model_config(job.model, earlier)
-    blocks, linear = layer_names.count_blocks(config), layer_names.list_linear_layers(config)
-    if goes_on is None or blocks is None:
-        return
-    if job.tuner == "freeze":
-        layer_names.require_blocks(job.freeze, blocks)
-    elif job.tuner == "lora":
-        layer_names.select_target_modules(linear, job.lora.target_modules)
 
 
 def _check_resolved(job: Any, earlier: EarlierOutputs) -> None:
