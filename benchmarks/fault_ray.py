@@ -2,7 +2,7 @@
 
     python benchmarks/fault_ray.py [--faults 20] [--seed 0] [--kinds rank,actor,...] [--keep FOLDER]
 
-The cluster is a real one of two raylets on this machine (`anabatic.testing.ray_cluster`); a supervisor starts `ray
+The cluster is a real one of two raylets on this machine (`tests/cluster/ray_cluster.py`); a supervisor starts `ray
 start --block` again when it ends, as systemd would. The figures are those of `faults.py`: how many faults the training
 recovered from by itself, the steps done again beyond the interval of the checkpoints, the seconds to the next finished
 step, and whether the weights and all losses are those of an undisturbed run, bit by bit.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,9 +23,11 @@ import psutil
 
 import faults
 from anabatic.core import heartbeat
-from anabatic.testing.ray_cluster import HEAD, RAYLET, RayCluster, RayMachine, ray_cluster
 from fault_kinds import Kind, Site
 from fault_machines import ANABATIC, Machine
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from cluster.ray_cluster import HEAD, RAYLET, RayCluster, RayMachine, ray_cluster
 
 BACK_SECONDS = 2.0
 """After which a machine of Ray that has ended is started again."""

@@ -2,7 +2,7 @@
 
     python benchmarks/fault_slurm.py [--faults 20] [--seed 0] [--kinds rank,launcher,...] [--keep FOLDER]
 
-The cluster is a real one on this machine (`anabatic.testing.slurm_cluster`; needs root and the packages slurm-wlm and
+The cluster is a real one on this machine (`tests/cluster/slurm_cluster.py`; needs root and the packages slurm-wlm and
 munge), and the job is the batch script as it is printed, submitted once. A daemon that was killed is started again
 after 2 s, as systemd would, and a machine that was lost is set down and resumed, as the health check of a site does.
 The figures are those of `faults.py`.
@@ -22,9 +22,11 @@ from pathlib import Path
 import psutil
 
 import faults
-from anabatic.testing.slurm_cluster import SlurmCluster, find_obstacle, slurm_cluster
 from fault_kinds import Kind, Site, Stuck
 from fault_machines import ANABATIC, Machine
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from cluster.slurm_cluster import SlurmCluster, find_obstacle, slurm_cluster
 
 BACK_SECONDS = 2.0
 """After which a daemon is started again, and a lost machine is resumed."""

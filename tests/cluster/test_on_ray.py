@@ -15,9 +15,9 @@ import pytest
 
 from anabatic.cli import app
 from anabatic.core import heartbeat
-from anabatic.testing import ray_cluster
-from anabatic.testing.ray_cluster import RayCluster
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from cluster import ray_cluster
+from cluster.ray_cluster import RayCluster
 from e2e import command
 
 STEPS, ENDLESS = 300, 100_000  # 300: Ray notices a lost raylet after a second, and training must not have ended

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.testing import slurm_cluster
-from anabatic.testing.slurm_cluster import SlurmCluster
+from cluster import slurm_cluster
+from cluster.slurm_cluster import SlurmCluster
 from e2e import command
 from e2e.home import Home
 
