@@ -4,6 +4,8 @@ The addresses are those of the repository that builds the release (GITHUB_SERVER
 GitHub Actions; ANABATIC_REPOSITORY=https://... elsewhere). Links of the README are relative to the repository: on a
 package index they lead there, and without an address they are plain text.
 
+The JSON schemas of recipes are written from the settings, which needs PyYAML.
+
 The libraries of the chat page (scripts/fetch_web_libraries.py) and their licences are part of the archives if they were
 fetched. With ANABATIC_REQUIRE_WEB_LIBRARIES=1 there is no build without them.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,8 +45,8 @@ class ProjectMetadata(MetadataHookInterface):
         metadata["license-files"] = ["LICENSE", *(name for name in files if "/LICENSE" in name)]
 
 
-class WebLibraries(BuildHookInterface):
-    """Adds the files that git ignores, each of them with the checksum of the table."""
+class GeneratedFiles(BuildHookInterface):
+    """Adds the files that git ignores: libraries, each with the checksum of the table, and JSON schemas, made here."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         files, _ = find_web_libraries(self.root)
@@ -52,7 +55,24 @@ class WebLibraries(BuildHookInterface):
                 f"{REQUIRE_VARIABLE} is set, and libraries of the chat page are missing or changed: "
                 "run python scripts/fetch_web_libraries.py"
             )
-        build_data["artifacts"] += [f"/{name}" for name in files]
+        build_data["artifacts"] += [f"/{name}" for name in (*files, *write_schemas(self.root))]
+
+
+def write_schemas(root: str) -> list[str]:
+    """Write the JSON schemas of recipes, which editors read, and return their files, relative to `root`.
+
+    Raises:
+        RuntimeError: the package cannot be imported, for example without PyYAML.
+    """
+    source = Path(root, "src")
+    code = "from anabatic.config.loading import json_schema; json_schema.write_schema_files()"
+    paths = [str(source), os.environ.get("PYTHONPATH", "")]  # which leads to what pip has put beside an isolated build
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(f"the schemas of recipes cannot be written (needs PyYAML):\n{run.stderr}")
+    folder = source / "anabatic" / "config" / "schemas"
+    return [file.relative_to(root).as_posix() for file in sorted(folder.glob("*.json"))]
 
 
 def find_web_libraries(root: str) -> tuple[list[str], set[str]]:

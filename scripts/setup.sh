@@ -182,7 +182,7 @@ if wants_dev; then
   has_torch || install_torch --no-deps
 else
   has_torch || install_torch
-  pip_install "hatchling>=1.26"
+  pip_install "hatchling>=1.26" "pyyaml>=6"
 fi
 if [[ "${EXTRAS[*]}" == dev ]]; then
   pip_install --no-deps --no-build-isolation -e .

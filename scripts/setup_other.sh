@@ -43,7 +43,7 @@ if ! "$folder/bin/python" -c "import sys, importlib.metadata as m; sys.exit(m.ve
     install --extra-index-url "$index" "torch==$torch+cpu" 2>>"$folder/torch.log" ||
     install "torch==$torch"
 fi
-install "hatchling>=1.26"
+install "hatchling>=1.26" "pyyaml>=6"
 if [[ "$kind" == wheel || "$kind" == serve ]]; then
   [[ "$kind" == wheel ]] || extras='[serve]'
   rm -rf "$folder/dist"

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import anabatic
+from anabatic.config.loading import json_schema
 from anabatic.core import extras
 from anabatic.infer.web import libraries
 from house import tree
@@ -202,6 +203,17 @@ def test_issue_forms(name: str) -> None:
     assert len(set(ids)) == len(ids) and form["name"] and form["description"]
     if name == "bug":
         assert "anabatic doctor --bundle" in str(form)
+
+
+@pytest.mark.process
+def test_wheel_holds_the_schemas_of_recipes(wheel: Path) -> None:
+    """They are made when it is built: git ignores them."""
+    ignored = (tree.ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "src/anabatic/config/schemas/" in ignored
+    with zipfile.ZipFile(wheel) as file:
+        for command, path in json_schema.list_schema_files().items():
+            name = path.relative_to(tree.ROOT / "src").as_posix()
+            assert file.read(name).decode() == json_schema.render_schema(command)
 
 
 @pytest.mark.process

@@ -49,6 +49,15 @@ def list_schema_files() -> dict[str, Path]:
     return {command: shipped_recipes.get_schema_file(command) for command in commands}
 
 
+def write_schema_files() -> None:
+    """Write every schema that is not current; the build of the package does."""
+    for command, file in list_schema_files().items():
+        text = render_schema(command)
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+
+
 def render_schema(command: str) -> str:
     """Return the schema of a command as JSON text.
 
