@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from anabatic.config.loading import command_table, common_settings, validation
+from house.limits import LIMITS
 
-MANY = 40
+MANY = LIMITS["uncommon_settings"]
 """Settings of a command beyond which its help lists the common ones alone."""
 
 

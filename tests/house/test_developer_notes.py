@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from house import tree
+from house.limits import LIMITS
 
 NOTES = tree.ROOT / "docs" / "dev"
 INDEX = (NOTES / "DECISIONS.md").read_text(encoding="utf-8")
 BY_HAND = (NOTES / "decisions" / "by-hand-or-library.md").read_text(encoding="utf-8")
-PAGE_LINES = 90
+PAGE_LINES = LIMITS["decision_lines"]
 """Most lines of a decision's page: about two screens."""
 CODE_PATH = re.compile(r"`((?:[a-z0-9_]+/)+(?:[a-z0-9_]+\.py)?)`")
 FOLDERS = {"benchmarks", "charts", "containers", "decisions", "scripts", "sim", "tests"}

@@ -11,12 +11,13 @@ from pathlib import PurePosixPath
 import pytest
 
 from house import tree
+from house.limits import LIMITS
 
-ONE_WORD_SHARE = 0.05
+ONE_WORD_SHARE = LIMITS["one_word_percent"] / 100
 """Largest share of functions whose name is one word, those of FIELD_WORDS and overrides of other packages left out."""
-ROOMS_PER_NAME = 2
+ROOMS_PER_NAME = LIMITS["name_rooms"]
 """In how many rooms a class name, or the name of a module, may occur."""
-FILES_PER_FOLDER = 20
+FILES_PER_FOLDER = LIMITS["folder_files"]
 TERMS = 60
 """Fewest terms of the glossary."""
 

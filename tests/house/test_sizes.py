@@ -7,8 +7,10 @@ from pathlib import Path
 
 from anabatic.config.loading import command_table, validation
 from house import tree
+from house.limits import LIMITS, ROWS
 
-FILE, FUNCTION, STORY, CLASS, ARMS, FIELDS = 600, 100, 150, 320, 5, 123
+GUESTS = ("sim", "studio", "vessels", "config/vessels")
+"""Folders of the package that are not of the trainer itself."""
 
 
 def report(found: list[str]) -> str:
@@ -18,7 +20,8 @@ def report(found: list[str]) -> str:
 
 def test_files() -> None:
     counts = {tree.name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in tree.python_files()}
-    found = [f"{name}: {lines} lines, at most {FILE}" for name, lines in counts.items() if lines > FILE]
+    most = LIMITS["file_lines"]
+    found = [f"{name}: {lines} lines, at most {most}" for name, lines in counts.items() if lines > most]
     assert not found, report(found)
 
 
@@ -26,9 +29,9 @@ def limit(path: Path, node: ast.AST) -> int:
     """A recipe's `run` and the loop's `fit` tell a whole story and may be longer."""
     function = node.name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
     if isinstance(node, ast.ClassDef):
-        return CLASS
+        return LIMITS["class_lines"]
     story = function == "fit" or (function == "run" and tree.room(path) == "recipes")
-    return STORY if story else FUNCTION
+    return LIMITS["story_lines"] if story else LIMITS["function_lines"]
 
 
 def test_functions_and_classes() -> None:
@@ -56,7 +59,9 @@ def test_ladders() -> None:
     found = []
     for path in tree.sources():
         ladders = (node for node in tree.nodes(path) if isinstance(node, ast.If))
-        found += [f"{tree.name(path)}:{node.lineno}: {arms(node)} arms" for node in ladders if arms(node) > ARMS]
+        found += [
+            f"{tree.name(path)}:{node.lineno}: {arms(node)} arms" for node in ladders if arms(node) > LIMITS["branches"]
+        ]
     assert not found, "write a table instead of a ladder:\n  " + "\n  ".join(found)
 
 
@@ -65,8 +70,33 @@ def test_settings_per_command() -> None:
         name: len(list(validation.iter_settings(row.import_job_class())))
         for name, row in command_table.COMMANDS.items()
     }
-    found = [f"{name}: {count} settings, at most {FIELDS}" for name, count in counts.items() if count > FIELDS]
+    most = LIMITS["command_settings"]
+    found = [f"{name}: {count} settings, at most {most}" for name, count in counts.items() if count > most]
     assert not found, report(found)
+
+
+def test_lines_of_the_trainer() -> None:
+    own = [path for path in tree.sources() if not path.relative_to(tree.SRC).as_posix().startswith(GUESTS)]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in own)
+    assert lines <= LIMITS["main_lines"], f"{lines:,} lines of Python: delete before you add"
+
+
+def test_pages_print_the_limits() -> None:
+    text = (tree.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    missing = [row for row in (f"| {row['about']} | {row['value']:,} |" for row in ROWS) if row not in text]
+    assert not missing, "CONTRIBUTING.md needs:\n" + "\n".join(missing)
+    for language in ("en", "zh"):
+        page = (tree.ROOT / "docs" / language / "concepts" / "architecture.md").read_text(encoding="utf-8")
+        assert f" {LIMITS['command_settings']}" in page, (
+            "the table of plan and code says how many settings a command has"
+        )
+    for name, command in (("test_minutes", "test"), ("test_all_minutes", "test-all")):
+        line = next(
+            line
+            for line in (tree.ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+            if line.startswith(f"{command}: ")
+        )
+        assert f"{LIMITS[name]} minutes" in line
 
 
 def test_arms_are_counted() -> None:
