@@ -12,12 +12,10 @@ from anabatic.config.pretrain import PretrainModel as ModelConfig
 from anabatic.config.sections.common import Optim
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
-from anabatic.models import tensor_parallel
-from anabatic.models.experts import expert_parallel
+from anabatic.models import division
 from anabatic.models.experts.expert_layers import iter_expert_layers, iter_experts_of_all
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
-from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.models.pretrained import init_empty_weights, prepare_model
 from anabatic.models.quantized import iter_quantized_weights
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
@@ -152,9 +150,7 @@ def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
 
 def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
     """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
-    pipeline_stages.apply_pipeline(model, world)
-    partial = tensor_parallel.apply_tensor_parallel(model, world)
-    experts = expert_parallel.apply_expert_parallel(model, world)
+    partial, experts = division.divide_model(model, world)
     root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial, experts)
     layers = [layer for _, layer in iter_expert_layers(model)]
     shard_model(root, _shard_units(model), plan, device, world, layers if experts else [])

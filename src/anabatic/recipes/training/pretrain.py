@@ -11,8 +11,7 @@ from anabatic.config.pretrain import PretrainJob
 from anabatic.core import log
 from anabatic.data.chat import loss_preview
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
-from anabatic.models import context_parallel, fused_ops, tensor_parallel
-from anabatic.models.experts import expert_parallel
+from anabatic.models import division, fused_ops
 from anabatic.models.model_init import (
     build_meta_qwen3,
     count_parameters,
@@ -20,7 +19,6 @@ from anabatic.models.model_init import (
     materialize_model,
     resolve_weight_dtype,
 )
-from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
@@ -50,10 +48,7 @@ def run(job: PretrainJob) -> int:
         # Before the text is read, which may take long: what is wrong with the settings is reported here.
         plan, model = build_meta_model(job, base, len(tokenizer), resolve_weight_dtype(job.optim, device))
         require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
-        tensor_parallel.require_divisible(model, world.tensor_group.size)
-        context_parallel.require_divisible_heads(model, world)
-        expert_parallel.require_divisible_experts(model, world.expert_group.size)
-        pipeline_stages.require_stages(model, world)
+        division.require_divisible(model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:

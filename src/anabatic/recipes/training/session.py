@@ -12,10 +12,8 @@ from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
-from anabatic.models import context_parallel, tensor_parallel
-from anabatic.models.experts import expert_parallel
+from anabatic.models import division
 from anabatic.models.model_init import count_parameters
-from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
 from anabatic.parallel.process_groups import World
@@ -89,7 +87,7 @@ def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, 
 
 
 def log_plan(
-    plan: DerivedSizes, model: PreTrainedModel, world: World, division: ShardingPlan, micro_steps: int = 1
+    plan: DerivedSizes, model: PreTrainedModel, world: World, sharding: ShardingPlan, micro_steps: int = 1
 ) -> None:
     """Print every derived value with its reason."""
     params, multiplying = count_parameters(model)
@@ -101,15 +99,7 @@ def log_plan(
     if trained < params:
         log.info(f"{format_count(trained)} of them are trained ({trained / params:.2%})")
     log.info(
-        f"strategy {division.strategy}{', offloaded to the host' if division.is_offloaded else ''} ({division.reason})"
+        f"strategy {sharding.strategy}{', offloaded to the host' if sharding.is_offloaded else ''} ({sharding.reason})"
     )
-    if world.context_group.size > 1:
-        log.info(context_parallel.describe_context_parallel(model, world))
-    if world.expert_group.size > 1:
-        log.info(expert_parallel.describe_expert_parallel(model, world.expert_group.size))
-    if world.pipeline_group.size > 1:
-        log.info(pipeline_stages.describe_pipeline(model, world, micro_steps))
-    if world.tensor_group.size > 1:
-        log.info(tensor_parallel.describe_tensor_parallel(model, world.tensor_group.size))
-    for line in plan.format_lines():
+    for line in (*division.describe_division(model, world, micro_steps), *plan.format_lines()):
         log.info(line)

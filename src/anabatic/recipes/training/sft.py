@@ -15,10 +15,8 @@ from anabatic.data.chat import loss_preview
 from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
 from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
-from anabatic.models import context_parallel, fused_ops, tensor_parallel
-from anabatic.models.experts import expert_parallel
+from anabatic.models import division, fused_ops
 from anabatic.models.forward import ModelRoot
-from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import log_plan, training_session
@@ -98,10 +96,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         # Before the rows are read, which may take long: what is wrong with the settings is reported here.
         start = build_model(job, context.model, device, world)
         task.prepare_model(context, start)
-        tensor_parallel.require_divisible(start.model, world.tensor_group.size)
-        context_parallel.require_divisible_heads(start.model, world)
-        expert_parallel.require_divisible_experts(start.model, world.expert_group.size)
-        pipeline_stages.require_stages(start.model, world)
+        division.require_divisible(start.model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start)
         require_weight_files(start)
