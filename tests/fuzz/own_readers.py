@@ -26,7 +26,7 @@ from anabatic.recipes.pipeline import stage_plan
 from anabatic.sim import simulation_report
 from anabatic.sim.profiling import tasks
 from anabatic.studio.store import StudioStore
-from anabatic.train.auto_sizing import AutoState
+from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.memory_store import MemoryStore
 from anabatic.train.metrics import recorder
 from anabatic.train.run_folder import is_finished

@@ -26,6 +26,37 @@ INPUT_SHARDED_LAYERS = ("o_proj", "down_proj", "out_proj")
 """Row-parallel layers: tensor ranks divide their inputs; of all others the outputs (arXiv 1909.08053)."""
 
 
+DIVIDING_SETTINGS = ("pipeline", "replicate", "context", "expert", "tensor", "pipeline_chunks")
+"""Settings of `parallel` that divide a training among devices."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training is divided among devices, and what it offloads and recomputes; fields as in the settings."""
+
+    strategy: StrategyName
+    offload: bool
+    recompute: Recompute
+    pipeline: int = 1
+    replicate: int = 1
+    context: int = 1
+    expert: int = 1
+    tensor: int = 1
+    pipeline_chunks: int = 1
+
+    @property
+    def divisions(self) -> dict[str, int]:
+        """Setting -> size of the dimensions of the mesh, and the chunks of a stage."""
+        return {name: getattr(self, name) for name in DIVIDING_SETTINGS}
+
+    def format(self) -> str:
+        """Return the layout as words of a message."""
+        sizes = [f"{name} {size}" for name, size in self.divisions.items() if size != 1]
+        return ", ".join(
+            [f"{self.strategy}{', offload' if self.offload else ''}", *sizes, f"recompute {self.recompute}"]
+        )
+
+
 @dataclass(frozen=True)
 class TrainingSetup:
     """A training on one kind of device.
@@ -82,6 +113,12 @@ class TrainingSetup:
     indivisible_tokens: int = 0
     has_lm_head: bool = True
     has_reference: bool = False
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How it is divided."""
+        sizes = {name: getattr(self, name) for name in DIVIDING_SETTINGS}
+        return Layout(self.strategy, self.offload, self.recompute, **sizes)
 
     @cached_property
     def world_size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -15,14 +15,13 @@ from anabatic.device import table
 from anabatic.device.table import Chip
 from anabatic.plan import model_shape
 from anabatic.plan.model_facts import find_model_facts
-from anabatic.plan.training_setup import build_setup
+from anabatic.plan.training_setup import DIVIDING_SETTINGS, Layout, build_setup
 from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.plan_command import find_chip
-from anabatic.train import auto_sizing
-from anabatic.train.auto_sizing import AutoState
+from anabatic.train.auto import layout_choice
+from anabatic.train.auto.state import AutoState
 
 CHIP = replace(find_chip("910B3"), memory_gib=60.9, taken_gib=0.0)
-NAMES = ("strategy", "offload", "recompute", *auto_sizing._LAYOUT_DIMENSIONS)
 
 
 class Npu:
@@ -49,8 +48,7 @@ def choose(
     row = table.get_device_row(chip)
     base = build_setup(job, shape, npus * nodes, row, True, job.batch.seq_len, 1)
     layouts = iter_layout_setups(job, find_model_facts(job), base, row, npus, nodes)
-    way = auto_sizing._choose_strategy(job, state or AutoState(), device, chip, base, layouts)
-    return dict(zip(NAMES, way, strict=True))
+    return asdict(layout_choice.choose_layout(job, state or AutoState(), device, chip, base, layouts))
 
 
 @pytest.mark.process
@@ -63,7 +61,7 @@ def test_tokens_are_shared_where_a_segment_does_not_fit() -> None:
 
 def test_the_mesh_of_the_job_is_kept_where_it_is_fast() -> None:
     found = choose(job_of("Qwen/Qwen3-8B", 8192), 8)
-    assert [found[name] for name in auto_sizing._LAYOUT_DIMENSIONS] == [1] * 6
+    assert [found[name] for name in DIVIDING_SETTINGS] == [1] * 6
     given = job_of("Qwen/Qwen3-8B", 8192, parallel=Parallel(context=2))
     shape = model_shape.get_job_shape(given)[0]
     row = table.get_device_row(CHIP)
@@ -83,7 +81,7 @@ def test_processes_on_one_processor_are_divided_for_memory_alone() -> None:
     job = job_of("Qwen/Qwen3-0.6B", 2048)
     processor = Chip(table.PROCESSOR_NAME, 1.0, 64, 20, taken_gib=0.0)
     found = choose(job, 2, chip=processor, device=Cpu)
-    assert [found[name] for name in auto_sizing._LAYOUT_DIMENSIONS] == [1] * 6
+    assert [found[name] for name in DIVIDING_SETTINGS] == [1] * 6
 
 
 @pytest.mark.process
@@ -92,7 +90,7 @@ def test_what_ran_out_of_memory_is_not_tried_again() -> None:
     state, needed = AutoState(), []
     for _ in range(3):
         found = choose(job, 8, state=state)
-        way = tuple(found.values())
+        way = Layout(**found)
         assert way not in state.refused
         state = replace(state, refused=(*state.refused, way))
         needed.append(found["recompute"])
@@ -105,5 +103,5 @@ def test_nothing_is_left() -> None:
     with pytest.raises(Failure, match=r"no smaller setting is left .* ran out of memory"):
         for _ in range(100):
             found = choose(job, 4, state=AutoState(refused=tuple(ways)))
-            ways.append(tuple(found.values()))
+            ways.append(Layout(**found))
     assert ways

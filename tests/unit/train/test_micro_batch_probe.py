@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,25 @@ from anabatic.core import relaunch
 from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.device.device import Device, select_device
 from anabatic.parallel.process_groups import World
+from anabatic.plan.training_setup import Layout
 from anabatic.testing.tiny_models import build_tiny_model
-from anabatic.train import auto_sizing, sizing
-from anabatic.train.auto_sizing import AutoState
+from anabatic.train import sizing
+from anabatic.train.auto import micro_batch_probe
+from anabatic.train.auto import state as auto_state
+from anabatic.train.auto.out_of_memory import handle_out_of_memory
+from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.sizing import StepSizes
 from unit.train.test_step import batch_of, step_of
 
 FULL = torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity)")
 SIZES = StepSizes(micro_batch_tokens=512, micro_steps=2, steps=10, lr=1e-4, matrix_lr=0.0)
-WAYS = st.tuples(
-    st.sampled_from(["ddp", "zero3"]), st.booleans(), st.sampled_from(["none", "full"]), *[st.integers(1, 64)] * 6
+WAYS = st.builds(
+    Layout,
+    st.sampled_from(["ddp", "zero3"]),
+    st.booleans(),
+    st.sampled_from(["none", "full"]),
+    *[st.integers(1, 64)] * 6,
 )
 STATES = st.builds(
     AutoState,
@@ -55,14 +63,14 @@ def device() -> Device:
 
 
 def fail(job: Any, device: Device, least: int, sizes: StepSizes | None, error: BaseException = FULL) -> Failure:
-    with pytest.raises(Failure) as caught, auto_sizing.handle_out_of_memory(job, device, World(), least, sizes):
+    with pytest.raises(Failure) as caught, handle_out_of_memory(job, device, World(), least, sizes):
         raise error
     return caught.value
 
 
 @given(STATES)
 def test_what_was_settled_is_read_as_it_was_written(state: AutoState) -> None:
-    assert AutoState.from_json(json.dumps(asdict(state))) == state
+    assert AutoState.from_json(state.to_json()) == state
     assert AutoState.from_json("") == AutoState()
 
 
@@ -75,8 +83,8 @@ BROKEN = (
 
 
 def test_a_file_of_an_older_start_has_no_mesh() -> None:
-    state = AutoState.from_json(json.dumps({**SETTLED, "way": ["zero3", True, "full"]}))
-    assert state.way == ("zero3", True, "full")
+    state = AutoState.from_json(json.dumps({**SETTLED, "way": ["zero3", True, "full"], "micro": 512}))
+    assert state.way is None and state.micro == 512
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", *(json.dumps({**SETTLED, **wrong}) for wrong in BROKEN)])
@@ -91,7 +99,7 @@ def test_without_auto_the_error_names_the_way_out(tmp_path: Path, device: Device
     assert str(error) == told
     for part in ("--auto", "anabatic plan", "--batch.micro-batch-tokens 256"):
         assert part in error.hint
-    assert error.exit_code == 1 and not (tmp_path / auto_sizing.AUTO_FILE).exists()
+    assert error.exit_code == 1 and not (tmp_path / auto_state.AUTO_FILE).exists()
     classify = ClassifyTrainJob(data=VesselData(train=["x"]), out=str(tmp_path))
     assert "--auto" not in fail(classify, device, 128, SIZES).hint
 
@@ -107,33 +115,31 @@ def test_with_auto_the_next_start_takes_half_at_the_same_global_batch(
     (tmp_path / "reports").mkdir()
     monkeypatch.setenv(relaunch.REPORTS_VARIABLE, str(tmp_path / "reports"))
     job = job_of(tmp_path, auto=True)
-    before = AutoState(place="1 x x", way=("single", False, "none"))
-    (tmp_path / auto_sizing.AUTO_FILE).write_text(json.dumps(asdict(before)))
+    before = AutoState(place="1 x x", way=Layout("single", False, "none"))
+    (tmp_path / auto_state.AUTO_FILE).write_text(before.to_json())
     error = fail(job, device, 128, SIZES)
     assert isinstance(error, RestartRequested) and error.exit_code == relaunch.EXIT_RESTART
     assert "now 256 tokens x 4, 1,024 a step as before" in str(error)
     assert (tmp_path / "reports" / relaunch.RESTART_FILE).read_text() == str(error)
-    state = auto_sizing.load_state(job, World())
+    state = auto_state.load_state(job, World())
     assert state == replace(before, lowered=1, micro=256, batch=1024, most=256)
-    batch = auto_sizing.get_resolved_batch(job, state)
+    batch = auto_state.get_resolved_batch(job, state)
     assert batch is not None and (batch.micro_batch_tokens, batch.global_batch_tokens) == (256, 1024)
 
 
 def test_below_a_segment_the_way_is_given_up(tmp_path: Path, device: Device) -> None:
     job = job_of(tmp_path, auto=True)
-    way = ("ddp", False, "none")
-    (tmp_path / auto_sizing.AUTO_FILE).write_text(
-        json.dumps(asdict(AutoState(way=way, batch=1024, micro=512, most=512)))
-    )
+    way = Layout("ddp", False, "none")
+    (tmp_path / auto_state.AUTO_FILE).write_text(AutoState(way=way, batch=1024, micro=512, most=512).to_json())
     assert "ddp, recompute none is given up" in str(fail(job, device, 512, SIZES))
-    assert auto_sizing.load_state(job, World()) == AutoState(lowered=1, batch=1024, refused=(way,))
+    assert auto_state.load_state(job, World()) == AutoState(lowered=1, batch=1024, refused=(way,))
     assert not isinstance(fail(job, device, 512, None), RestartRequested)  # there is no way left that was chosen
 
 
 def test_other_errors_pass(tmp_path: Path, device: Device) -> None:
     with (
         pytest.raises(RuntimeError, match="shapes"),
-        auto_sizing.handle_out_of_memory(job_of(tmp_path), device, World(), 1, SIZES),
+        handle_out_of_memory(job_of(tmp_path), device, World(), 1, SIZES),
     ):
         raise RuntimeError("shapes do not fit")
     told = RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you")
@@ -146,14 +152,17 @@ def test_other_errors_pass(tmp_path: Path, device: Device) -> None:
 )
 def test_the_place_in_the_data_is_counted_anew(before: int, now: int, ranks: int, expected: int) -> None:
     progress = TrainProgress(step=5, loader={"micro_batch": 10, "cursors": []})
-    auto_sizing.rescale_loader_position(progress, before, now, ranks)
+    auto_state.rescale_loader_position(progress, before, now, ranks)
     assert progress.loader == {"micro_batch": expected, "cursors": []}
 
 
 def test_all_ranks_take_the_start_that_was_lowered_most() -> None:
-    once, twice = AutoState(lowered=1, micro=256), AutoState(lowered=2, way=None, refused=(("ddp", False, "none"),))
-    texts = ["", json.dumps(asdict(once)), json.dumps(asdict(twice))]
-    assert auto_sizing.select_latest_state(texts) == auto_sizing.select_latest_state(reversed(texts)) == twice
+    once, twice = (
+        AutoState(lowered=1, micro=256),
+        AutoState(lowered=2, way=None, refused=(Layout("ddp", False, "none"),)),
+    )
+    texts = ["", once.to_json(), twice.to_json()]
+    assert auto_state.select_latest_state(texts) == auto_state.select_latest_state(reversed(texts)) == twice
 
 
 def test_rehearsed_steps_change_nothing() -> None:
@@ -192,7 +201,7 @@ def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, devic
             return batch_of(self.tokens, self.tokens, 1)
 
     sizes = StepSizes(128, 4, 10, 1e-4, 0.0)
-    found = auto_sizing.choose_micro_batch(
+    found = micro_batch_probe.choose_micro_batch(
         job, AutoState(most=256), setup, sizes, step_of(model), Endless, device, World()
     )
     assert seen == [128, 256]  # 512 would be more than is known to fit
@@ -200,7 +209,7 @@ def test_a_larger_micro_batch_is_tried_where_there_is_room(tmp_path: Path, devic
     fixed = replace(job, batch=replace(job.batch, micro_batch_tokens=128))
     seen.clear()
     assert (
-        auto_sizing.choose_micro_batch(fixed, AutoState(), setup, sizes, step_of(model), Endless, device, World())
+        micro_batch_probe.choose_micro_batch(fixed, AutoState(), setup, sizes, step_of(model), Endless, device, World())
         == sizes
     )
     assert seen == [128]

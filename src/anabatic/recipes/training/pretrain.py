@@ -34,7 +34,8 @@ from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
-from anabatic.train import auto_sizing, sizing
+from anabatic.train import sizing
+from anabatic.train.auto import state as auto_state
 from anabatic.train.objectives import make_next_token_objective
 
 
@@ -76,7 +77,7 @@ def run(job: PretrainJob) -> int:
             tuned_lr,
             device,
             world.data_group,
-            settled=auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world), context.resume_checkpoint),
+            settled=auto_state.get_resolved_batch(job, auto_state.load_state(job, world), context.resume_checkpoint),
         )
         log_plan(plan, model, world, sharding, sizes.micro_steps)
 

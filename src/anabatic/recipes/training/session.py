@@ -26,7 +26,9 @@ from anabatic.recipes import hub_data
 from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.resolve import Machine, resolve
 from anabatic.recipes.training.trained_model import find_training_model
-from anabatic.train import auto_sizing, sizing
+from anabatic.train import sizing
+from anabatic.train.auto.layout_choice import apply_auto_strategy
+from anabatic.train.auto.out_of_memory import handle_out_of_memory
 from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.context import TrainContext
 from anabatic.train.run_folder import find_resume_checkpoint, open_run_folder
@@ -54,14 +56,14 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         checkpoint = find_resume_checkpoint(job, folder, world)
         job = _resolve_depth(job, checkpoint, device, world)
         job, world = _apply_auto(job, resolved.model, device, world)
-        with auto_sizing.handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
+        with handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
             yield TrainContext(job, folder, device, world, resolved.model, checkpoint)
     parallel.leave_world(world)
 
 
 def _apply_auto(job: Job, model: ModelFacts, device: Device, world: World) -> tuple[Job, World]:
     """The job with what `--auto` chose, and the processes in the mesh that it chose."""
-    chosen = auto_sizing.apply_auto_strategy(job, model, device, world, iter_layout_setups)
+    chosen = apply_auto_strategy(job, model, device, world, iter_layout_setups)
     return chosen, _divide_world(world, resolve_mesh_shape(chosen.parallel, world.size), chosen, device)
 
 

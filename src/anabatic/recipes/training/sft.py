@@ -36,7 +36,8 @@ from anabatic.recipes.training.training_data import (
     build_training_data,
     require_conversations,
 )
-from anabatic.train import auto_sizing, sizing
+from anabatic.train import sizing
+from anabatic.train.auto import state as auto_state
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_next_token_objective
 from anabatic.train.optim.optimizer import HeadRates
@@ -158,7 +159,7 @@ def _resolve_sizes(
         device,
         world.data_group,
         task.max_segment(context.seq_len),
-        auto_sizing.get_resolved_batch(job, auto_sizing.load_state(job, world), context.resume_checkpoint),
+        auto_state.get_resolved_batch(job, auto_state.load_state(job, world), context.resume_checkpoint),
     )
     if job.batch.packing:
         return sizes

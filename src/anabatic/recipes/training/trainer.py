@@ -26,7 +26,10 @@ from anabatic.models.model_init import count_parameters, flops_per_token
 from anabatic.parallel.sharding import reshard_weights
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.trained_model import TrainedModel
-from anabatic.train import auto_sizing, run_folder, sizing
+from anabatic.train import run_folder, sizing
+from anabatic.train.auto import micro_batch_probe
+from anabatic.train.auto import state as auto_state
+from anabatic.train.auto.out_of_memory import handle_out_of_memory
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.context import BatchStream, LoopContext, TrainContext
 from anabatic.train.loop import fit
@@ -161,9 +164,7 @@ class Trainer:
         """
         context = self.context
         sizes = None if self.generates else self.sizes
-        with auto_sizing.handle_out_of_memory(
-            context.job, context.device, context.world, self.objective.seq_len, sizes
-        ):
+        with handle_out_of_memory(context.job, context.device, context.world, self.objective.seq_len, sizes):
             return self._train_and_save()
 
     def _train_and_save(self) -> int:
@@ -184,7 +185,7 @@ class Trainer:
         tensors = functools.partial(run_folder.collect_tensors, model.network, step.optimizer, step)
         if found is not None and job.schedule.minutes is not None:
             sizes = replace(sizes, steps=int(found.state.sizes["schedule.max_steps"]))
-        free = ("batch.micro_batch_tokens",) if auto_sizing.load_state(job, world) and job.batch.packing else ()
+        free = ("batch.micro_batch_tokens",) if auto_state.load_state(job, world) and job.batch.packing else ()
         run_folder.require_same_sizes(found, sizes.resume_constraints(world.data_group), free)
         # Of dropout and of rounding: equal on every rank, or copies of weights would part. A checkpoint brings its own.
         torch.manual_seed(job.seed)
@@ -193,7 +194,7 @@ class Trainer:
         adapter.restore_pissa_base(model.network, before)
         if found is not None:
             saved = int(found.state.sizes["batch.micro_batch_tokens"])
-            auto_sizing.rescale_loader_position(progress, saved, sizes.micro_batch_tokens, world.data_group.size)
+            auto_state.rescale_loader_position(progress, saved, sizes.micro_batch_tokens, world.data_group.size)
         step.optimizer.step_number = progress.step
         stream = self.batches.open_stream(
             self.objective, sizes, progress.loader, lambda: step.stop_signal > 0 and world.size == 1
@@ -229,7 +230,7 @@ class Trainer:
     def _probe_micro_batch(self, step: TrainStep) -> StepSizes:
         """Return the sizes; the micro-batch by two steps, where the plan chose it and the run begins here."""
         context, sizes = self.context, self.sizes
-        state = auto_sizing.load_state(context.job, context.world)
+        state = auto_state.load_state(context.job, context.world)
         if state is None:
             return sizes
         if context.resume_checkpoint is None:
@@ -239,12 +240,12 @@ class Trainer:
                 tried = replace(sizes, micro_batch_tokens=tokens)
                 return self.batches.open_stream(self.objective, tried, {}, lambda: False)
 
-            sizes = auto_sizing.choose_micro_batch(
+            sizes = micro_batch_probe.choose_micro_batch(
                 context.job, state, setup, sizes, step, open_stream, context.device, context.world
             )
             step.expected_tokens = float(sizes.micro_batch_tokens)
             self.plan.values["micro_batch_tokens"] = sizes.micro_batch_tokens
-        auto_sizing.save_resolved_sizes(context.job, sizes, context.world)
+        auto_state.save_resolved_sizes(context.job, sizes, context.world)
         return sizes
 
     def _make_loop_context(
