@@ -183,7 +183,7 @@ def _activation_bytes(setup: TrainingSetup, blocks: int, is_recomputed: bool) ->
 def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
     """Return the peak on one device, of a pipeline on that of the stage that needs most."""
     moments = []
-    for part in list_stages(setup):
+    for part in list_stages(setup) if setup.has_stages else [setup]:
         found = [*_estimate_backward(part), _estimate_embedding(part), _estimate_expert_sums(part)]
         found.append(_estimate_update(part))
         if part.stage in (None, part.pipeline - 1):

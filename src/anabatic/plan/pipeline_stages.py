@@ -110,7 +110,7 @@ def estimate_bubble(stages: int, chunks: int, count: int) -> float:
 
 def list_stages(setup: TrainingSetup) -> list[TrainingSetup]:
     """Return what each stage of a pipeline trains, the first one first; without a pipeline the setup itself."""
-    if setup.pipeline == 1 or setup.stage is not None:
+    if not setup.has_stages:
         return [setup]
     shape = setup.shape
     kinds = [shape.kinds[kind] for kind in shape.order] if shape.kinds else [shape] * shape.layers

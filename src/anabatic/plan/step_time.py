@@ -186,7 +186,7 @@ def estimate_step_time(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     """
     if setup.pipeline == 1 or setup.stage is not None:
         return _estimate_part(setup, rates)
-    parts = [_estimate_part(stage, rates) for stage in list_stages(setup)]
+    parts = [_estimate_part(stage, rates) for stage in (list_stages(setup) if setup.has_stages else [setup])]
     seconds = [max(part.compute - part.update, part.launches) for part in parts]
     slowest = parts[seconds.index(max(seconds))]
     chunks = setup.pipeline_chunks

@@ -120,6 +120,11 @@ class TrainingSetup:
         sizes = {name: getattr(self, name) for name in DIVIDING_SETTINGS}
         return Layout(self.strategy, self.offload, self.recompute, **sizes)
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether it is a whole pipeline, not one stage of it."""
+        return self.pipeline > 1 and self.stage is None
+
     @cached_property
     def world_size(self) -> int:
         """Number of all processes."""

@@ -97,10 +97,11 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
     job, shortened = set_default_seq_len(job, model)
     if shortened:
         origins["batch.seq_len"] = f"model: {model.positions} positions"
-    given = job
-    job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
-    if given.parallel.deepspeed is not None:
-        origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {given.parallel.deepspeed}")
+    applied = ignored = ""
+    if (file := job.parallel.deepspeed) is not None:
+        given = job
+        job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
+        origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {file}")
     problems = (
         job_rules.find_tuner_problems(job, model),
         job_rules.find_layout_problems(job, mesh, model),

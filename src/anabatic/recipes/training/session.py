@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
@@ -55,7 +55,8 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         resolved.log_notes()
         checkpoint = find_resume_checkpoint(job, folder, world)
         job = _resolve_depth(job, checkpoint, device, world)
-        job, world = _apply_auto(job, resolved.model, device, world)
+        if is_auto(job):
+            job, world = _apply_auto(job, resolved.model, device, world)
         with handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
             yield TrainContext(job, folder, device, world, resolved.model, checkpoint)
     parallel.leave_world(world)

@@ -14,7 +14,7 @@ import torch
 
 from anabatic.config.chat import Sampling
 from anabatic.config.loading.command_table import command_name
-from anabatic.config.sections.train_jobs import LoopJob
+from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log, relaunch
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import to_valid_utf8
@@ -30,6 +30,7 @@ from anabatic.train import run_folder, sizing
 from anabatic.train.auto import micro_batch_probe
 from anabatic.train.auto import state as auto_state
 from anabatic.train.auto.out_of_memory import handle_out_of_memory
+from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.context import BatchStream, LoopContext, TrainContext
 from anabatic.train.loop import fit
@@ -185,7 +186,7 @@ class Trainer:
         tensors = functools.partial(run_folder.collect_tensors, model.network, step.optimizer, step)
         if found is not None and job.schedule.minutes is not None:
             sizes = replace(sizes, steps=int(found.state.sizes["schedule.max_steps"]))
-        free = ("batch.micro_batch_tokens",) if auto_state.load_state(job, world) and job.batch.packing else ()
+        free = ("batch.micro_batch_tokens",) if is_auto(job) and job.batch.packing else ()
         run_folder.require_same_sizes(found, sizes.resume_constraints(world.data_group), free)
         # Of dropout and of rounding: equal on every rank, or copies of weights would part. A checkpoint brings its own.
         torch.manual_seed(job.seed)
@@ -230,9 +231,9 @@ class Trainer:
     def _probe_micro_batch(self, step: TrainStep) -> StepSizes:
         """Return the sizes; the micro-batch by two steps, where the plan chose it and the run begins here."""
         context, sizes = self.context, self.sizes
-        state = auto_state.load_state(context.job, context.world)
-        if state is None:
+        if not is_auto(context.job):
             return sizes
+        state = auto_state.load_state(context.job, context.world) or AutoState()
         if context.resume_checkpoint is None:
             setup = sizing.build_model_setup(context.job, self.model.network, context.device, context.world.data_group)
 

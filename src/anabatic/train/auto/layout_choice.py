@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
-from anabatic.config.sections.train_jobs import is_auto
 from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import Failure
 from anabatic.core.paths import RunFolder
@@ -40,8 +39,6 @@ def apply_auto_strategy(job: Any, model: ModelFacts, device: Device, world: Worl
     Raises:
         Failure: every way has been tried.
     """
-    if not is_auto(job):
-        return job
     if job.save.resume == "never" and relaunch.RETRY_VARIABLE not in os.environ:
         (RunFolder(job.out).root / AUTO_FILE).unlink(missing_ok=True)
         barrier(world)
