@@ -122,7 +122,7 @@ def format_plan_lines(plan: JobPlan, has_model_section: bool) -> Iterator[str]:
 
 def _memory_lines(choice: StrategyEstimate) -> Iterator[str]:
     unit, factor = ("GiB", 1) if choice.needed_bytes >= 2**30 else ("MiB", 1024)
-    yield f"Memory of a device, {unit}, when it is highest: {choice.memory.moment}"
+    yield f"Peak memory per device ({unit}), reached during {choice.memory.moment}"
     for name, size in choice.memory.parts.items():
         if size >= 0.005 * 2**30 / factor:
             bar = "#" * max(1, round(_BAR_WIDTH * size / max(choice.available_bytes, choice.needed_bytes)))
