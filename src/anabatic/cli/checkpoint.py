@@ -11,7 +11,7 @@ EXIT_BROKEN = 1
 
 
 def list_checkpoints(path: Path, /, *, json_: bool = False) -> None:
-    """List the checkpoints of a run; sizes are compared, contents are not read (that is `verify`).
+    """List the checkpoints of a run. Only file sizes are compared; `verify` reads the contents.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def list_checkpoints(path: Path, /, *, json_: bool = False) -> None:
 
 
 def verify(path: Path, /, *, json_: bool = False) -> int:
-    """Compare every file with its size and checksum. Exit code 1: not all is whole and sealed.
+    """Compare every file with its size and checksum. Exit code 1 if a checkpoint is incomplete or damaged.
 
     Parameters
     ----------

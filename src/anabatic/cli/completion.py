@@ -63,14 +63,14 @@ _RECIPE_ARGUMENTS = ("run", "recipes show", "recipes copy")
 
 
 def completion(shell: str = "", /) -> None:
-    """Print the script that makes a shell complete commands, options, their choices and recipes.
+    """Print the completion script of a shell: commands, options, their choices and recipes.
 
     For bash: echo 'source <(anabatic completion bash)' >> ~/.bashrc
 
     Parameters
     ----------
     shell
-        bash, zsh or fish.
+        Shell: bash, zsh or fish.
     """
     if shell not in SCRIPTS:
         message = f'shell is "{shell}", expected one of {", ".join(SCRIPTS)}' if shell else "which shell?"
@@ -79,12 +79,12 @@ def completion(shell: str = "", /) -> None:
 
 
 def print_words(*words: str) -> None:
-    """Print the words that may stand in place of the last one: what the scripts of the shells ask for.
+    """Print the completions of the last word; called by the completion scripts.
 
     Parameters
     ----------
     words
-        After `--`: the command line up to the cursor, without the program.
+        Command line up to the cursor, without the program name, after `--`.
     """
     rows = complete_words(list(words))
     sys.stdout.write("".join(f"{word}\t{text.split('. ')[0].strip()}\n" for word, text in rows))

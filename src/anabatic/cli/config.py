@@ -20,22 +20,22 @@ def show(
 ) -> None:
     """Print a recipe of COMMAND: its common settings, their defaults and meanings.
 
-    With --resolved: print what a training will run with, and where each value comes from.
+    With --resolved, print the settings a training will run with, and where each value comes from.
 
     Parameters
     ----------
     words
-        The command, for example `pretrain` or `tokenizer train`; with --resolved its options too, after `--`.
+        Command, for example `pretrain` or `tokenizer train`; with --resolved followed by its options, after `--`.
     all_
         Print every setting.
     resolved
-        Print the values that a training will run with: config show --resolved -- sft -c recipe.yaml
+        Print the settings a training will run with: config show --resolved -- sft -c recipe.yaml
     chip
-        Target chip of --resolved; default: the one of this machine.
+        Target chip for --resolved; default: this machine's.
     npus
-        Devices of a machine, for --resolved; default: the command's device.nproc.
+        Devices per machine, for --resolved; default: the command's device.nproc.
     nodes
-        Machines, for --resolved; default: 1.
+        Number of machines, for --resolved; default: 1.
     """
     if not words:
         raise ConfigError("which command?", f"one of: {', '.join(command_table.COMMANDS)}")
@@ -66,9 +66,9 @@ def check(*files: str, command: str | None = None) -> None:
     Parameters
     ----------
     files
-        Recipes (YAML).
+        Recipe files (YAML).
     command
-        The command they are for; default: told from their keys.
+        Command the recipes are for; default: detected from their keys.
     """
     if not files:
         raise ConfigError("which file?", "give one or more recipes")
@@ -85,14 +85,14 @@ def check(*files: str, command: str | None = None) -> None:
 
 
 def schema(*words: str) -> None:
-    """Print the JSON schema of the recipes of COMMAND: editors check and complete with it.
+    """Print the JSON schema of COMMAND's recipes, for validation and completion in editors.
 
-    The recipes of the package name theirs in a line that editors with YAML support read: # yaml-language-server
+    The recipes in the package refer to their schema in a line for editors with YAML support: # yaml-language-server
 
     Parameters
     ----------
     words
-        The command, for example `sft` or `tokenizer train`.
+        Command, for example `sft` or `tokenizer train`.
     """
     from anabatic.config.loading import json_schema
 

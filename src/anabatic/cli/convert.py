@@ -11,53 +11,53 @@ WordsArgument = Annotated[str, OptionNames(takes_hyphens=True)]
 
 
 def from_swift(*words: WordsArgument, command: str | None = None) -> int:
-    """Print the recipe for a command of ms-swift; what changes meaning or has no counterpart goes to stderr.
+    """Convert an ms-swift command to a recipe; options that change meaning or have no counterpart are listed on stderr.
 
     Parameters
     ----------
     words
-        The command in quotes; a script that holds it, `-` for standard input; a YAML file, or args.json of a run.
+        Command in quotes; a script containing it, `-` for standard input; a YAML file, or args.json of a run.
     command
-        The command here, where the original command leaves it open.
+        anabatic command to use if the original command does not determine it.
     """
     return _print_converted_recipe("swift", words, command)
 
 
 def from_llamafactory(*words: WordsArgument, command: str | None = None) -> int:
-    """Print the recipe for a YAML file or command of LLaMA-Factory; what changes or is lost goes to stderr.
+    """Convert a LLaMA-Factory YAML file or command to a recipe; changed and lost settings are listed on stderr.
 
     Parameters
     ----------
     words
-        The file of settings, the command in quotes, or a script that holds it.
+        Settings file, command in quotes, or a script containing it.
     command
-        The command here, where `stage` leaves it open.
+        anabatic command to use if `stage` does not determine it.
     """
     return _print_converted_recipe("llamafactory", words, command)
 
 
 def from_deepspeed(*words: WordsArgument, command: str | None = None) -> int:
-    """Print the recipe for a DeepSpeed file, or for a script of one's own under deepspeed, torchrun or accelerate.
+    """Convert a DeepSpeed file, or a custom script run by deepspeed, torchrun or accelerate, to a recipe.
 
     Parameters
     ----------
     words
-        DeepSpeed's JSON file; zero2, zero3-offload and the like; the command in quotes; or a script that holds it.
+        DeepSpeed JSON file; a name such as zero2 or zero3-offload; command in quotes; or a script containing it.
     command
-        The command here; default: sft.
+        anabatic command to use; default: sft.
     """
     return _print_converted_recipe("deepspeed", words, command)
 
 
 def from_nanochat(*words: WordsArgument, command: str | None = None) -> int:
-    """Print the recipe for a command of nanochat, or the pipeline for its speedrun.sh; the rest goes to stderr.
+    """Convert a nanochat command to a recipe, or its speedrun.sh to a pipeline; the rest is listed on stderr.
 
     Parameters
     ----------
     words
-        The command in quotes, or a script that holds one or several.
+        Command in quotes, or a script containing one or more.
     command
-        The command here, where the original command leaves it open.
+        anabatic command to use if the original command does not determine it.
     """
     return _print_converted_recipe("nanochat", words, command)
 

@@ -19,22 +19,22 @@ def doctor(
     bundle: Path | None = None,
     lang: str | None = None,
 ) -> int:
-    """Check chips, driver, CANN, torch, variables, host and network; each line says what to type.
+    """Check chips, driver, CANN, torch, environment variables, host and network, and print how to fix each problem.
 
-    Exit code 1 when something is broken.
+    Exit code 1 if something is broken.
 
     Parameters
     ----------
     json
         Print one JSON object instead of lines.
     strict
-        Exit code 2 when something deserves a warning.
+        Exit code 2 if there are warnings.
     root
-        Look at the machine below this folder instead: a mounted container, an unpacked bundle. Nothing is executed.
+        Check the machine below this folder instead: a mounted container or an unpacked bundle. Nothing is executed.
     bundle
-        Also write FILE.tar.gz with what support asks for, secrets removed.
+        Also write FILE.tar.gz with the information support asks for, with secrets removed.
     lang
-        en or zh; default: the locale's.
+        Language, en or zh; default: the locale's.
     """
     from anabatic.core import language
     from anabatic.doctor import check_report, check_runner, machine_facts, target_machine

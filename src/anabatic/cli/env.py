@@ -21,13 +21,13 @@ def env(
     Parameters
     ----------
     shell
-        bash (also sh and zsh), fish or json.
+        Output format: bash (also sh and zsh), fish or json.
     explain
-        Add what is not set although guides do, and why.
+        Also list variables that guides set but this command does not, and why.
     root
-        For the machine below this folder instead.
+        Use the machine below this folder instead.
     lang
-        en or zh; default: the locale's.
+        Language, en or zh; default: the locale's.
     """
     from anabatic.core import language
     from anabatic.doctor import machine_facts, shell_environment, target_machine

@@ -22,22 +22,22 @@ def explain(
     lang: str | None = None,
     knowledge: tuple[Path, ...] = (),
 ) -> int:
-    """Find the first cause in logs and say what it means, why it happens and what to do.
+    """Find the root cause in logs; explain what it means, why it happens and how to fix it.
 
-    Exit code 0: something known was found; 1: nothing; 2: a file cannot be read.
+    Exit code 0: a known error was found; 1: none was found; 2: a file cannot be read.
 
     Parameters
     ----------
     logs
         Log files, folders, `-` for standard input, or codes such as EI0006; default: CANN's own logs (~/ascend/log).
     json_
-        Print everything that was found as JSON.
+        Print all findings as JSON.
     all_
-        Also what a run wrote before it was started again.
+        Include output from before the last restart of a run.
     lang
-        en or zh; default: what the locale says.
+        Language, en or zh; default: the locale's.
     knowledge
-        YAML file with own entries, several times; ANABATIC_KNOWLEDGE names one that is always read.
+        YAML file with your own entries; can be repeated. ANABATIC_KNOWLEDGE names one that is always read.
     """
     from rich.console import Console
 

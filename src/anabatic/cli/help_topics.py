@@ -30,11 +30,11 @@ def help_(*words: str, lang: str | None = None, search: bool = False) -> None:
     Parameters
     ----------
     words
-        A topic, for example `fine-tuning`, or a command.
+        Topic, for example `fine-tuning`, or command.
     lang
-        en or zh; default: the locale's.
+        Language, en or zh; default: the locale's.
     search
-        List the sections that contain the words.
+        List the sections that contain these words.
     """
     chosen = language.choose_language(lang, os.environ)
     language.replace_unencodable(sys.stdout)

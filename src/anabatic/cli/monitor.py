@@ -21,32 +21,32 @@ def monitor(
     user: str = "",
     name: str = "",
 ) -> int:
-    """Monitor NPUs, GPUs or the processor, and a training run.
+    """Monitor NPUs, GPUs or the CPU, and a training run.
 
     Parameters
     ----------
     run
-        Folder of a run, or of a pipeline: its step, loss, tokens per second and time to go stand above the devices.
+        Run or pipeline folder; its step, loss, tokens per second and remaining time are shown above the devices.
     once
-        One reading, then end; also what happens where the output is no terminal.
+        Print one reading and exit; the default if the output is not a terminal.
     json
-        Print a JSON object per reading; one, unless --interval is given.
+        Print one JSON object per reading; a single reading unless --interval is given.
     csv
-        Print a line per device and reading; one reading, unless --interval is given.
+        Print one CSV line per device and reading; a single reading unless --interval is given.
     interval
         Seconds between two readings; default 1.
     log
-        Append every reading to this file, a JSON object a line.
+        Append every reading to this file, one JSON object per line.
     replay
-        Show the readings of such a file.
+        Replay the readings of such a file.
     prom
-        Serve the figures to Prometheus at [HOST:]PORT, under the names of Ascend's npu-exporter.
+        Serve Prometheus metrics at [HOST:]PORT, with the names of Ascend's npu-exporter.
     device
-        Only these devices: 0,1 or 3.1 for the second die of card 3.
+        Show only these devices: 0,1 or 3.1 for the second die of card 3.
     user
-        Only this user's processes, and the devices they use.
+        Show only this user's processes and the devices they use.
     name
-        Only processes with this in their name or command, and the devices they use.
+        Show only processes whose name or command contains this text, and the devices they use.
     """
     from anabatic.monitor import command, device_filter
 

@@ -23,32 +23,32 @@ def plan(
     plot: str | None = None,
     json: bool = False,
 ) -> int:
-    """Say what memory and time COMMAND, one that trains a language model, needs, before it is queued.
+    """Estimate the memory and time of a training COMMAND before it is queued.
 
     Parameters
     ----------
     command
-        The command and its options, after `--`: sft -c recipe.yaml
+        Command and options, after `--`: sft -c recipe.yaml
     chip
-        Of the machine it is for: 910B3, 910B4, 910C, H100; only sizes and speeds are needed, no device. here: this one.
+        Target chip: 910B3, 910B4, 910C, H100 and others. No device is needed; `here` uses this machine's.
     npus
-        Devices of a machine; default: the command's device.nproc, with --scale as many as its servers have.
+        Devices per machine; default: the command's device.nproc, with --scale those of a server with this chip.
     nodes
-        Machines.
+        Number of machines.
     tokens
-        Of one pass over the data, where the recipe gives no steps: 20000000
+        Tokens of one epoch, if the recipe sets no number of steps: 20000000
     sweep
-        All strategies, recomputations and micro-batches that fit, the fastest first.
+        List all strategies, recomputations and micro-batches that fit, fastest first.
     layouts
-        Every mesh of the devices (pipeline, replicate, context, expert, tensor) that fits, with its fastest settings.
+        List every mesh (pipeline, replicate, context, expert, tensor) that fits, with its fastest settings.
     scale
-        On 1, 2, 4 and more devices, up to so many: estimated speed-up and efficiency.
+        Estimate speed-up and efficiency on 1, 2, 4 and more devices, up to this number.
     assume
-        Of slow machines, shared links, checkpoints and failures, for --scale: restart_minutes=30,contention=0.3; ideal.
+        Losses for --scale (slow machines, links, checkpoints, failures): restart_minutes=30,contention=0.3 or ideal.
     plot
-        SVG file for a picture of it: memory and speed of all that fits, or the scaling.
+        SVG file to draw: memory and speed of all settings that fit, or the scaling.
     json
-        One object, bytes and seconds.
+        Print one JSON object, in bytes and seconds.
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic plan --chip 910B3 --npus 8 -- sft -c recipe.yaml")

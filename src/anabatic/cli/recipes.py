@@ -11,7 +11,7 @@ from anabatic.config.loading import shipped_recipes
 
 
 def list_recipes(*, json_: bool = False) -> None:
-    """List the recipes of the package: name, command, hardware and purpose.
+    """List the recipes in the package: name, command, hardware and purpose.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def list_recipes(*, json_: bool = False) -> None:
 
 
 def show(name: str, /) -> None:
-    """Print a recipe of the package, with its comments.
+    """Print a recipe in the package, with its comments.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def copy(
     *,
     force: bool = False,
 ) -> None:
-    """Copy a recipe of the package into a file, to change it.
+    """Copy a recipe in the package to a file for editing.
 
     Parameters
     ----------

@@ -10,16 +10,16 @@ from anabatic.core.errors import ConfigError
 
 
 def report(*runs: Path, out: str | None = None, lang: str | None = None) -> None:
-    """Write the report of a run again, or compare up to eight runs: final figures, curves, settings that differ.
+    """Rewrite the report of a run, or compare up to eight runs: final metrics, curves, differing settings.
 
     Parameters
     ----------
     runs
         Run folders.
     out
-        HTML file, or folder for it; default: report.html in the folder of one run, comparison.html here for several.
+        HTML file or folder to write; default: report.html in the run folder, or comparison.html here for several runs.
     lang
-        en or zh: the language without JavaScript, and where the browser asks for neither; default: the locale's.
+        Fallback language, en or zh, if the browser asks for neither or has no JavaScript; default: the locale's.
     """
     from anabatic.core import language
     from anabatic.core.paths import resolve_output_file

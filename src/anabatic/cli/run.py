@@ -24,26 +24,26 @@ def run(
     minutes: str | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Run the stages of a pipeline in order; a stage that is done and unchanged is skipped.
+    """Run the stages of a pipeline in order; finished, unchanged stages are skipped.
 
     Parameters
     ----------
     recipes
-        Recipe of the pipeline (YAML), with overlays to its right.
+        Pipeline recipe (YAML), followed by overlays.
     config
-        Another way to give a recipe.
+        Recipe, as an option instead of an argument.
     out
-        Folder of the pipeline; overrides the recipe's `out`.
+        Pipeline folder; overrides the recipe's `out`.
     start
-        Run this stage again, from scratch, and all after it.
+        Rerun this stage and all later ones from scratch.
     only
-        Run this stage again, from scratch, and no other; may be repeated.
+        Rerun only this stage from scratch; can be repeated.
     set_
-        NAME=VALUE for an entry of the recipe's `vars`; may be repeated.
+        NAME=VALUE for an entry of the recipe's `vars`; can be repeated.
     minutes
-        Minutes of training for all stages with `schedule.minutes` together, in the recipe's shares.
+        Total training minutes of all stages with `schedule.minutes`, divided in the recipe's proportions.
     dry_run
-        Say what would run and why, and check every stage; nothing is written.
+        Check every stage and print what would run and why; nothing is written.
     """
     files = [*recipes, *config]
     if not files:

@@ -25,19 +25,19 @@ def run(
     Parameters
     ----------
     command
-        The command and its options, after `--`.
+        Command and options, after `--`.
     npus
-        How many devices.
+        Number of devices.
     chip
-        910B1 to 910B4, 910C (a device is one of its two dies), 950PR, 950DT, 910A, 310P, or a SoC name.
+        Chip: 910B1 to 910B4, 910C (a device is one of its two dies), 950PR, 950DT, 910A, 310P, or a SoC name.
     hbm
-        Memory of each device, for example 512MiB; default: the chip's.
+        Memory per device, for example 512MiB; default: the chip's.
     fault
-        KIND[@DEVICE][#N][=VALUE], several times: oom, aicore, ecc, hccl-timeout, link-down, lost, slow, slow-link,
-        flip, health. Strikes at the N-th allocation, operator or collective; slow@1=3 makes device 1 three
-        times slower, health@0=warning shows in npu-smi.
+        Inject a fault, KIND[@DEVICE][#N][=VALUE]; can be repeated. Kinds: oom, aicore, ecc, hccl-timeout, link-down,
+        lost, slow, slow-link, flip, health. It strikes at the N-th allocation, operator or collective; slow@1=3 makes
+        device 1 three times slower, health@0=warning shows in npu-smi.
     report
-        File for counters and predicted times (sim.json); a table comes at the end.
+        File for counters and predicted times (sim.json); a table is printed at the end.
     trace
         File for a Chrome trace of the predicted times.
     """
@@ -59,12 +59,12 @@ def status() -> None:
 
 
 def clean(*, builds: bool = False) -> None:
-    """Remove what simulations left behind.
+    """Remove leftover files of simulations.
 
     Parameters
     ----------
     builds
-        Also remove the wheels and the compiled simulator; the next use fetches and compiles again.
+        Also remove the wheels and the compiled simulator, which the next use downloads and compiles again.
     """
     from anabatic.sim import session
 

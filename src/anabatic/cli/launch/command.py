@@ -43,44 +43,44 @@ def run(
     hosts_env: tuple[str, ...] = (),
     preflight: Annotated[bool, OptionNames(("--check",))] = False,
 ) -> int:
-    """Run COMMAND, one that trains, in several processes; type the same on every machine, or name them in a file.
+    """Run a training COMMAND in several processes. Run it on every machine, or list the machines in a file.
 
     Parameters
     ----------
     command
-        The command and its options, after `--`: sft -c recipe.yaml
+        Command and options, after `--`: sft -c recipe.yaml
     nproc
         Processes on this machine, one per device; default: NPROC_PER_NODE, else the command's device.nproc.
     nnodes
-        Machines: 2, or 1:4 for a job that continues with those that are left; default: NNODES or a scheduler's, else 1.
+        Number of machines: 2, or 1:4 to continue with the remaining ones; default: NNODES or the scheduler's, else 1.
     node_rank
-        Place of this machine, from 0; default: NODE_RANK or a scheduler's, else in the order of their addresses.
+        Rank of this machine, from 0; default: NODE_RANK or the scheduler's, else the order of addresses.
     master_addr
-        Name or address of machine 0, the same on every machine; default: MASTER_ADDR or a scheduler's.
+        Host name or address of machine 0, the same on every machine; default: MASTER_ADDR or the scheduler's.
     master_port
-        Port there; default: MASTER_PORT, else 29500.
+        Port on machine 0; default: MASTER_PORT, else 29500.
     job_id
-        Keeps machines of different jobs on the same port apart.
+        Job name that keeps jobs on the same port apart.
     max_restarts
-        How often all processes are started again after a failure; they continue from the newest checkpoint.
+        Maximum number of restarts after a failure; processes continue from the newest checkpoint.
     max_requeues
-        Starts in a row by Slurm, without a new checkpoint, after which the job ends with an error; 0: any number.
+        Maximum number of consecutive starts by Slurm without a new checkpoint; 0: unlimited.
     hang_seconds
-        Seconds without a heartbeat after which the processes count as hung and are ended; 0: never.
+        Seconds without a heartbeat after which hung processes are killed; 0: never.
     join_seconds
         Seconds to wait for the other machines.
     rdzv
-        HOST:PORT where the machines meet: --master-addr and --master-port in one word, as torchrun has it.
+        Rendezvous HOST:PORT, as in torchrun: --master-addr and --master-port in one option.
     hosts
-        File with one machine a line; COMMAND is started on all of them over ssh, from here.
+        File with one machine per line; COMMAND is started on each over ssh.
     hosts_python
-        Python on those machines; default: the path of this one.
+        Python interpreter on those machines; default: this one's path.
     hosts_cwd
-        Folder to work in there; default: this one.
+        Working directory on those machines; default: the current one.
     hosts_env
-        Name of a further variable to give them, several times: WANDB_API_KEY
+        Environment variable to pass on; can be repeated: WANDB_API_KEY
     preflight
-        Compare the machines and measure the network between them before COMMAND begins; without COMMAND, only that.
+        Compare the machines and measure the network between them before COMMAND starts; without COMMAND, only that.
     """
     if not command and not preflight:
         raise ConfigError("which command?", "for example: anabatic launch --nproc 8 -- sft -c recipe.yaml")
@@ -136,32 +136,32 @@ def slurm(
     setup: tuple[str, ...] = (),
     submit: bool = False,
 ) -> int:
-    """Print a batch script for Slurm that runs COMMAND on the machines of an allocation, or submit it.
+    """Print a Slurm batch script that runs COMMAND on the machines of an allocation, or submit it.
 
     Parameters
     ----------
     command
-        The command and its options, after `--`: sft -c recipe.yaml
+        Command and options, after `--`: sft -c recipe.yaml
     nnodes
-        Machines.
+        Number of machines.
     nproc
-        Processes on each, one per device; default: the command's device.nproc.
+        Processes per machine, one per device; default: the command's device.nproc.
     name
-        Name of the job.
+        Job name.
     gres
-        Kind of the devices as the site names it, gpu for one; an empty text asks for none; default: npu.
+        GRES name of the devices at your site, for example gpu; empty: none; default: npu.
     grace
-        Seconds before the end of the time limit at which the job is asked to save itself.
+        Seconds before the time limit at which the job saves a checkpoint and stops.
     max_restarts
-        How often processes that fail are started again within the job.
+        Maximum number of restarts of failed processes within the job.
     max_requeues
-        Starts in a row without a new checkpoint after which the job ends with an error; 0: any number.
+        Maximum number of consecutive starts without a new checkpoint; 0: unlimited.
     option
-        Another option of sbatch, several times: --option=--partition=train --option=--time=24:00:00
+        Additional sbatch option; can be repeated: --option=--partition=train --option=--time=24:00:00
     setup
-        A line of the shell before the command, several times: "source /opt/venv/bin/activate"
+        Shell line to run before the command; can be repeated: "source /opt/venv/bin/activate"
     submit
-        Hand the script to sbatch.
+        Submit the script with sbatch.
     """
     if not command:
         raise ConfigError("which command?", "for example: anabatic launch slurm --nnodes 2 -- sft -c recipe.yaml")

@@ -32,34 +32,34 @@ def ray(
     hang_seconds: str = "1800",
     join_seconds: str = "600",
 ) -> int:
-    """Run COMMAND on the machines of a Ray cluster, in a placement group of one bundle for each.
+    """Run COMMAND on the machines of a Ray cluster, in a placement group with one bundle per machine.
 
     Parameters
     ----------
     command
-        The command and its options, after `--`: sft -c recipe.yaml
+        Command and options, after `--`: sft -c recipe.yaml
     address
-        The cluster; default: RAY_ADDRESS, else the one that runs on this machine.
+        Cluster address; default: RAY_ADDRESS, else the cluster on this machine.
     nnodes
-        Machines.
+        Number of machines.
     nproc
-        Processes, and devices, on each; default: the command's device.nproc.
+        Processes and devices per machine; default: the command's device.nproc.
     resource
-        Ray's name of the devices: NPU, GPU or the cluster's own; none for a job on processors.
+        Ray resource name of the devices: NPU, GPU or a custom name; none: CPU only.
     cpus
-        Cores to reserve on each machine.
+        CPU cores to reserve per machine.
     pack
-        Let several bundles share a machine.
+        Allow several bundles on one machine.
     env
-        A variable for the launchers, several times: HF_HOME=/data/hf
+        Environment variable for the launchers; can be repeated: HF_HOME=/data/hf
     runtime_env
-        A YAML or JSON file with Ray's runtime environment of the launchers: env_vars, working_dir, pip, ...
+        YAML or JSON file with the Ray runtime environment of the launchers: env_vars, working_dir, pip, ...
     max_restarts
-        How often processes that fail are started again, and the job when a machine or the head is lost.
+        Maximum number of restarts of failed processes, and of the job if a machine or the head is lost.
     hang_seconds
-        Seconds without a heartbeat after which the processes count as hung and are ended; 0: never.
+        Seconds without a heartbeat after which hung processes are killed; 0: never.
     join_seconds
-        Seconds to wait for the cluster's machines, and for those of the job.
+        Seconds to wait for the machines of the cluster and of the job.
     """
     if not command:
         raise ConfigError(
