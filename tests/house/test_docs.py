@@ -108,3 +108,11 @@ def test_generated_pages_are_current(name: str) -> None:
 def test_every_recipe_is_in_the_guide(code: str) -> None:
     page = (DOCS / code / "guides" / "recipes.md").read_text(encoding="utf-8")
     assert [name for name in shipped_recipes.RECIPES if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_anchors_are_the_same_in_both_languages(page: str) -> None:
+    """A link to a part of a page leads to the same part of the other language's page."""
+    texts = [FENCE.sub("", (DOCS / code / page).read_text("utf-8")) for code in LANGUAGES]
+    english, chinese = ([anchor(title) for title in re.findall(r"^##+ (.*)$", text, re.M)] for text in texts)
+    assert english == chinese, f"{page}: write {{#anchor}} behind the headings of the Chinese page"
