@@ -80,7 +80,7 @@ class ModelFacts:
     @cached_property
     def _shape(self) -> tuple[DecoderShape, str] | ConfigError | DataError:
         if self.job is None:
-            return ConfigError(f"the shape of {self.name} is not known yet")
+            return ConfigError(f"the shape of {self.name or 'the new model'} is not known yet")
         try:
             return model_shape.get_job_shape(self.job)
         except (ConfigError, DataError) as error:
@@ -91,7 +91,7 @@ def find_model_facts(job: Any) -> ModelFacts:
     """Look up what is known here of the model that a job trains."""
     name = model_name(job)
     if not name:
-        return ModelFacts(job, "", {}, False)
+        return ModelFacts(None if model_shape.is_depth_left_open(job) else job, "", {}, False)
     folder = find_local_model(name)
     is_adapter = None if folder is None else not (folder / "config.json").is_file()
     return ModelFacts(job, name, read_local_config(name), is_adapter, folder=folder)

@@ -119,6 +119,16 @@ def test_plans_and_trainings_refuse_the_same(tmp_path: Path) -> None:
         resolve(uneven, Machine(CHIP, 1, is_planned=False))
 
 
+def test_a_depth_that_is_not_chosen_yet_is_no_reason() -> None:
+    """A training chooses it by the checkpoint or the devices; a plan by the chip."""
+    tree = {"tokenizer": "tok", "data": {"train": ["stdlib:"]}, "schedule": {"minutes": 1}, "parallel": {"pipeline": 8}}
+    job = settings.build_job("pretrain", tree, "")
+    training = resolve(job, Machine(None, 8, is_planned=False))
+    assert training.job.model.depth is None and training.model.find_shape() is None
+    with pytest.raises(ConfigError, match=r"parallel.pipeline is 8, the model has \d layers"):
+        resolve(job, Machine(Chip("slow", 0.001, 8, 10), 8))
+
+
 def test_where_values_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"model: {model(tmp_path / 'm', max_position_embeddings=256)}\nlora:\n  r: 8\n")

@@ -21,7 +21,7 @@ from anabatic.parallel.sharding import ShardingPlan
 from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
-from anabatic.plan.model_facts import ModelFacts
+from anabatic.plan.model_facts import ModelFacts, find_model_facts
 from anabatic.recipes import hub_data
 from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.resolve import Machine, resolve
@@ -55,10 +55,11 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         resolved.log_notes()
         checkpoint = find_resume_checkpoint(job, folder, world)
         job = _resolve_depth(job, checkpoint, device, world)
+        model = resolved.model if resolved.model.name else find_model_facts(job)  # of a new one the depth is known now
         if is_auto(job):
-            job, world = _apply_auto(job, resolved.model, device, world)
+            job, world = _apply_auto(job, model, device, world)
         with handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
-            yield TrainContext(job, folder, device, world, resolved.model, checkpoint)
+            yield TrainContext(job, folder, device, world, model, checkpoint)
     parallel.leave_world(world)
 
 
