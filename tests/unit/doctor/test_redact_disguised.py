@@ -249,6 +249,7 @@ def test_words_of_json_are_read_in_every_language() -> None:
     assert "hunter2" not in str(redaction.redact_values(value, set()))
 
 
+@pytest.mark.process
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=14))
 @example(["token", "name: ", "39.105.44.7"])

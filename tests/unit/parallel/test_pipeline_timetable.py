@@ -70,6 +70,7 @@ def run(stages: int, chunks: int, count: int, is_blocking: bool) -> int:
     return max(time)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_no_stage_waits_for_another_that_waits_for_it(is_blocking: bool) -> None:
     """`run` fails where stages wait for each other; all work of the busiest stage is done at its end."""

@@ -136,6 +136,7 @@ def test_files_are_cut_as_the_training_data_were(trained: Path) -> None:
 REGULARISED = {"dropout": 0.3, "block_dropout": 0.1, "crop": 0.5, "backbone_lr": 0.5}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("verb", "more"),
     [
