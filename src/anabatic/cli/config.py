@@ -50,10 +50,14 @@ def show(
 
 def _render_resolved(words: list[str], chip: str | None, npus: str | None, nodes: str | None) -> str:
     from anabatic.cli.launch import option_parsing
+    from anabatic.plan import model_facts
     from anabatic.recipes import plan_command, resolved_settings
+    from anabatic.recipes.prechecks import jobs
 
     row, options = option_parsing.parse_training_command(words)
     job = options.load_job(row.name)
+    if (name := model_facts.model_name(job)) and (missing := jobs.find_missing_model(name, getattr(job, "hub", None))):
+        raise missing
     count = job.device.nproc if npus is None else option_parsing.parse_positive_int("npus", npus)
     machines = 1 if nodes is None else option_parsing.parse_positive_int("nodes", nodes)
     machine = plan_command.find_machine(job, chip or plan_command.LOCAL_CHIP, count, machines)

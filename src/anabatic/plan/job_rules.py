@@ -17,6 +17,7 @@ from anabatic.config.sections.common import BatchSettings, ContextMethod
 from anabatic.config.sections.train_jobs import LoopJob, TuneJob
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import AnabaticError, ConfigError, MultipleErrors
+from anabatic.device.table import Chip
 from anabatic.plan import layer_names
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import ModelFacts
@@ -31,6 +32,15 @@ def raise_problems(problems: Iterable[AnabaticError]) -> None:
     found = list(problems)
     if found:
         raise found[0] if len(found) == 1 else MultipleErrors(found)
+
+
+def find_chip_problems(chip: Chip) -> Iterator[ConfigError]:
+    """Yield if a chip trains nothing."""
+    if not chip.can_train:
+        yield ConfigError(
+            f"{chip.name} is made for inference, and this is a training",
+            "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
+        )
 
 
 def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> Iterator[ConfigError]:
@@ -217,7 +227,7 @@ def find_layer_problems(layers: int, stages: int, chunks: int) -> Iterator[Confi
 
 
 def find_tuner_problems(job: LoopJob, model: ModelFacts) -> Iterator[ConfigError]:
-    """Yield why a model has not what is to be trained of it; families that are not known are left to its builder."""
+    """Yield if a model lacks what the tuner would train; families that are not known are left to its builder."""
     if not isinstance(job, TuneJob):
         return
     try:
@@ -239,7 +249,9 @@ def find_tuner_problems(job: LoopJob, model: ModelFacts) -> Iterator[ConfigError
 
 def _find_strategy_problems(job: LoopJob, mesh: MeshShape) -> Iterator[ConfigError]:
     if job.parallel.strategy == "single" and mesh.gradient_size > 1:
-        yield ConfigError(f"parallel.strategy is single, but {mesh.size} processes run", "use ddp, or --device.nproc 1")
+        yield ConfigError(
+            f"parallel.strategy is single, and {mesh.gradient_size} ranks share the gradients", "use ddp, or one device"
+        )
     if not isinstance(job, RlJob):
         return
     for name, divides in (

@@ -1,4 +1,4 @@
-"""What is known of a model before it is built: its folder, its config.json, the shape of its decoder. No torch."""
+"""Facts of a model before it is built: its folder, its config.json, the shape of its decoder. No torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from anabatic.plan.shapes.decoder_shape import DecoderShape
 
 Job = TypeVar("Job", bound=Any)
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "seq_length")
-"""What families call it."""
+"""Keys of config.json for the positions of a model, by family."""
 _MAX_ADAPTER_DEPTH = 4
 """An adapter names a model, which may be a run that made an adapter; more than that is a circle."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a job's model, looked up once.
+    """Facts of a job's model, looked up once.
 
     Attributes:
         name: as the job names it; empty: a new model.

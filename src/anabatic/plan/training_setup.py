@@ -32,7 +32,7 @@ DIVIDING_SETTINGS = ("pipeline", "replicate", "context", "expert", "tensor", "pi
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training is divided among devices, and what it offloads and recomputes; fields as in the settings."""
+    """Division of a training among devices, with its offload and recomputation; fields as in the settings."""
 
     strategy: StrategyName
     offload: bool
@@ -116,7 +116,7 @@ class TrainingSetup:
 
     @cached_property
     def layout(self) -> Layout:
-        """How it is divided."""
+        """Division among devices, offload and recomputation."""
         sizes = {name: getattr(self, name) for name in DIVIDING_SETTINGS}
         return Layout(self.strategy, self.offload, self.recompute, **sizes)
 

@@ -66,7 +66,6 @@ def run(
         ConfigError: the sizes cannot be planned.
         Failure: the picture cannot be written.
     """
-    _require_training_chip(place.known_chip)
     resolved = resolve(job, place)
     plan = _estimate_resolved(resolved, place, tokens, layouts)
     resolved.log_notes()
@@ -166,16 +165,7 @@ def estimate_job(job: Any, place: Machine, tokens: int | None = None, layouts: b
     Raises:
         ConfigError, DataError: the model is not known here, the chip trains nothing, or the sizes cannot be planned.
     """
-    _require_training_chip(place.known_chip)
     return _estimate_resolved(resolve(job, place), place, tokens, layouts)
-
-
-def _require_training_chip(chip: Chip) -> None:
-    if not chip.can_train:
-        raise ConfigError(
-            f"{chip.name} is made for inference, and this is a training",
-            "plan it for 910B4, 910B3 or 910C; a trained model may be asked on it: `anabatic export --dtype fp16`",
-        )
 
 
 def _estimate_resolved(resolved: ResolvedJob[Any], place: Machine, tokens: int | None, layouts: bool) -> output.JobPlan:

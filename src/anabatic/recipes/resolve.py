@@ -88,6 +88,8 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
     Raises:
         ConfigError: the job cannot run; `MultipleErrors` where there is more than one reason.
     """
+    if machine.chip is not None:
+        job_rules.raise_problems(job_rules.find_chip_problems(machine.chip))
     origins: dict[str, str] = {}
     if machine.chip is not None and model_shape.is_depth_left_open(job):
         job = _with_chosen_depth(job, machine.chip, machine.devices)

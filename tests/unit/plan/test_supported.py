@@ -97,7 +97,9 @@ def test_refused_by_name_in_a_folder_and_below_an_adapter(case: str, tmp_path: P
     ],
 )
 def test_decoders_of_text_pass(config: dict[str, Any]) -> None:
+    before = dict(config)
     require_text_decoder(config, "config.json")
+    assert config == before, "checking changed the description"
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"])
@@ -112,6 +114,9 @@ def test_what_cannot_be_read_is_left_to_the_reader(tmp_path: Path) -> None:
     require_supported_folder(tmp_path)
     require_supported_job({"model": "owner/name"})
     require_supported_job({"model": None})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"]}))
+    with pytest.raises(DataError, match="an encoder"):  # the same folder, once it can be read
+        require_supported_folder(tmp_path)
 
 
 COMMANDS = (

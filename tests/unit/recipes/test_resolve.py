@@ -100,7 +100,7 @@ def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
         resolve(job, Machine(None, 2, is_planned=False))
     said = [str(error) for error in caught.value.errors]
     assert len(said) == 3 and all(error.hint for error in caught.value.errors)
-    assert "64 positions" in said[0] and "single, but 2 processes" in said[1] and "itself is trained" in said[2]
+    assert "64 positions" in said[0] and "single, and 2 ranks" in said[1] and "itself is trained" in said[2]
 
 
 def test_plans_and_trainings_refuse_the_same(tmp_path: Path) -> None:
@@ -158,8 +158,10 @@ def test_where_values_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--resolved", "chat"], "chat is not a command that trains"),
         (["sft", "--chip", "910B3"], "--chip, --npus and --nodes go with --resolved"),
-        (["--resolved", "--npus", "0", "--", "sft", "--model", "m", "--data", "x"], "--npus is 0"),
-        (["--resolved", "--chip", "910X", "--", "sft", "--model", "m", "--data", "x"], "no chip '910X'"),
+        (["--resolved", "--chip", "310P3", "--", "sft", "--model", "Qwen/Qwen3-8B", "--data", "x"], "for inference"),
+        (["--resolved", "--", "sft", "--model", "nowhere/at/all", "--data", "x"], "nowhere/at/all"),
+        (["--resolved", "--npus", "0", "--", "sft", "--model", "Qwen/Qwen3-8B", "--data", "x"], "--npus is 0"),
+        (["--resolved", "--chip", "910X", "--", "sft", "--model", "Qwen/Qwen3-8B", "--data", "x"], "no chip '910X'"),
         (["--resolved", "--", "sft", "--model", "m"], "data.train"),
     ],
 )

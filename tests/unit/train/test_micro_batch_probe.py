@@ -131,7 +131,7 @@ def test_below_a_segment_the_way_is_given_up(tmp_path: Path, device: Device) -> 
     job = job_of(tmp_path, auto=True)
     way = Layout("ddp", False, "none")
     (tmp_path / auto_state.AUTO_FILE).write_text(AutoState(way=way, batch=1024, micro=512, most=512).to_json())
-    assert "ddp, recompute none is given up" in str(fail(job, device, 512, SIZES))
+    assert "ddp, recompute none is not tried again" in str(fail(job, device, 512, SIZES))
     assert auto_state.load_state(job, World()) == AutoState(lowered=1, batch=1024, refused=(way,))
     assert not isinstance(fail(job, device, 512, None), RestartRequested)  # there is no way left that was chosen
 

@@ -1,4 +1,4 @@
-"""What the settings of one command say of its memory and time, beyond the sections that all trainings share."""
+"""Facts of one command that decide its memory and time, beyond the sections that all trainings share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a plan must know of a training, as the command's settings say it (`LoopJob.get_plan_facts`).
+    """Facts of a training that its plan needs and the command's settings decide (`LoopJob.get_plan_facts`).
 
     Attributes:
         indivisible_tokens: tokens that one micro-batch holds together; 0: a segment.

@@ -1,1 +1,1 @@
-"""What a decoder is made of: its sizes, read from a config.json."""
+"""Sizes of a decoder, read from a config.json."""

@@ -64,7 +64,7 @@ def _plan_retry(
         steps = sizes.micro_batch_tokens * sizes.micro_steps // micro
         batch = micro * steps * world.data_group.size
         state = replace(state, lowered=state.lowered + 1, micro=micro, most=micro, batch=batch)
-        told = (
+        message = (
             f"{where}, at {sizes.format_sizes(world.data_group)}: now {micro:,} tokens x {steps}, {batch:,} "
             f"a step as before"
         )
@@ -72,13 +72,13 @@ def _plan_retry(
         refused = (*state.refused, state.way)
         state = replace(state, lowered=state.lowered + 1, way=None, micro=None, most=None, refused=refused)
         when = "before the first step" if sizes is None else "with the smallest micro-batch"
-        told = f"{where}, {when}: {refused[-1].format()} is given up"
+        message = f"{where}, {when}: {refused[-1].format()} is not tried again"
     else:
         return Failure(where, _suggest_fix(job, None))
     save_state(job, state)
     if (reports := relaunch.get_reports_folder()) is not None:
-        (reports / relaunch.RESTART_FILE).write_text(told, encoding="utf-8")
-    return RestartRequested(told, f"{path} holds what comes next: the same command continues")
+        (reports / relaunch.RESTART_FILE).write_text(message, encoding="utf-8")
+    return RestartRequested(message, f"{path} holds what comes next: the same command continues")
 
 
 def _shrink_micro_batch(sizes: StepSizes, world: World, least: int) -> int | None:
@@ -88,9 +88,9 @@ def _shrink_micro_batch(sizes: StepSizes, world: World, least: int) -> int | Non
 
 
 def _suggest_fix(job: LoopJob, micro: int | None) -> str:
-    told = "`anabatic plan -- COMMAND` shows what takes the memory"
+    hint = "`anabatic plan -- COMMAND` shows what takes the memory"
     if isinstance(job, RlJob):
-        return f"lower device_batch_size, now {job.device_batch_size}, or sampling.max_new_tokens; {told}"
+        return f"lower device_batch_size, now {job.device_batch_size}, or sampling.max_new_tokens; {hint}"
     if micro is not None:
-        told = f"--batch.micro-batch-tokens {micro} keeps the global batch; {told}"
-    return f"--auto does what fits by itself; {told}" if isinstance(job, WithAuto) else told
+        hint = f"--batch.micro-batch-tokens {micro} keeps the global batch; {hint}"
+    return f"--auto does what fits by itself; {hint}" if isinstance(job, WithAuto) else hint
