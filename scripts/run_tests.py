@@ -160,7 +160,7 @@ def run_rest(jobs: int, files: Sequence[str] | None) -> bool:
     left = [group for group in groups.read_groups() if not group.is_quick or group.name == "fuzz"]
     waiting = build_pytest("waiting", [group for group in left if group.session == "waiting"], 1, files)
     chosen = [group for group in left if group.session == "main"]
-    main = build_pytest("rest", chosen, jobs + 1, files, shown=True)  # a quarter of their time is spent in waiting
+    main = build_pytest("rest", chosen, jobs + 2, files, shown=True)  # half of their time is spent in waiting
     waiting.start()
     main.start()
     passed = main.wait()
