@@ -18,7 +18,7 @@ from typing import IO, Any
 import psutil
 
 from anabatic.core import json_reader
-from anabatic.sim import fault_injection, shared_memory
+from anabatic_sim import fault_injection, shared_memory
 from fault_machines import Machine
 
 LOOK = 0.02

@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 
 from anabatic.monitor.npu_smi import output_parser
-from anabatic.sim import npu_smi_layout
-from anabatic.sim.npu_smi_layout import SmiProcess, SmiReading
+from anabatic_sim import npu_smi_layout
+from anabatic_sim.npu_smi_layout import SmiProcess, SmiReading
 
 ANABATIC = [sys.executable, "-m", "anabatic"]
 

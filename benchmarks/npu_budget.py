@@ -35,7 +35,7 @@ from typing import Any
 
 import npu_jobs
 import plan_tables
-from anabatic.sim.simulation_report import ProcessCounters, read_processes
+from anabatic_sim.simulation_report import ProcessCounters, read_processes
 from npu_jobs import JOBS
 from option_types import parts_of
 

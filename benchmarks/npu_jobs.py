@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from anabatic.sim.machine_spec import REPORT_VARIABLE
 from anabatic.testing.multiprocess import find_free_port
+from anabatic_sim.machine_spec import REPORT_VARIABLE
 
 STEPS, LOG_EVERY = 6, 3
 """Of a training: the last step is one that neither logs nor follows one that does."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import npu_jobs
-from anabatic.sim.simulation_report import ProcessCounters, read_processes
+from anabatic_sim.simulation_report import ProcessCounters, read_processes
 
 HCCL_POLL_SECONDS = 2.0
 """Pause after the first step. HCCL's watchdog keeps tensors of finished collectives until it looks after them again;

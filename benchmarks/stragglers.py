@@ -94,8 +94,8 @@ def _train(folder: Path, out: Path) -> list[tuple[str, tuple[int, ...]]]:
 
 def _set_fault(text: str) -> None:
     """Replace the fault of the simulated machine; empty: none."""
-    from anabatic.sim import fault_injection, shared_memory
-    from anabatic.sim.machine_spec import SEGMENT_VARIABLE
+    from anabatic_sim import fault_injection, shared_memory
+    from anabatic_sim.machine_spec import SEGMENT_VARIABLE
 
     with shared_memory.attach_segment(os.environ[SEGMENT_VARIABLE]) as machine:
         machine.fault[0] = shared_memory.SimFault(
@@ -104,8 +104,8 @@ def _set_fault(text: str) -> None:
 
 
 def _count_strikes() -> int:
-    from anabatic.sim import shared_memory
-    from anabatic.sim.machine_spec import SEGMENT_VARIABLE
+    from anabatic_sim import shared_memory
+    from anabatic_sim.machine_spec import SEGMENT_VARIABLE
 
     with shared_memory.attach_segment(os.environ[SEGMENT_VARIABLE]) as machine:
         return int(machine.fault[0].struck)

@@ -23,17 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
-from anabatic.config.vessels.evaluate import parse_bounds
-from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.vessels.commands import predict_classes
-from anabatic.vessels.io import split_file
-from anabatic.vessels.metrics import classification
-from anabatic.vessels.model import forest
-from anabatic.vessels.model.forest import Forest
-from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
-from anabatic.vessels.words import kinematic_features
-from anabatic.vessels.words.segment_reader import read_segments
-from anabatic.vessels.words.segments import Segment, SegmentSet
+from anabatic_vessels.commands import predict_classes
+from anabatic_vessels.config.evaluate import parse_bounds
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io import split_file
+from anabatic_vessels.metrics import classification
+from anabatic_vessels.model import forest
+from anabatic_vessels.model.forest import Forest
+from anabatic_vessels.model.trajectory_classifier import TrajectoryClassifier
+from anabatic_vessels.words import kinematic_features
+from anabatic_vessels.words.segment_reader import read_segments
+from anabatic_vessels.words.segments import Segment, SegmentSet
 from option_types import positive_int
 
 CLI = (sys.executable, "-m", "anabatic")

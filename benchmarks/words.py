@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.vessels.io.track import BadRowPolicy
-from anabatic.vessels.io.track_collection import open_tracks
-from anabatic.vessels.words.segments import as_line, iter_segments, make_word_spec
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.track import BadRowPolicy
+from anabatic_vessels.io.track_collection import open_tracks
+from anabatic_vessels.words.segments import as_line, iter_segments, make_word_spec
 from option_types import positive_int
 
 HEADING = "MMSI,BaseDateTime,LAT,LON,SOG,COG,Heading,VesselName,IMO,CallSign,VesselType\n"

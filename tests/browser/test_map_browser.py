@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabatic.vessels.io.track import Track
-from anabatic.vessels.maps import drawn_vessels, html_page
+from anabatic_vessels.io.track import Track
+from anabatic_vessels.maps import drawn_vessels, html_page
 from browser.chromium import NEEDED, started
 
 pytestmark = NEEDED

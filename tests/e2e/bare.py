@@ -102,9 +102,9 @@ HINTS = {
 }
 """Commands that do, and the extra that their hint must name."""
 
-SERVER = ("anabatic.infer.server", "anabatic.recipes.serve", "anabatic.studio")
+SERVER = ("anabatic.infer.server", "anabatic.recipes.serve", "anabatic_studio")
 """What may be imported only where the extra `serve` is installed."""
-PYTEST_PLUGIN = ("anabatic.sim.pytest_plugin", "anabatic.sim.pytest_own_simulation")
+PYTEST_PLUGIN = ("anabatic_sim.pytest_plugin", "anabatic_sim.pytest_own_simulation")
 """What pytest imports: it is there wherever these are used."""
 
 

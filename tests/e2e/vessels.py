@@ -8,9 +8,9 @@ import tempfile
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.vessels.words.segment_reader import read_segments
-from anabatic.vessels.words.segments import as_row
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.words.segment_reader import read_segments
+from anabatic_vessels.words.segments import as_row
 
 SHAPE = {"104694": (0, 31), "106674": (6, 32), "103435": (4, 2)}
 """Vessel -> its class and its segments, as the file counts them."""

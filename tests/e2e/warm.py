@@ -38,7 +38,7 @@ PRELOAD = (
     *(f"anabatic.recipes.export.{name}" for name in ("merge", "run_checkpoint")),
     "anabatic.recipes.chat.session",
     "anabatic.recipes.evaluate",
-    *(f"anabatic.vessels.commands.{name}" for name in ("train_classifier", "predict_classes")),
+    *(f"anabatic_vessels.commands.{name}" for name in ("train_classifier", "predict_classes")),
     "anabatic.train.report.page",
     "torch.distributed.checkpoint",
     "torch.distributed.run",
@@ -178,7 +178,7 @@ def _plain() -> Server:
 
 @functools.cache
 def _simulated(cache: Path) -> Server:
-    from anabatic.sim import native_build, session
+    from anabatic_sim import native_build, session
 
     old = os.environ.get("ANABATIC_CACHE")
     os.environ["ANABATIC_CACHE"] = str(cache)

@@ -23,13 +23,13 @@ from anabatic.monitor import run_reader
 from anabatic.recipes import answer_shards, hub_data
 from anabatic.recipes.chat import slash_commands
 from anabatic.recipes.pipeline import stage_plan
-from anabatic.sim import simulation_report
-from anabatic.sim.profiling import tasks
-from anabatic.studio.store import StudioStore
 from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.memory_store import MemoryStore
 from anabatic.train.metrics import recorder
 from anabatic.train.run_folder import is_finished
+from anabatic_sim import simulation_report
+from anabatic_sim.profiling import tasks
+from anabatic_studio.store import StudioStore
 from fuzz.engine import Good
 from fuzz.reading import Reader
 

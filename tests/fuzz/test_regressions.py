@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from anabatic.config.loading import settings as settings_module
 from anabatic.config.loading import yaml_reader
 from anabatic.config.sections.common import Data
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import json_reader
 from anabatic.core.errors import MAX_MESSAGE_CHARS, ConfigError, DataError
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import ColumnMapping, RowIssue
 from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.row_parsing import row_to_document
-from anabatic.vessels.io.track import BadRowPolicy
-from anabatic.vessels.io.track_collection import open_tracks
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.track import BadRowPolicy
+from anabatic_vessels.io.track_collection import open_tracks
 from fuzz.engine import zstd
 from fuzz.rows_readers import ROWS, parquet
 from fuzz.vessel_readers import checksum, sentences

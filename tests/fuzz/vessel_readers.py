@@ -9,12 +9,12 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.vessels.tracks import TrackSettings
-from anabatic.vessels.io import split_file
-from anabatic.vessels.io.track import BadRowPolicy
-from anabatic.vessels.io.track_collection import open_tracks
-from anabatic.vessels.metrics import predictions
-from anabatic.vessels.words import kinematic_features, segment_reader, word_rows
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io import split_file
+from anabatic_vessels.io.track import BadRowPolicy
+from anabatic_vessels.io.track_collection import open_tracks
+from anabatic_vessels.metrics import predictions
+from anabatic_vessels.words import kinematic_features, segment_reader, word_rows
 from fuzz.engine import Good, gzipped, zstd
 from fuzz.reading import Reader
 

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 import anabatic
-from anabatic.sim import prebuilt_libraries
-from anabatic.sim.prebuilt_libraries import PrebuiltLibraries
-from anabatic.sim.torch_npu_wheel import TorchInstallation
+from anabatic_sim import prebuilt_libraries
+from anabatic_sim.prebuilt_libraries import PrebuiltLibraries
+from anabatic_sim.torch_npu_wheel import TorchInstallation
 from house import tree
 
 PROJECT = tree.ROOT / "packaging" / "anabatic-sim"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core import process_info
-from anabatic.sim import shared_memory
+from anabatic_sim import shared_memory
 from npu_sim.conftest import CACHE, Sim
 
 

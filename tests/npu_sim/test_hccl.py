@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.sim import shared_memory
+from anabatic_sim import shared_memory
 from npu_sim import ranks
 from npu_sim.conftest import Sim
 

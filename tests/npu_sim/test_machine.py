@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabatic.core.errors import AnabaticError, ConfigError
-from anabatic.sim import chips, machine_spec
+from anabatic_sim import chips, machine_spec
 
 
 @pytest.mark.parametrize(

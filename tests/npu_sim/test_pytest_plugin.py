@@ -19,7 +19,7 @@ from npu_sim.conftest import CACHE
 from pages import blocks
 
 PAGE = tree.ROOT / "docs" / "en" / "guides" / "test-your-project.md"
-PYTEST = (sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-p", "anabatic.sim.pytest_plugin")
+PYTEST = (sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-p", "anabatic_sim.pytest_plugin")
 """With the plugins that a project of its own has: importing all of this environment's takes longer than the tests."""
 
 
@@ -226,11 +226,11 @@ def test_faults_of_a_live_machine_end_with_the_test(project: Project) -> None:
 
 def test_refusals(project: Project) -> None:
     project.write("test_empty.py", "def test_nothing(): pass\n")
-    line = [sys.executable, "-E", "-m", "pytest", "-p", "anabatic.sim.pytest_plugin", "--npu-sim", "1"]
+    line = [sys.executable, "-E", "-m", "pytest", "-p", "anabatic_sim.pytest_plugin", "--npu-sim", "1"]
     done = subprocess.run(line, cwd=project.folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 4 and "python -I and -E hide the simulated NPU" in done.stderr
     inside = [sys.executable, "-m", "anabatic", "sim", "--", sys.executable, "-m", "pytest"]
-    inside += ["-p", "anabatic.sim.pytest_plugin", "--npu-sim", "2"]
+    inside += ["-p", "anabatic_sim.pytest_plugin", "--npu-sim", "2"]
     outer = {**os.environ, "ANABATIC_CACHE": str(CACHE)}
     done = subprocess.run(inside, cwd=project.folder, capture_output=True, text=True, timeout=100, env=outer)
     assert done.returncode == 4 and "--npu-sim 2: this runs in a simulation of 1 already" in done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabatic.plan import cost_model
-from anabatic.sim import chips
+from anabatic_sim import chips
 from npu_sim.conftest import Sim
 
 TRAIN = """

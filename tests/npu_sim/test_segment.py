@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core import process_info
-from anabatic.sim import machine_spec, native_build, shared_memory
+from anabatic_sim import machine_spec, native_build, shared_memory
 
 PAIRS = (
     ("SimFault", shared_memory.SimFault),

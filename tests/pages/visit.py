@@ -240,7 +240,7 @@ class Visit:
 @functools.cache
 def simulator() -> bool:
     """True where simulated devices can be had; they are built if need be."""
-    from anabatic.sim import native_build
+    from anabatic_sim import native_build
 
     own = os.environ.get("ANABATIC_CACHE", "")
     os.environ["ANABATIC_CACHE"] = str(CACHE)

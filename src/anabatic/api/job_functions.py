@@ -15,6 +15,7 @@ from typing import Any
 from anabatic.api import job_runner, notebook
 from anabatic.api.run import Run, open_run
 from anabatic.config.loading import command_table, settings, validation
+from anabatic.config.loading.command_package import Command
 from anabatic.core import log
 from anabatic.core.callbacks import Callback, StopTraining, require_callback, use_callbacks
 from anabatic.core.errors import AnabaticError, ConfigError, Failure, MultipleErrors
@@ -81,7 +82,7 @@ def make_job_function(command: str) -> Callable[..., Run | None]:
     return call_command
 
 
-def _describe_job(row: command_table.Command, cls: type) -> str:
+def _describe_job(row: Command, cls: type) -> str:
     docs = settings.field_docs(cls)
     lines = [settings.class_doc(cls), "", "Args:"]
     lines += ["    *files: recipes (YAML) or names of recipes of the package; settings override them."]
@@ -136,7 +137,7 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
     return Run(out, command) if row.is_training and out else None
 
 
-def _require_callbacks(row: command_table.Command, given: Any) -> list[Any]:
+def _require_callbacks(row: Command, given: Any) -> list[Any]:
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if texts := [one for one in callbacks if isinstance(one, str)]:
         raise ConfigError(
@@ -161,7 +162,7 @@ def _require_one_process(job: Any) -> None:
         )
 
 
-def make_tree(row: command_table.Command, options: Mapping[str, Any]) -> dict[str, Any]:
+def make_tree(row: Command, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested settings from keywords.
 
     Raises:

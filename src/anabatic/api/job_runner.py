@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.loading import command_table
 from anabatic.config.loading import settings as settings_module
+from anabatic.config.loading.command_package import Command
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.config.sections.train_jobs import is_auto
 from anabatic.core.stop_signals import SIGNAL_LISTENER
 
 
-def run_job(row: command_table.Command, job: Any, owns_process: bool = True) -> int:
+def run_job(row: Command, job: Any, owns_process: bool = True) -> int:
     """Run a job and return its exit code.
 
     Args:
@@ -47,7 +47,7 @@ def run_job(row: command_table.Command, job: Any, owns_process: bool = True) -> 
     return int(code or 0)
 
 
-def launch_processes(row: command_table.Command, job: Any, launch: LaunchSettings, owns_process: bool = True) -> int:
+def launch_processes(row: Command, job: Any, launch: LaunchSettings, owns_process: bool = True) -> int:
     """Run a job in the processes of `launch` and return its exit code.
 
     Raises:

@@ -20,8 +20,7 @@ from typing import IO, Any
 import psutil
 
 from anabatic.config.loading import settings
-from anabatic.config.sections.common import Evaluate, Save
-from anabatic.config.vessels.train import VesselData
+from anabatic.config.sections.common import Data, Evaluate, Save
 from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from anabatic.core.formatting import to_printable
@@ -69,10 +68,10 @@ class TrainingMeasurement:
 def adapt_job(job: Any, out: Path, steps: int, total: int) -> Any:
     """Return the job with nothing but steps: no held-out data, no saving between, a row every `steps`.
 
-    Classifiers do hold out vessels; they are asked about them only behind the last step.
+    Rows that are not text keep what they hold out; it is evaluated only after the last step.
     """
     longest = max(total, job.schedule.max_steps or DEFAULT_MAX_STEPS)
-    holds_out = isinstance(job.data, VesselData)
+    holds_out = not isinstance(job.data, Data)
     data = job.data if holds_out else replace(job.data, valid=[], valid_fraction=0.0)
     return replace(
         job,

@@ -14,6 +14,7 @@ from anabatic import __version__
 from anabatic.cli import command_tree, error_report
 from anabatic.cli.parsing import help_page
 from anabatic.cli.parsing.command_line import SEPARATOR, Interface, ParsedLine, UsageError, split_at_separator
+from anabatic.config.loading.command_package import GROUPS, CommandEntry
 from anabatic.core import cpu_info, log, relaunch
 from anabatic.core.errors import ConfigError
 from anabatic.core.heartbeat import HEARTBEAT
@@ -38,7 +39,7 @@ def render_help(name: str, show_all: bool = False, *, width: int = 80, use_bold:
     if entry is None:
         blocks = [
             (group, "", [(each.name, each.help) for each in command_tree.list_subcommands("") if each.group == group])
-            for group in command_tree.GROUPS
+            for group in GROUPS
         ]
         options = [("--help, -h", "Print this page; behind a command, that of the command."), ("--version, -V", "")]
         blocks.append(("Options", "", options))
@@ -62,11 +63,11 @@ def render_help(name: str, show_all: bool = False, *, width: int = 80, use_bold:
     )
 
 
-def _make_epilogue(entry: command_tree.CommandEntry, show_all: bool) -> list[str]:
+def _make_epilogue(entry: CommandEntry, show_all: bool) -> list[str]:
     if not command_tree.is_callable(entry.name):
         return [f"Every command: anabatic {entry.name} COMMAND --help"]
     lines = [f"For example: anabatic {entry.name} {entry.example}".strip(), _DEBUG_HINT]
-    if entry.is_job and not show_all:
+    if command_tree.is_job(entry) and not show_all:
         from anabatic.config.loading import common_settings
 
         if number := common_settings.count_further_settings(entry.name):

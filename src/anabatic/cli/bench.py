@@ -8,7 +8,8 @@ from typing import Any
 from anabatic.cli import job_command
 from anabatic.cli.launch.option_parsing import resolve_training_job
 from anabatic.config.bench import BenchCompare, BenchScaling, BenchTrain
-from anabatic.config.loading import command_table, settings
+from anabatic.config.loading import settings
+from anabatic.config.loading.command_package import Command
 from anabatic.core.errors import ConfigError
 
 
@@ -36,7 +37,7 @@ def _compare(command: tuple[str, ...], values: dict[str, Any]) -> int:
 
 def _resolve_training_command(
     cls: Any, command: tuple[str, ...], values: dict[str, Any]
-) -> tuple[Any, list[str], command_table.Command, Any]:
+) -> tuple[Any, list[str], Command, Any]:
     """Return the benchmark settings, the training command, its row and its resolved job."""
     from anabatic.bench import training_throughput as benchmark
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NoReturn
 
 from anabatic.cli.parsing.command_line import (
@@ -19,41 +19,15 @@ from anabatic.cli.parsing.command_line import (
     split_at_separator,
 )
 from anabatic.config.loading import command_table
-
-TRAIN, USE, MACHINE, RECIPES = "Train", "Use", "Machine", "Recipes"
-GROUPS = (TRAIN, USE, MACHINE, RECIPES)
-"""Headings of the general help, in order."""
-
-
-@dataclass(frozen=True)
-class CommandEntry:
-    """A command, or a group of commands.
-
-    Attributes:
-        name: words as typed.
-        help: one line.
-        group: heading of the general help; empty below a group.
-        example: what an example gives behind the name.
-        needs_separator: a word in front of `--` is a mistyped subcommand, and must not start a program of that name.
-        target: `module:name` of its function or `Command`; empty: a job of `command_table`, or only a group.
-    """
-
-    name: str
-    help: str
-    group: str = ""
-    example: str = ""
-    target: str = ""
-    needs_separator: bool = False
-
-    @property
-    def last_word(self) -> str:
-        """Its name below its group."""
-        return self.name.rpartition(" ")[2]
-
-    @property
-    def is_job(self) -> bool:
-        """It runs a job of `command_table`, and its options are the job's settings."""
-        return not self.target and self.name in command_table.COMMANDS
+from anabatic.config.loading.command_package import (
+    MACHINE,
+    RECIPES,
+    TRAIN,
+    USE,
+    CommandEntry,
+    CommandPackage,
+    CommandTable,
+)
 
 
 def _job(name: str, group: str = "", example: str = "") -> CommandEntry:
@@ -75,13 +49,6 @@ _ENTRIES = (
     _job("data stats", example="chats.jsonl -m Qwen/Qwen2.5-0.5B --seq-len 2048"),
     _job("data check", example="chats.jsonl --held-out unseen.jsonl"),
     _job("data tokenize", example="corpus/ --tokenizer runs/mine/tokenizer --engine ray"),
-    CommandEntry("classify", "Classify vessel trajectories.", TRAIN),
-    _job("classify words", example="ais/ -o words.jsonl"),
-    _job("classify pretrain", example="--data words.jsonl --out runs/vessel-words"),
-    _job("classify train", example="--data words.jsonl --out runs/vessel"),
-    _job("classify predict", example="others.csv -m runs/vessel -o predictions.jsonl"),
-    _job("classify eval", example="-m runs/vessel --data others.csv"),
-    _job("classify map", example="predictions.jsonl ais.csv -o map.html"),
     CommandEntry(
         "plan",
         "Estimate the memory and time of a training job.",
@@ -118,7 +85,6 @@ _ENTRIES = (
     _job("infer", USE, "-m runs/mine rows.jsonl -o answers.jsonl"),
     _job("eval", USE, "runs/mine --data.valid unseen.txt"),
     _job("serve", USE, "runs/mine --port 8000"),
-    _job("studio", USE, "runs"),
     CommandEntry(
         "report",
         "Write the report of a run again, or compare several runs on one page.",
@@ -158,20 +124,6 @@ _ENTRIES = (
         "--run runs/mine",
         "anabatic.cli.monitor:monitor",
     ),
-    CommandEntry(
-        "sim",
-        "Run any command on simulated NPUs.",
-        MACHINE,
-        "--npus 8 --chip 910B3 -- torchrun --nproc_per_node 8 train.py",
-        "anabatic.cli.sim:run",
-        needs_separator=True,
-    ),
-    CommandEntry(
-        "sim status",
-        "List the simulated machines that live, their devices and processes.",
-        target="anabatic.cli.sim:status",
-    ),
-    CommandEntry("sim clean", "Remove what simulations left behind.", target="anabatic.cli.sim:clean"),
     CommandEntry(
         "bench",
         "Benchmark training, inference, tokenization, collectives, file access, or another program.",
@@ -277,7 +229,19 @@ _ENTRIES = (
         target="anabatic.cli.convert:from_nanochat",
     ),
 )
-COMMANDS = {entry.name: entry for entry in _ENTRIES}
+
+
+def _list_entries(package: CommandPackage) -> list[CommandEntry]:
+    helps = {command.name: command.help for command in package.commands}
+    return [replace(entry, help=entry.help or helps[entry.name]) for entry in package.entries]
+
+
+COMMANDS = CommandTable(_ENTRIES, _list_entries)
+
+
+def is_job(entry: CommandEntry) -> bool:
+    """Return whether a command runs a job of `command_table`: its options are the job's settings."""
+    return not entry.target and entry.name in command_table.COMMANDS
 
 
 def list_subcommands(name: str) -> list[CommandEntry]:
@@ -326,7 +290,7 @@ def find_information_option(tokens: Sequence[str]) -> str:
 def is_callable(name: str) -> bool:
     """Return whether a command does something itself, and is not only a group."""
     entry = COMMANDS.get(name)
-    return entry is not None and (bool(entry.target) or entry.is_job)
+    return entry is not None and (bool(entry.target) or is_job(entry))
 
 
 def reject_option(name: str, token: str) -> NoReturn:
@@ -344,7 +308,7 @@ def load_command(name: str, show_all: bool = False) -> Command:
         show_all: its help lists the rarely used settings, too.
     """
     entry = COMMANDS[name]
-    if entry.is_job:
+    if is_job(entry):
         from anabatic.cli import job_command
 
         return job_command.make_job_command(name, show_all)

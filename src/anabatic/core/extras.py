@@ -15,10 +15,6 @@ OPTIONAL_PACKAGES = {
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
-    "h3": ("h3", "vessels"),
-    "sklearn": ("scikit-learn", "vessels"),
-    "folium": ("folium", "vessels"),
-    "pyais": ("pyais", "nmea"),
     "tensorboard": ("tensorboard", "track"),
     "swanlab": ("swanlab", "track"),
     "wandb": ("wandb", "track"),
@@ -29,7 +25,8 @@ OPTIONAL_PACKAGES = {
     "py3langid": ("py3langid", "data"),
     "langdetect": ("langdetect", ""),
 }
-"""Module as imported -> (distribution as installed, extra of this package that has it; empty: none)."""
+"""Module as imported -> (distribution as installed, extra of this package that has it; empty: none). Packages of
+commands add theirs when they are imported."""
 
 _TOOL_INSTALLERS = {
     "uv-receipt.toml": "uv tool install --force",

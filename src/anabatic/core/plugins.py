@@ -6,26 +6,95 @@ A package names them in its pyproject.toml, for example `[project.entry-points."
 from __future__ import annotations
 
 import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabatic.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution
 
-PluginGroup = Literal["anabatic.callbacks", "anabatic.readers", "anabatic.rewards", "anabatic.sinks", "anabatic.tasks"]
+PluginGroup = Literal[
+    "anabatic.callbacks",
+    "anabatic.commands",
+    "anabatic.readers",
+    "anabatic.rewards",
+    "anabatic.sinks",
+    "anabatic.tasks",
+]
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A plug-in that a package names, not loaded yet.
+
+    Attributes:
+        value: `module:attribute`.
+        folder: metadata of the package.
+    """
+
+    name: str
+    value: str
+    folder: Path
+
+    @property
+    def distribution(self) -> Distribution:
+        """The package, with its name and version."""
+        from importlib.metadata import PathDistribution  # 20 ms, for which `--help` has no use
+
+        return PathDistribution(self.folder)
+
+    def load(self) -> Any:
+        """Import and return it."""
+        module, _, attributes = self.value.partition(":")
+        found: Any = importlib.import_module(module)
+        for attribute in filter(None, attributes.split(".")):
+            found = getattr(found, attribute)
+        return found
 
 
 @functools.cache
 def _read_entry_points(group: PluginGroup) -> dict[str, list[EntryPoint]]:
-    import importlib.metadata  # 20 ms, for which `--help` has no use
-
+    """Read what `importlib.metadata.entry_points` would, in a tenth of its 80 ms: one look at each file."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in importlib.metadata.entry_points(group=group):
-        known = found.setdefault(point.name, [])
-        if all(point.value != other.value for other in known):  # a package may be found twice on sys.path
-            known.append(point)
+    seen: set[str] = set()
+    for folder in _list_metadata_folders():
+        package = folder.name.partition("-")[0]
+        if package in seen:  # a package may be found twice on sys.path: the first is imported
+            continue
+        seen.add(package)
+        try:
+            text = (folder / "entry_points.txt").read_text(encoding="utf-8")
+        except OSError:  # most packages have none
+            continue
+        for name, value in _parse_group(text, group):
+            found.setdefault(name, []).append(EntryPoint(name, value, folder))
     return found
+
+
+def _list_metadata_folders() -> Iterator[Path]:
+    for place in dict.fromkeys(sys.path):
+        try:
+            names = sorted(os.listdir(place or "."))
+        except OSError:  # an archive, or a folder that does not exist
+            continue
+        yield from (Path(place, name) for name in names if name.endswith((".dist-info", ".egg-info")))
+
+
+def _parse_group(text: str, group: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of one section. https://packaging.python.org/specifications/entry-points/#file-format"""
+    section = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line.strip("[] ")
+        elif section == group and "=" in line and not line.startswith(("#", ";")):
+            name, _, value = line.partition("=")
+            yield name.strip(), value.partition("[")[0].strip()  # behind it: extras, which nothing reads any more
 
 
 def list_plugins(group: PluginGroup) -> list[str]:
@@ -41,7 +110,7 @@ def find_plugin(group: PluginGroup, name: str) -> EntryPoint | None:
     """
     points = _read_entry_points(group).get(name, [])
     if len(points) > 1:
-        places = ", ".join(f"{point.value} of {_get_package(point)}" for point in points)
+        places = ", ".join(f"{point.value} of {point.distribution.name}" for point in points)
         raise ConfigError(
             f'{len(points)} packages have a plug-in "{name}" in {group}: {places}', "uninstall one of them"
         )
@@ -62,8 +131,8 @@ def load_plugin(group: PluginGroup, name: str) -> Any:
     except Exception as error:  # a third party's module may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(
-            f'the plug-in "{name}" ({point.value} of {_get_package(point)}) cannot be imported: {reason}',
-            f"update or uninstall {_get_package(point)}",
+            f'the plug-in "{name}" ({point.value} of {point.distribution.name}) cannot be imported: {reason}',
+            f"update or uninstall {point.distribution.name}",
         ) from error
 
 
@@ -72,8 +141,4 @@ def describe_plugin(group: PluginGroup, name: str) -> str:
     point = find_plugin(group, name)
     if point is None:
         return ""
-    return f"{point.value} {_get_package(point)} {point.dist.version if point.dist is not None else ''}"
-
-
-def _get_package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "a package"
+    return f"{point.value} {point.distribution.name} {point.distribution.version}"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,9 +50,6 @@ class ClassifierDescription:
         features_dropout: dropout inside the feature encoder, in training.
         features_hidden: fraction of sequences whose features were hidden in training; 0: features are required.
         seq_len: longest sequence; longer ones are cut.
-        trees_share: weight of the tree ensemble (`models.forest`) in the mean; 0: there is none.
-        vessel_share: weight of the trees on a vessel relative to the scores of its segments; 0: there are none.
-        points: lengths that the tracks were cut to; empty: not in the rows.
     """
 
     classes: tuple[str, ...]
@@ -65,9 +62,6 @@ class ClassifierDescription:
     features_dropout: float = 0.0
     features_hidden: float = 0.0
     seq_len: int = 1024
-    trees_share: float = 0.0
-    vessel_share: float = 0.0
-    points: tuple[int, ...] = ()
 
     @property
     def is_causal(self) -> bool:
@@ -343,8 +337,14 @@ def require_text_model(folder: Path) -> None:
         )
 
 
-def read_description(folder: Path) -> ClassifierDescription:
+Description = TypeVar("Description", bound=ClassifierDescription)
+
+
+def read_description(folder: Path, kind: type[Description]) -> Description:
     """Read the description of a classifier.
+
+    Args:
+        kind: its class; that of a task may have more fields.
 
     Raises:
         DataError: the folder contains none, or its file is damaged.
@@ -355,8 +355,8 @@ def read_description(folder: Path) -> ClassifierDescription:
         )
     fields = weights_reader.read_json_object(folder / DESCRIPTION_FILE)
     try:
-        lists = {name: tuple(fields.get(name, ())) for name in ("classes", "features", "points")}
-        return ClassifierDescription(**{**fields, **lists})
+        lists: dict[str, Any] = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        return kind(**{**fields, **lists})
     except (TypeError, KeyError) as error:
         raise DataError(f"{folder / DESCRIPTION_FILE} is incomplete: {error}", "copy the folder again") from error
 
@@ -381,14 +381,16 @@ def load_head_weights(model: PreTrainedModel, folder: Path) -> None:
         copy_from_full(value, tensors[name])
 
 
-def load_classifier(path: str | Path, device: torch.device) -> tuple[PreTrainedModel, ClassifierDescription]:
+def load_classifier(
+    path: str | Path, device: torch.device, kind: type[Description]
+) -> tuple[PreTrainedModel, Description]:
     """Load a classifier onto `device` for inference.
 
     Raises:
         DataError: the folder or a file in it is missing, damaged, or contains no classifier.
     """
     folder = pretrained.resolve_model_folder(path)
-    description = read_description(folder)
+    description = read_description(folder, kind)
     model = pretrained.load_model(folder, device)
     attach_class_head(model, description)
     get_class_head(model).to_empty(device=device)

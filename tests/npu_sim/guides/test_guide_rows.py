@@ -31,7 +31,7 @@ ELSEWHERE = {"launch --hosts FILE": OVER_SSH, **LATER}
 """Starts of commands that need other machines, and the test that runs them."""
 FIRST = "anabatic classify train -c vessel-8npu --model.path MODEL --data rows.jsonl"
 """The page's counterpart of the first command of the first guide."""
-PREDICT = """from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
+PREDICT = """from anabatic_vessels.model.trajectory_classifier import TrajectoryClassifier
 
 found = TrajectoryClassifier("runs/vessel").predict("SPD_HIGH COG_NE Passenger_Ship POINT_END")
 print(found["class_name"], 0 < found["confidence"] <= 1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from anabatic.sim import shared_memory
+from anabatic_sim import shared_memory
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
 REDUCIBLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64)

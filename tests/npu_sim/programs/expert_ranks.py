@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch_npu
 
-from anabatic.sim import shared_memory
+from anabatic_sim import shared_memory
 
 Wrong = list[str]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from anabatic.sim import shared_memory
+from anabatic_sim import shared_memory
 
 
 def _told(launch: Callable[[], object]) -> dict[str, object]:

@@ -12,8 +12,8 @@ from anabatic.bench.training_probe import StepWindow, TrainingMeasurement
 from anabatic.config.loading import settings
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.sections.common import BatchSettings, Data, Optim, Save, Schedule
-from anabatic.config.vessels.train import ClassifyPretrainJob, ClassifyTrainJob, VesselData
 from anabatic.core.errors import ConfigError, Failure
+from anabatic_vessels.config.train import ClassifyPretrainJob, ClassifyTrainJob, VesselData
 
 
 def job(**given: Any) -> PretrainJob:

@@ -17,7 +17,7 @@ import pytest
 
 from anabatic.core.process_info import wait_for_exit
 from anabatic.launch.hosts import remote_agent
-from anabatic.sim import supervisor
+from anabatic_sim import supervisor
 
 pytestmark = [
     pytest.mark.process,

@@ -12,8 +12,8 @@ from typing import Any
 from anabatic.doctor.check_runner import run_checks
 from anabatic.doctor.findings.check_result import CheckResult
 from anabatic.doctor.target_machine import TargetMachine, open_root
-from anabatic.sim import npu_smi_layout
-from anabatic.sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
+from anabatic_sim import npu_smi_layout
+from anabatic_sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
 
 GIB = 2**30
 DRIVER = "/usr/local/Ascend/driver"

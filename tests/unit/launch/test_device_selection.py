@@ -16,9 +16,9 @@ from anabatic.launch.local import placement
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
 from anabatic.monitor.sources import npu_smi_command
 from anabatic.plan import detect_chip
-from anabatic.sim import npu_smi_layout
-from anabatic.sim.npu_smi_layout import SmiProcess as Row
-from anabatic.sim.npu_smi_layout import SmiReading
+from anabatic_sim import npu_smi_layout
+from anabatic_sim.npu_smi_layout import SmiProcess as Row
+from anabatic_sim.npu_smi_layout import SmiReading
 from unit.monitor import fake
 
 Used = Mapping[int, int]

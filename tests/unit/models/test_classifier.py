@@ -95,7 +95,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     classifier.save_classifier(
         model, tmp_path / "m", word_tokenizer.build_word_tokenizer(WORDS), description, {"split.json": "{}\n"}
     )  # type: ignore[arg-type]
-    again, told = classifier.load_classifier(tmp_path / "m", CPU)
+    again, told = classifier.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
     assert told == description and (tmp_path / "m" / "split.json").read_text() == "{}\n"
     torch.testing.assert_close(asked(again, told, ROWS), before, rtol=1e-5, atol=1e-6)
 
@@ -106,7 +106,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 
     (tmp_path / "m" / classifier.HEAD_WEIGHTS_FILE).write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot be read"):
-        classifier.load_classifier(tmp_path / "m", CPU)
+        classifier.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
     (tmp_path / "m" / classifier.DESCRIPTION_FILE).unlink()
     with pytest.raises(DataError, match="it is no classifier"):
-        classifier.load_classifier(tmp_path / "m", CPU)
+        classifier.load_classifier(tmp_path / "m", CPU, ClassifierDescription)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic.vessels.model import forest
-from anabatic.vessels.model.forest import Forest
+from anabatic_vessels.model import forest
+from anabatic_vessels.model.forest import Forest
 
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 

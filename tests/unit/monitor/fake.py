@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from anabatic.sim import npu_smi_layout
-from anabatic.sim.npu_smi_layout import SmiProcess, SmiReading
+from anabatic_sim import npu_smi_layout
+from anabatic_sim.npu_smi_layout import SmiProcess, SmiReading
 
 
 def dies(count: int, per_card: int = 2, pid: int = 4_000_000) -> list[SmiReading]:

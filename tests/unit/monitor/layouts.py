@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anabatic.sim.npu_smi_layout import MOST_PROCESSES, SmiReading, format_row, format_rule
+from anabatic_sim.npu_smi_layout import MOST_PROCESSES, SmiReading, format_row, format_rule
 
 
 def oldest(readings: Sequence[SmiReading], version: str) -> str:

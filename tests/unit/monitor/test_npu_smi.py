@@ -14,8 +14,8 @@ from anabatic.monitor.npu_smi import output_parser
 from anabatic.monitor.npu_smi.framed_tables import InfoTable
 from anabatic.monitor.npu_smi.key_values import KeyValueOutput
 from anabatic.monitor.npu_smi.unframed_tables import ChipMapping, ErrorOutput, Topology, WatchTable
-from anabatic.sim import fake_npu_smi, npu_smi_layout
-from anabatic.sim.npu_smi_layout import HEALTH_NAMES, ChipFamily, SmiProcess, SmiReading, TableLayout
+from anabatic_sim import fake_npu_smi, npu_smi_layout
+from anabatic_sim.npu_smi_layout import HEALTH_NAMES, ChipFamily, SmiProcess, SmiReading, TableLayout
 from unit.monitor import layouts
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"

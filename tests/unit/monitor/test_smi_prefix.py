@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.monitor.npu_smi import output_parser
-from anabatic.sim import fake_npu_smi, npu_smi_layout
-from anabatic.sim.npu_smi_layout import SmiReading
+from anabatic_sim import fake_npu_smi, npu_smi_layout
+from anabatic_sim.npu_smi_layout import SmiReading
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
 PREFIXES: dict[str, Callable[[int], str]] = {

@@ -12,7 +12,7 @@ import pytest
 
 from anabatic.monitor.snapshot import DeviceProcess, count_devices_per_card, format_device_label
 from anabatic.monitor.sources import dcmi, npu_smi_command, selection
-from anabatic.sim import npu_smi_layout
+from anabatic_sim import npu_smi_layout
 from unit.monitor import fake
 
 

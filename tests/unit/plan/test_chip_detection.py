@@ -16,7 +16,7 @@ from anabatic.monitor.sources import npu_smi_command
 from anabatic.plan import detect_chip, model_shape, strategy_search
 from anabatic.plan.memory_estimate import estimate_peak_memory
 from anabatic.plan.training_setup import TrainingSetup
-from anabatic.sim import npu_smi_layout
+from anabatic_sim import npu_smi_layout
 from unit.monitor import fake
 
 SHAPE, _ = model_shape.get_named_shape("Qwen/Qwen2.5-0.5B")

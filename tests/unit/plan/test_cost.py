@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.plan import cost_model
-from anabatic.sim import chips
+from anabatic_sim import chips
 
 RATES = cost_model.get_chip_rates(chips.find_sim_chip("910B3").device_spec)
 

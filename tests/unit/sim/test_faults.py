@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError
-from anabatic.sim import fault_injection, machine_spec
-from anabatic.sim.fault_injection import InjectedFault
+from anabatic_sim import fault_injection, machine_spec
+from anabatic_sim.fault_injection import InjectedFault
 
 COUNTED = sorted(set(fault_injection.FAULT_KINDS) - {"slow", "slow-link", "health"})
 

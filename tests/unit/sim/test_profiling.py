@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.errors import DataError
-from anabatic.sim.profiling import export, fake_msprof, tasks
+from anabatic_sim.profiling import export, fake_msprof, tasks
 
 LEVEL0, LEVEL1 = 0x801, 0x27  # torch_npu/csrc/profiler/profiler_mgr.h
 REAL, RAW = 1_700_000_000_000_000_123, 5_000_000_000

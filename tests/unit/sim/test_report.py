@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.sim import machine_spec, shared_memory, simulation_report
+from anabatic_sim import machine_spec, shared_memory, simulation_report
 
 
 def _process(folder: Path, pid: int, started: float, device: int, steps: int, step_ns: float) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabatic.core import process_info
-from anabatic.sim import fake_npu_smi, machine_spec, npu_smi_layout, shared_memory
-from anabatic.sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
+from anabatic_sim import fake_npu_smi, machine_spec, npu_smi_layout, shared_memory
+from anabatic_sim.npu_smi_layout import ChipFamily, SmiProcess, SmiReading
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
 TABLES: tuple[tuple[str, ChipFamily], ...] = (

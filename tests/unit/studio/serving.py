@@ -15,13 +15,13 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from anabatic.config.serve import LOCAL_HOSTS
-from anabatic.config.studio import StudioJob
 from anabatic.monitor.sources.selection import MachineSource
-from anabatic.studio.job_queue import JobQueue
-from anabatic.studio.model_servers import ModelServers
-from anabatic.studio.routes import StudioParts, create_app
-from anabatic.studio.run_browser import RunBrowser
-from anabatic.studio.store import StudioStore
+from anabatic_studio.config import StudioJob
+from anabatic_studio.job_queue import JobQueue
+from anabatic_studio.model_servers import ModelServers
+from anabatic_studio.routes import StudioParts, create_app
+from anabatic_studio.run_browser import RunBrowser
+from anabatic_studio.store import StudioStore
 from unit.web_server import listening
 
 TOKEN = "right-token"

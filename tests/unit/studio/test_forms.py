@@ -8,7 +8,7 @@ import pytest
 
 from anabatic.config.loading import command_table, settings, validation
 from anabatic.core.errors import ConfigError
-from anabatic.studio import forms
+from anabatic_studio import forms
 
 
 @pytest.mark.parametrize("command", forms.FORM_COMMANDS)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anabatic.config.loading import settings
-from anabatic.studio import pipelines, planning
+from anabatic_studio import pipelines, planning
 from unit.studio.serving import studio
 
 TOKENIZER = "{{command: tokenizer train, title: First, job: {{vocab_size: 280, data: {{train: [{text}]}}}}}}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabatic.core.errors import ConfigError
-from anabatic.studio import planning
+from anabatic_studio import planning
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from anabatic.config.loading import yaml_reader
 from anabatic.core.errors import ConfigError
-from anabatic.studio.recipe_editor import remove_value, set_value
+from anabatic_studio.recipe_editor import remove_value, set_value
 
 TEXT = """\
 # what it is for

@@ -6,7 +6,7 @@ import pytest
 
 from anabatic.config.loading import settings, shipped_recipes, yaml_reader
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.studio import forms, pickers, recipe_sources
+from anabatic_studio import forms, pickers, recipe_sources
 
 
 @pytest.mark.process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from anabatic.infer.web.pages import WEB_FOLDER as SHARED_FOLDER
-from anabatic.studio.pages import STUDIO_PROGRAMS, WEB_FOLDER
+from anabatic_studio.pages import STUDIO_PROGRAMS, WEB_FOLDER
 
 ENGLISH_ALONE = {"exportCsv", "exportSvg", "exportPng"}
 """Names of file formats."""

@@ -16,7 +16,6 @@ from anabatic.config.rl import RlJob
 from anabatic.config.sections.common import BatchSettings, Data
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sft import SftJob
-from anabatic.config.vessels.train import ClassifyTrainJob, VesselData
 from anabatic.core import relaunch
 from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.device.device import Device, select_device
@@ -30,6 +29,7 @@ from anabatic.train.auto.out_of_memory import handle_out_of_memory
 from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.sizing import StepSizes
+from anabatic_vessels.config.train import ClassifyTrainJob, VesselData
 from unit.train.test_step import batch_of, step_of
 
 FULL = torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity)")

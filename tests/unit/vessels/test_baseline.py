@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from anabatic.config.vessels.evaluate import ClassifyEvalJob
 from anabatic.core.errors import DataError
-from anabatic.vessels.commands import evaluate_classifier
-from anabatic.vessels.model import baselines
-from anabatic.vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
-from anabatic.vessels.words.segments import Segment
+from anabatic_vessels.commands import evaluate_classifier
+from anabatic_vessels.config.evaluate import ClassifyEvalJob
+from anabatic_vessels.model import baselines
+from anabatic_vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
+from anabatic_vessels.words.segments import Segment
 
 
 def segment(vessel, label, number):

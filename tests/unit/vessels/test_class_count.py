@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError
-from anabatic.vessels.commands.prechecks import require_two_classes
+from anabatic_vessels.commands.prechecks import require_two_classes
+from anabatic_vessels.config.tracks import TrackSettings
 
 POINT = "{vessel},2020-01-01T00:0{minute}:00Z,24.6,-84.1,18.8,292.4,291,{kind}\n"
 HEAD = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type\n"

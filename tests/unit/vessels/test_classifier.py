@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from anabatic.config.loading import command_table, settings
 from anabatic.config.sections.common import DeviceSettings
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core import json_reader
 from anabatic.core.errors import UserError
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.prechecks import jobs
 from anabatic.testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
-from anabatic.vessels.model.trajectory_classifier import TrajectoryClassifier
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.model.trajectory_classifier import TrajectoryClassifier
 
 CLASSES = ("Ferry", "Trawler", "Yacht")
 SPEEDS = (("SPD_100", "SPD_105"), ("SPD_20", "SPD_25"), ("SPD_50", "SPD_55"))
@@ -255,7 +255,7 @@ def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dic
 
 def numbered_rows() -> list[dict[str, Any]]:
     """Segments whose class shows in their numbers alone."""
-    from anabatic.vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
+    from anabatic_vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
 
     draw = np.random.default_rng(0)
     found = vessel_rows()
@@ -327,8 +327,8 @@ def test_bad_questions(trained: Path, tmp_path: Path) -> None:
 
 def test_the_answer_is_the_mean_of_network_and_trees(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    from anabatic.vessels.model import forest
-    from anabatic.vessels.words.kinematic_features import FEATURE_NAMES
+    from anabatic_vessels.model import forest
+    from anabatic_vessels.words.kinematic_features import FEATURE_NAMES
 
     told = vessel_rows(36)
     for at, row in enumerate(told):

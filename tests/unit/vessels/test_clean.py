@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.vessels.io.point_conversion import POINT_DTYPE, PointArray
-from anabatic.vessels.io.track import BadRowPolicy, Track
-from anabatic.vessels.io.track_collection import PointGatherer, open_tracks, split_into_hulls
-from anabatic.vessels.words.segment_reader import read_segments
-from anabatic.vessels.words.segments import cut_track
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.point_conversion import POINT_DTYPE, PointArray
+from anabatic_vessels.io.track import BadRowPolicy, Track
+from anabatic_vessels.io.track_collection import PointGatherer, open_tracks, split_into_hulls
+from anabatic_vessels.words.segment_reader import read_segments
+from anabatic_vessels.words.segments import cut_track
 
 HEADING = "mmsi,timestamp,lat,lon,sog,cog,heading,vessel_type"
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from anabatic.cli.app import main
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.vessels.io.column_names import match_columns
-from anabatic.vessels.io.time_parsing import NO_TIME, find_date_order, parse_times
-from anabatic.vessels.io.track import NO_POSITION, BadRowPolicy, Track
-from anabatic.vessels.io.track_collection import open_tracks
-from anabatic.vessels.words.segment_reader import holds_words, read_segments
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.column_names import match_columns
+from anabatic_vessels.io.time_parsing import NO_TIME, find_date_order, parse_times
+from anabatic_vessels.io.track import NO_POSITION, BadRowPolicy, Track
+from anabatic_vessels.io.track_collection import open_tracks
+from anabatic_vessels.words.segment_reader import holds_words, read_segments
 
 pa = pytest.importorskip("pyarrow")
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from anabatic.vessels.io.track import Track
-from anabatic.vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES, compute_features
+from anabatic_vessels.io.track import Track
+from anabatic_vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES, compute_features
 
 
 def sailed(count: int, seed: int = 0) -> Track:

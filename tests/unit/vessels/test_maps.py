@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from anabatic.cli.app import main
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.logo import FAVICON_URL
-from anabatic.vessels.io.track import Track
-from anabatic.vessels.maps import drawn_vessels, html_page
-from anabatic.vessels.words.segment_reader import read_segments
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.track import Track
+from anabatic_vessels.maps import drawn_vessels, html_page
+from anabatic_vessels.words.segment_reader import read_segments
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
 

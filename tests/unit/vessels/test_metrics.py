@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.vessels.metrics import classification
+from anabatic_vessels.metrics import classification
 
 
 @st.composite

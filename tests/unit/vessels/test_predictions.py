@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from anabatic.config.vessels.evaluate import ClassifyEvalJob, parse_bounds
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.vessels.commands import evaluate_classifier
-from anabatic.vessels.io.split_file import VesselSplit
-from anabatic.vessels.metrics import classification, predictions
+from anabatic_vessels.commands import evaluate_classifier
+from anabatic_vessels.config.evaluate import ClassifyEvalJob, parse_bounds
+from anabatic_vessels.io.split_file import VesselSplit
+from anabatic_vessels.metrics import classification, predictions
 
 CLASSES = ("Cargo", "Fishing", "Tug")
 

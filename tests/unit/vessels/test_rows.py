@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.cli.app import main
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import DataError
-from anabatic.vessels.io import split_file
-from anabatic.vessels.words.kinematic_features import FEATURE_NAMES
-from anabatic.vessels.words.segment_reader import find_files, read_segments
-from anabatic.vessels.words.segments import SegmentSet, as_line, as_row
-from anabatic.vessels.words.vocabulary import SOURCE_CLASSES, WordSpec
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io import split_file
+from anabatic_vessels.words.kinematic_features import FEATURE_NAMES
+from anabatic_vessels.words.segment_reader import find_files, read_segments
+from anabatic_vessels.words.segments import SegmentSet, as_line, as_row
+from anabatic_vessels.words.vocabulary import SOURCE_CLASSES, WordSpec
 
 pytest.importorskip("h3", reason="h3 is not installed (it is in the trajectory extra)")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.vessels.io.time_parsing import NO_TIME, parse_times
-from anabatic.vessels.io.track import BadRowPolicy, Track
-from anabatic.vessels.io.track_collection import open_tracks
-from anabatic.vessels.words.vocabulary import SOURCE_CLASSES
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.time_parsing import NO_TIME, parse_times
+from anabatic_vessels.io.track import BadRowPolicy, Track
+from anabatic_vessels.io.track_collection import open_tracks
+from anabatic_vessels.words.vocabulary import SOURCE_CLASSES
 
 pa = pytest.importorskip("pyarrow")
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabatic.config.vessels.tracks import TrackSettings
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.vessels.io.track import Track, measure_steps
-from anabatic.vessels.words.segment_reader import read_segments
-from anabatic.vessels.words.segments import as_row
-from anabatic.vessels.words.track_decoder import decode_track
-from anabatic.vessels.words.track_encoder import encode_track
-from anabatic.vessels.words.vocabulary import (
+from anabatic_vessels.config.tracks import TrackSettings
+from anabatic_vessels.io.track import Track, measure_steps
+from anabatic_vessels.words.segment_reader import read_segments
+from anabatic_vessels.words.segments import as_row
+from anabatic_vessels.words.track_decoder import decode_track
+from anabatic_vessels.words.track_encoder import encode_track
+from anabatic_vessels.words.vocabulary import (
     COURSE_STEP,
     FORMAT_VERSIONS,
     POINT_END,

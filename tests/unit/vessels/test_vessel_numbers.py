@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from anabatic.vessels.model.baselines import DAY_SECONDS, aggregate_by_day, number_days
+from anabatic_vessels.model.baselines import DAY_SECONDS, aggregate_by_day, number_days
 
 
 def test_a_vessel_s_day_is_one_row() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from anabatic.cli import command_tree, job_command
 from anabatic.config.loading import command_table, validation
+from anabatic.config.loading.command_package import Command
 from anabatic.core.errors import ConfigError
 
 
@@ -17,7 +18,7 @@ def parse_positive_int(name: str, text: str) -> int:
     return value
 
 
-def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
+def resolve_training_job(args: list[str]) -> tuple[Command, Any]:
     """Return the row and the settings of a training command.
 
     Raises:
@@ -27,7 +28,7 @@ def resolve_training_job(args: list[str]) -> tuple[command_table.Command, Any]:
     return row, options.load_job(row.name)
 
 
-def parse_training_command(args: list[str]) -> tuple[command_table.Command, job_command.JobOptions]:
+def parse_training_command(args: list[str]) -> tuple[Command, job_command.JobOptions]:
     """Return the row of a training command, and what was typed for it.
 
     Raises:

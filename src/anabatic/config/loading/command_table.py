@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
-from anabatic.core import extras
+from anabatic.config.loading.command_package import (
+    DATA_ALIASES,
+    DEVICE_ALIASES,
+    MODEL_FILES,
+    TRAIN_ALIASES,
+    Command,
+    CommandTable,
+    import_attribute,
+    load_packages,
+)
 from anabatic.core.errors import ConfigError, UserError
 from anabatic.core.formatting import did_you_mean
-from anabatic.core.imports import quick_imports
-
-
-@dataclass(frozen=True)
-class Command:
-    """One row of the table."""
-
-    name: str
-    """Words as typed, for example `tokenizer train`."""
-    config: str
-    """`module:class` of its settings."""
-    recipe: str
-    """`module:function` that runs the job."""
-    help: str
-    """One line."""
-    is_training: bool = False
-    """It writes `summary.json` with `"finished": true` only when it came to its end."""
-    output_files: tuple[str, ...] = ()
-    """Files under its `out` that later jobs read."""
-    option_aliases: dict[str, str] = field(default_factory=dict)
-    """Dotted key -> shorter names of its option, with blanks between them."""
-    positional_setting: str = ""
-    """The setting that words without an option fill: `classify words FILE FILE`; one word if it is no list."""
-    optional_packages: tuple[str, ...] = ()
-    """Modules of `core/extras.py` without which nothing of it works."""
-    precheck: str = ""
-    """`module:function` that yields what is wrong with its files, where its rows are not text: called with the settings
-    and a function that is true for outputs of earlier stages, before anything heavy is imported."""
-
-    def import_job_class(self) -> type:
-        """Import and return the dataclass of the command's settings."""
-        loaded: type = _import_attribute(self.config)
-        return loaded
-
-    def import_recipe_function(self) -> Callable[..., Any]:
-        """Import and return the function that runs the job; this is where heavy libraries come in.
-
-        Imports make 650,000 objects that stay; to walk them again and again took a tenth of a start.
-
-        Raises:
-            ConfigError: one of `optional_packages` is not installed.
-        """
-        collects = gc.isenabled()
-        gc.disable()
-        quick_imports.install_quick_imports()
-        try:
-            for name in self.optional_packages:
-                extras.import_optional(name, f"anabatic {self.name}")
-            loaded: Callable[..., Any] = _import_attribute(self.recipe)
-        finally:
-            if collects:
-                gc.freeze()
-                gc.enable()
-        return loaded
 
 
 def find_training_command(tree: Mapping[str, Any]) -> Command | None:
@@ -79,29 +32,22 @@ def import_precheck(command: str) -> Callable[[Any, Callable[[str], bool]], Iter
     """Import and return the check of a command's own files; None where it reads text as others do."""
     row = COMMANDS.get(command)
     found: Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None
-    found = _import_attribute(row.precheck) if row is not None and row.precheck else None
+    found = import_attribute(row.precheck) if row is not None and row.precheck else None
     return found
 
 
 def import_served_classifier() -> Callable[..., Any]:
-    """Import and return the class of what `serve --classifier` loads: `(folder, device settings)` -> a classifier."""
-    loaded: Callable[..., Any] = _import_attribute("anabatic.vessels.model.trajectory_classifier:TrajectoryClassifier")
+    """Import and return the class of what `serve --classifier` loads: `(folder, device settings)` -> a classifier.
+
+    Raises:
+        ConfigError: no installed package of commands has one.
+    """
+    path = next((package.served_classifier for package in load_packages() if package.served_classifier), "")
+    if not path:
+        raise ConfigError("no installed package serves classifiers", "pip install --force-reinstall anabatic")
+    loaded: Callable[..., Any] = import_attribute(path)
     return loaded
 
-
-def _import_attribute(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-_DATA_ALIASES = {"data.train": "--data"}
-"""Of commands that read text."""
-_DEVICE_ALIASES = {**_DATA_ALIASES, "device.nproc": "--nproc --npus"}
-"""Of commands that run on several devices."""
-_TRAIN_ALIASES = {**_DEVICE_ALIASES, "schedule.minutes": "--minutes"}
-"""Of commands that train."""
-_VESSEL_PRECHECK = "anabatic.vessels.commands.prechecks:check_vessel_files"
-_MODEL_FILES = ("best_model/tokenizer.json", "final_model/tokenizer.json")
 
 _COMMAND_ROWS = (
     Command(
@@ -110,14 +56,14 @@ _COMMAND_ROWS = (
         "anabatic.recipes.tokenizer_commands:run_tokenizer_train",
         "Train a byte-level BPE tokenizer.",
         output_files=("tokenizer.json", "tokenizer_config.json"),
-        option_aliases=_DATA_ALIASES,
+        option_aliases=DATA_ALIASES,
     ),
     Command(
         "tokenizer eval",
         "anabatic.config.tokenizer:TokenizerEvalJob",
         "anabatic.recipes.tokenizer_commands:run_tokenizer_eval",
         "Compare how well tokenizers compress.",
-        option_aliases=_DATA_ALIASES,
+        option_aliases=DATA_ALIASES,
     ),
     Command(
         "pretrain",
@@ -125,8 +71,8 @@ _COMMAND_ROWS = (
         "anabatic.recipes.training.pretrain:run",
         "Train a language model on text, or continue one on a mixture.",
         is_training=True,
-        output_files=_MODEL_FILES,
-        option_aliases=_TRAIN_ALIASES,
+        output_files=MODEL_FILES,
+        option_aliases=TRAIN_ALIASES,
     ),
     Command(
         "sft",
@@ -134,8 +80,8 @@ _COMMAND_ROWS = (
         "anabatic.recipes.training.sft:run",
         "Fine-tune a language model on conversations.",
         is_training=True,
-        output_files=_MODEL_FILES,
-        option_aliases=_TRAIN_ALIASES,
+        output_files=MODEL_FILES,
+        option_aliases=TRAIN_ALIASES,
     ),
     Command(
         "dpo",
@@ -143,8 +89,8 @@ _COMMAND_ROWS = (
         "anabatic.recipes.training.dpo:run",
         "Train a language model on preferences: pairs of a better and a worse answer.",
         is_training=True,
-        output_files=_MODEL_FILES,
-        option_aliases=_TRAIN_ALIASES,
+        output_files=MODEL_FILES,
+        option_aliases=TRAIN_ALIASES,
     ),
     Command(
         "rl",
@@ -152,8 +98,8 @@ _COMMAND_ROWS = (
         "anabatic.recipes.training.rl:run",
         "Reinforcement learning: reward what a language model answers.",
         is_training=True,
-        output_files=_MODEL_FILES,
-        option_aliases={**_TRAIN_ALIASES, "model": "-m", "examples_per_step": "--target-examples-per-step"},
+        output_files=MODEL_FILES,
+        option_aliases={**TRAIN_ALIASES, "model": "-m", "examples_per_step": "--target-examples-per-step"},
     ),
     Command(
         "reward",
@@ -161,64 +107,8 @@ _COMMAND_ROWS = (
         "anabatic.recipes.training.reward_model:run",
         "Train a reward model on preferences: how good is an answer?",
         is_training=True,
-        output_files=_MODEL_FILES,
-        option_aliases=_TRAIN_ALIASES,
-    ),
-    Command(
-        "classify words",
-        "anabatic.config.vessels.tracks:ClassifyWordsJob",
-        "anabatic.vessels.commands.write_words:run",
-        "Turn AIS files into rows of words.",
-        option_aliases={"out": "-o"},
-        positional_setting="inputs",
-        precheck=_VESSEL_PRECHECK,
-    ),
-    Command(
-        "classify pretrain",
-        "anabatic.config.vessels.train:ClassifyPretrainJob",
-        "anabatic.vessels.commands.pretrain_words:run",
-        "Train a model on words of vessel trajectories, before it learns classes.",
-        is_training=True,
-        output_files=_MODEL_FILES,
-        option_aliases={**_TRAIN_ALIASES, "model.depth": "--depth"},
-        precheck=_VESSEL_PRECHECK,
-    ),
-    Command(
-        "classify train",
-        "anabatic.config.vessels.train:ClassifyTrainJob",
-        "anabatic.vessels.commands.train_classifier:run",
-        "Train a classifier of vessel trajectories.",
-        is_training=True,
-        output_files=("best_model/classifier.json", "final_model/classifier.json"),
-        option_aliases={**_TRAIN_ALIASES, "model.depth": "--depth"},
-        precheck=_VESSEL_PRECHECK,
-    ),
-    Command(
-        "classify predict",
-        "anabatic.config.vessels.predict:ClassifyPredictJob",
-        "anabatic.vessels.commands.predict_classes:run",
-        "Say which class segments and vessels belong to.",
-        option_aliases={"model": "-m", "out": "-o", "inputs": "--data"},
-        positional_setting="inputs",
-        precheck=_VESSEL_PRECHECK,
-    ),
-    Command(
-        "classify eval",
-        "anabatic.config.vessels.evaluate:ClassifyEvalJob",
-        "anabatic.vessels.commands.evaluate_classifier:run",
-        "Score a classifier per segment and per vessel, compared with baselines.",
-        output_files=("eval.json",),
-        option_aliases={"model": "-m"},
-        precheck=_VESSEL_PRECHECK,
-    ),
-    Command(
-        "classify map",
-        "anabatic.config.vessels.draw_map:ClassifyMapJob",
-        "anabatic.vessels.commands.draw_map:run",
-        "Draw vessels on a map, coloured by their class, errors marked.",
-        option_aliases={"out": "-o"},
-        positional_setting="inputs",
-        precheck=_VESSEL_PRECHECK,
+        output_files=MODEL_FILES,
+        option_aliases=TRAIN_ALIASES,
     ),
     Command(
         "data preview",
@@ -292,7 +182,7 @@ _COMMAND_ROWS = (
         "anabatic.recipes.evaluate:run",
         "Measure a model: bits per byte, tasks compared with chance.",
         output_files=("eval.json",),
-        option_aliases=_DEVICE_ALIASES,
+        option_aliases=DEVICE_ALIASES,
         positional_setting="model",
     ),
     Command(
@@ -310,14 +200,6 @@ _COMMAND_ROWS = (
         "Answer over HTTP, as OpenAI's API does.",
         positional_setting="model",
         optional_packages=("fastapi", "uvicorn", "httptools", "prometheus_client"),
-    ),
-    Command(
-        "studio",
-        "anabatic.config.studio:StudioJob",
-        "anabatic.studio.server:run",
-        "Train, compare and try models in the browser.",
-        positional_setting="runs",
-        optional_packages=("fastapi", "uvicorn", "httptools"),
     ),
     Command(
         "chat",
@@ -367,12 +249,12 @@ _COMMAND_ROWS = (
     ),
 )
 
-COMMANDS: dict[str, Command] = {row.name: row for row in _COMMAND_ROWS}
+COMMANDS = CommandTable(_COMMAND_ROWS, lambda package: package.commands)
 
 
 def command_name(job: Any) -> str:
     """Return the command whose settings `job` is."""
-    return next(row.name for row in _COMMAND_ROWS if row.config.endswith(f":{type(job).__name__}"))
+    return next(row.name for row in COMMANDS.values() if row.config.endswith(f":{type(job).__name__}"))
 
 
 def get_command(name: str) -> Command:

@@ -46,7 +46,7 @@ def make_schema(command: str) -> dict[str, Any]:
 def list_schema_files() -> dict[str, Path]:
     """Return the commands that have a file in the package."""
     commands = dict.fromkeys(recipe.command for recipe in shipped_recipes.RECIPES.values())
-    return {command: shipped_recipes.get_schema_file(command) for command in commands}
+    return {command: command_table.get_command(command).schema_file for command in commands}
 
 
 def write_schema_files() -> None:

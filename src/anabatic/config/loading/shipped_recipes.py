@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from anabatic.config.loading import yaml_reader
+from anabatic.config.loading import command_table, yaml_reader
+from anabatic.config.loading.command_package import CommandTable, ShippedRecipe
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import write_atomic
 
-FOLDER = Path(__file__).resolve().parents[1] / "recipes"
-"""Where the YAML files are."""
 _SUFFIXES = (".yaml", ".yml")
-
-
-@dataclass(frozen=True)
-class ShippedRecipe:
-    """One recipe of the package."""
-
-    name: str
-    """What the user types; the file is `NAME.yaml` in `FOLDER`."""
-    command: str
-    """The command that takes it."""
-    summary: str
-    """What it does, in a few words."""
-    hardware: str
-    """Devices that its settings are chosen for."""
-    base: str = ""
-    """Of an overlay: the recipe that it changes."""
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return FOLDER / f"{self.name}.yaml"
-
-    @property
-    def command_line(self) -> str:
-        """A command that uses it; the user adds the model and the data where the recipe has placeholders."""
-        if self.base:
-            return f"anabatic {self.command} {self.base} -c {self.name}"
-        return f"anabatic run {self.name}" if self.command == "run" else f"anabatic {self.command} -c {self.name}"
-
-
 _ONE_910B3 = "1 x Ascend 910B3 (64 GB)"
 _EIGHT_910B3 = "8 x Ascend 910B3 (64 GB)"
 
@@ -68,13 +36,11 @@ _ROWS = (
     ShippedRecipe("dpo", "dpo", "LoRA on pairs of a better and a worse answer", _ONE_910B3),
     ShippedRecipe("grpo-maths", "rl", "GRPO on questions whose answer is a number (settings for 1.5B)", _EIGHT_910B3),
     ShippedRecipe("continue-chinese", "pretrain", "continued pretraining on Chinese text", _EIGHT_910B3),
-    ShippedRecipe("vessel", "run", "classify vessels: words, pretraining, classifier, score, map", "any"),
-    ShippedRecipe("vessel-8npu", "classify train", "the vessel classifier on Qwen2.5-0.5B", _EIGHT_910B3),
     ShippedRecipe("overlays/tiny", "run", "the stages of speedrun in two minutes", "2 CPU cores", base="speedrun"),
     ShippedRecipe("overlays/two-devices", "run", "the demo on two devices", "2 devices", base="demo"),
 )
 
-RECIPES: dict[str, ShippedRecipe] = {row.name: row for row in _ROWS}
+RECIPES = CommandTable(_ROWS, lambda package: package.recipes)
 """Name -> recipe, in the order of the list."""
 
 
@@ -100,7 +66,7 @@ def resolve_recipe(word: str | Path) -> Path:
         ConfigError: it is neither.
     """
     text, path = str(word), Path(word)
-    if text in RECIPES and not ("/" in text and path.is_file()):
+    if path.suffix not in _SUFFIXES and text in RECIPES and not ("/" in text and path.is_file()):
         return RECIPES[text].path
     if path.exists():
         return path
@@ -115,7 +81,7 @@ def resolve_recipe(word: str | Path) -> Path:
 def format_table() -> str:
     """Return the shipped recipes as aligned text, one line each."""
     rows = [("NAME", "COMMAND", "FOR", "WHAT")]
-    rows += [(recipe.name, recipe.command, recipe.hardware, recipe.summary) for recipe in _ROWS]
+    rows += [(recipe.name, recipe.command, recipe.hardware, recipe.summary) for recipe in RECIPES.values()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
@@ -138,17 +104,12 @@ def copy_recipe(name: str, target: Path, force: bool = False) -> Path:
     return file
 
 
-def get_schema_file(command: str) -> Path:
-    """Return the file of the JSON schema of a command's recipes."""
-    return FOLDER.parent / "schemas" / f"{command.replace(' ', '-')}.json"
-
-
 def format_schema_line(recipe: ShippedRecipe, absolute: bool = False) -> str:
     """Return the comment that makes editors check a recipe and explain its settings.
 
     A copy outside of the package needs the absolute path. https://github.com/redhat-developer/yaml-language-server
     """
-    file = get_schema_file(recipe.command)
+    file = command_table.get_command(recipe.command).schema_file
     path = file.as_uri() if absolute else os.path.relpath(file, recipe.path.parent)
     return f"# yaml-language-server: $schema={path}\n"
 

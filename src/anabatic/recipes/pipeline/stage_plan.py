@@ -16,7 +16,7 @@ from typing import Any
 from anabatic import __version__
 from anabatic.config.loading import command_table, validation
 from anabatic.config.loading import settings as settings_module
-from anabatic.config.loading.command_table import Command
+from anabatic.config.loading.command_package import Command
 from anabatic.config.pipeline import PipelineJob, PipelineStage
 from anabatic.core import json_reader
 from anabatic.core.errors import AnabaticError, ConfigError, MultipleErrors, UserError

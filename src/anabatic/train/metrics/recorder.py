@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import math
@@ -54,17 +55,29 @@ _EVALUATE_LINE: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("valid_perplexity", lambda value: f"perplexity {value:.4g}"),
     ("valid_accuracy", lambda value: f"accuracy {100 * value:.2f} %"),
     ("valid_macro_f1", lambda value: f"macro-F1 {100 * value:.2f} %"),
-    ("valid_vessel_accuracy", lambda value: f"of vessels: accuracy {100 * value:.2f} %"),
-    ("valid_vessel_macro_f1", lambda value: f"macro-F1 {100 * value:.2f} %"),
     ("valid_bpb", lambda value: f"{value:.4f} bits per byte"),
     ("valid_margin", lambda value: f"margin {value:.4f}"),
+)
+_EVALUATE_COUNTS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("tokens", lambda value: f"over {format_count(value)} tokens"),
     ("pairs", lambda value: f"over {format_count(value)} pairs"),
     ("answers", lambda value: f"over {format_count(value)} answers"),
     ("segments", lambda value: f"over {format_count(value)} segments"),
     ("questions", lambda value: f"over {format_count(value)} questions"),
 )
+_GROUP_METRIC = re.compile(r"valid_(\w+)_(accuracy|macro_f1)")
+"""A score of groups of rows instead of rows: `valid_vessel_accuracy` is that of all rows of each vessel together."""
 _MAX_SAMPLE_CHARS = 160
+
+
+def _list_group_parts(row: dict[str, Any]) -> list[tuple[str, Callable[[float], str]]]:
+    found = [match for match in map(_GROUP_METRIC.fullmatch, row) if match]
+    return [(match[0], functools.partial(_format_group, match[1], match[2])) for match in found]
+
+
+def _format_group(group: str, metric: str, value: float) -> str:
+    score = f"{100 * value:.2f} %"
+    return f"of {group}s: accuracy {score}" if metric == "accuracy" else f"macro-F1 {score}"
 
 
 class MetricsRecorder:
@@ -132,7 +145,7 @@ class MetricsRecorder:
     def log_evaluation(self, step: int, row: dict[str, Any]) -> None:
         """Record a held-out evaluation (valid_loss, valid_accuracy, tokens and more) and print its line."""
         self._write_row(step, "eval", row)
-        messages.info(self._format_line(step, row, _EVALUATE_LINE))
+        messages.info(self._format_line(step, row, (*_EVALUATE_LINE, *_list_group_parts(row), *_EVALUATE_COUNTS)))
         self.callbacks.call_method("on_eval", step, step, {"step": step, **row})
 
     def log_sample(self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None) -> None:

@@ -1,1 +1,0 @@
-"""Vessel trajectories: AIS files to words, training and use of classifiers, maps."""
