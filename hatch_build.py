@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +56,36 @@ class GeneratedFiles(BuildHookInterface):
                 f"{REQUIRE_VARIABLE} is set, and libraries of the chat page are missing or changed: "
                 "run python scripts/fetch_web_libraries.py"
             )
-        build_data["artifacts"] += [f"/{name}" for name in (*files, *write_schemas(self.root))]
+        groups = self.metadata.core.entry_points
+        build_data["artifacts"] += [f"/{name}" for name in (*files, *write_schemas(self.root, groups))]
 
 
-def write_schemas(root: str) -> list[str]:
+def write_schemas(root: str, groups: dict[str, dict[str, str]]) -> list[str]:
     """Write the JSON schemas of recipes, which editors read, and return their files, relative to `root`.
+
+    Args:
+        groups: entry points of the project, which is not installed yet: packages of commands are found by them.
 
     Raises:
         RuntimeError: the package cannot be imported, for example without PyYAML.
     """
     source = Path(root, "src")
     code = "from anabatic.config.loading import json_schema; json_schema.write_schema_files()"
-    paths = [str(source), os.environ.get("PYTHONPATH", "")]  # which leads to what pip has put beside an isolated build
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as installed:
+        folder = Path(installed, "anabatic-0.dist-info")
+        folder.mkdir()
+        sections = [
+            "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())])
+            for group, points in groups.items()
+        ]
+        (folder / "entry_points.txt").write_text("\n".join(sections), encoding="utf-8")
+        # The last leads to what pip has put beside an isolated build.
+        paths = [str(source), installed, os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if run.returncode:
         raise RuntimeError(f"the schemas of recipes cannot be written (needs PyYAML):\n{run.stderr}")
-    folder = source / "anabatic" / "config" / "schemas"
-    return [file.relative_to(root).as_posix() for file in sorted(folder.glob("*.json"))]
+    return [file.relative_to(root).as_posix() for file in sorted(source.glob("*/config/schemas/*.json"))]
 
 
 def find_web_libraries(root: str) -> tuple[list[str], set[str]]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic_vessels.commands import predict_classes
-from anabatic_vessels.config.evaluate import parse_bounds
+from anabatic_vessels.config.evaluation import parse_bounds
 from anabatic_vessels.config.tracks import TrackSettings
 from anabatic_vessels.io import split_file
 from anabatic_vessels.metrics import classification

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "packaging" / "anabatic-sim"
 sys.path.insert(0, str(ROOT / "src"))
 
-from anabatic_sim import prebuilt_libraries  # noqa: E402 - needs the path above
-from anabatic_sim.prebuilt_libraries import PrebuiltLibraries  # noqa: E402
-from anabatic_sim.torch_npu_wheel import CANN_RELEASES  # noqa: E402
+from anabatic_sim.libraries import prebuilt_libraries  # noqa: E402 - needs the path above
+from anabatic_sim.libraries.prebuilt_libraries import PrebuiltLibraries  # noqa: E402
+from anabatic_sim.libraries.torch_npu_wheel import CANN_RELEASES  # noqa: E402
 
 OLDEST = (2, 7, 1)
 """The lower bound of the wheel."""
@@ -37,7 +37,8 @@ _VERSIONED = re.compile(r"\b(GLIBC|GLIBCXX|CXXABI|GCC)_([\d.]+)\b")
 _COMPILE = """
 import json, sys
 from anabatic.core import log
-from anabatic_sim import native_build, session
+from anabatic_sim import session
+from anabatic_sim.libraries import native_build
 log.setup_logging()
 build = native_build.prepare_build()
 print(json.dumps({"root": str(build.root), "torch": build.torch.base_version, "torch_npu": build.wheel.version,
@@ -73,7 +74,7 @@ def check_versions(versions: list[str]) -> None:
     """
     if unknown := [version for version in versions if version not in list_versions()]:
         raise SystemExit(
-            f"error: there is no torch_npu for torch {', '.join(unknown)} in src/anabatic_sim/torch_npu_wheel.py\n"
+            f"error: there is no torch_npu for torch {', '.join(unknown)} in torch_npu_wheel.py\n"
             f"hint: --torch takes {' '.join(list_versions())}"
         )
 
@@ -100,7 +101,7 @@ def compile_libraries(python: Path, version: str, work: Path, target: Path) -> N
         sys.exit(f"error: {python} has torch {built['torch']}, not {version}")
     program = work / "first_program.py"
     program.write_text(_RUN, encoding="utf-8")
-    words = [python, "-m", "anabatic_sim.standalone_command", "--", python, program]
+    words = [python, "-m", "anabatic_sim", "--", python, program]
     read = run(*words, env=inner, cwd=work).split()
     modules = [Path(file).relative_to(built["wheel"]).as_posix() for file in read]
     manifest = PrebuiltLibraries(

@@ -243,7 +243,7 @@ def pages() -> Iterator[tuple[Path, str]]:
                 print(f"scripts/reference_zh.yaml has no text for {key}")
             if gone := sorted(language.texts["settings"].keys() - language.used):
                 sys.exit(f"error: scripts/reference_zh.yaml explains what does not exist: {', '.join(gone)}")
-            yield ROOT / "src" / "anabatic" / "studio" / "web" / "form_zh.json", form_texts(language)
+            yield ROOT / "src" / "anabatic_studio" / "web" / "form_zh.json", form_texts(language)
     yield from migration_tables.pages()
 
 

@@ -33,7 +33,7 @@ _PART = re.compile(r"^(\S.*) (True|False)\b.*$", re.M)
 _PREPARE = """
 import platform, sys
 sys.path.insert(0, sys.argv[1])
-from anabatic_sim import native_build
+from anabatic_sim.libraries import native_build
 build = native_build.prepare_build()
 print(build.wheel.version, build.wheel.cann_release, platform.python_version())
 """
@@ -62,7 +62,7 @@ class Row:
 def run_program(python: Path, npus: int, words: list[str], work: Path) -> tuple[int, int, str]:
     """Run a program in a simulation; return how many parts were right, how many there were, and what went wrong."""
     inner = {**os.environ, "ANABATIC_CACHE": str(work / "cache"), "PYTHONPATH": str(ROOT / "src")}
-    line = [str(python), "-m", "anabatic_sim.standalone_command", "--npus", str(npus), "--", str(python), *words]
+    line = [str(python), "-m", "anabatic_sim", "--npus", str(npus), "--", str(python), *words]
     done = subprocess.run(line, env=inner, cwd=work, capture_output=True, text=True, check=False)
     parts = _PART.findall(done.stdout)
     wrong = [name for name, good in parts if good == "False"]

@@ -1,4 +1,4 @@
-"""What this package adds to the program, by the entry-point group `anabatic.commands`."""
+"""List what this package adds to the program (entry-point group `anabatic.commands`)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from anabatic.core import log, process_info
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.formatting import format_size, parse_whole
 from anabatic.core.paths import make_write_error, write_atomic
-from anabatic_sim import machine_spec, native_build, shared_memory, supervisor
+from anabatic_sim import machine_spec, shared_memory, supervisor
+from anabatic_sim.libraries import native_build
+from anabatic_sim.libraries.native_build import SimulatorBuild
 from anabatic_sim.machine_spec import (
     CANN_VARIABLE,
     INTERPRETER_VARIABLE,
@@ -25,7 +27,6 @@ from anabatic_sim.machine_spec import (
     SEGMENT_VARIABLE,
     SimMachine,
 )
-from anabatic_sim.native_build import SimulatorBuild
 from anabatic_sim.program_name import IS_STANDALONE, PROGRAM
 
 CANN_PYTHON = Path(__file__).parent / "cann_python"

@@ -1,6 +1,6 @@
 """The command of the distribution `anabatic-sim`: the options of `anabatic sim`, with the standard library alone.
 
-`packaging/anabatic-sim` installs it as `anabatic-sim`; here it is `python -m anabatic_sim.standalone_command`.
+`packaging/anabatic-sim` installs it as `anabatic-sim`; here it is `python -m anabatic_sim`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,3 @@ def _clean(words: list[str]) -> int:
 
 
 _SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {"status": _show_status, "clean": _clean}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

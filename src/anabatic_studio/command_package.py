@@ -1,4 +1,4 @@
-"""What this package adds to the program, by the entry-point group `anabatic.commands`."""
+"""List what this package adds to the program (entry-point group `anabatic.commands`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PACKAGE = CommandPackage(
     commands=(
         Command(
             "studio",
-            "anabatic_studio.config:StudioJob",
+            "anabatic_studio.settings:StudioJob",
             "anabatic_studio.server:run",
             "Train, compare and try models in the browser.",
             positional_setting="runs",

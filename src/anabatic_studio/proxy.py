@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from anabatic.core import json_reader
 from anabatic.infer.server.api_errors import ApiError
-from anabatic_studio.model_servers import ModelServer, ModelServers
+from anabatic_studio.jobs.model_servers import ModelServer, ModelServers
 
 _TIMEOUT_SECONDS = 600.0
 _LIST_SECONDS = 5.0

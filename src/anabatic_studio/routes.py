@@ -31,12 +31,12 @@ from anabatic.monitor.sources.selection import DeviceSource
 from anabatic.recipes import plan_command
 from anabatic_studio import forms, pages, pickers, planning, proxy, recipe_sources
 from anabatic_studio.access import AccessMiddleware, LoginCookie, is_same_text
-from anabatic_studio.config import StudioJob
-from anabatic_studio.job_queue import JobQueue
-from anabatic_studio.model_servers import ModelServers
+from anabatic_studio.jobs.job_queue import JobQueue
+from anabatic_studio.jobs.model_servers import ModelServers
+from anabatic_studio.jobs.store import JobRecord, RunNote, StudioStore
 from anabatic_studio.preview_process import preview_rows
 from anabatic_studio.run_browser import RunBrowser
-from anabatic_studio.store import JobRecord, RunNote, StudioStore
+from anabatic_studio.settings import StudioJob
 
 MAX_NOTE_CHARS = 20_000
 MAX_TAGS, MAX_TAG_CHARS = 20, 40

@@ -21,12 +21,12 @@ from anabatic.infer.server.listening import (
     warn_of_open_secret,
 )
 from anabatic.monitor.sources.selection import MachineSource
-from anabatic_studio.config import TOKEN_VARIABLE, StudioJob
-from anabatic_studio.job_queue import JobQueue
-from anabatic_studio.model_servers import ModelServers
+from anabatic_studio.jobs.job_queue import JobQueue
+from anabatic_studio.jobs.model_servers import ModelServers
+from anabatic_studio.jobs.store import StudioStore
 from anabatic_studio.routes import StudioParts, create_app
 from anabatic_studio.run_browser import RunBrowser
-from anabatic_studio.store import StudioStore
+from anabatic_studio.settings import TOKEN_VARIABLE, StudioJob
 
 STATE_FOLDER = ".studio"
 """Folder inside that of the runs: database, recipes and logs of jobs."""

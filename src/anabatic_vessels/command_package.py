@@ -1,4 +1,4 @@
-"""What this package adds to the program, by the entry-point group `anabatic.commands`."""
+"""List what this package adds to the program (entry-point group `anabatic.commands`)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _COMMANDS = (
     ),
     Command(
         "classify eval",
-        "anabatic_vessels.config.evaluate:ClassifyEvalJob",
+        "anabatic_vessels.config.evaluation:ClassifyEvalJob",
         "anabatic_vessels.commands.evaluate_classifier:run",
         "Score a classifier per segment and per vessel, compared with baselines.",
         output_files=("eval.json",),

@@ -178,7 +178,8 @@ def _plain() -> Server:
 
 @functools.cache
 def _simulated(cache: Path) -> Server:
-    from anabatic_sim import native_build, session
+    from anabatic_sim import session
+    from anabatic_sim.libraries import native_build
 
     old = os.environ.get("ANABATIC_CACHE")
     os.environ["ANABATIC_CACHE"] = str(cache)

@@ -29,7 +29,7 @@ from anabatic.train.metrics import recorder
 from anabatic.train.run_folder import is_finished
 from anabatic_sim import simulation_report
 from anabatic_sim.profiling import tasks
-from anabatic_studio.store import StudioStore
+from anabatic_studio.jobs.store import StudioStore
 from fuzz.engine import Good
 from fuzz.reading import Reader
 

@@ -55,7 +55,7 @@ def describe(circle: list[str], graph: Mapping[str, Mapping[str, int]], files: M
 
 
 def module_name(path: Path) -> str:
-    parts = ["anabatic", *path.relative_to(tree.SRC).with_suffix("").parts]
+    parts = [*path.relative_to(tree.ROOT / "src").with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -70,7 +70,12 @@ def test_no_circle_of_modules() -> None:
 
 
 def test_no_circle_of_headers() -> None:
-    files = {tree.name(path): path for path in sorted(tree.SRC.rglob("*")) if path.suffix in CODE_SUFFIXES}
+    files = {
+        tree.name(path): path
+        for folder in tree.PACKAGES
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in CODE_SUFFIXES
+    }
     graph: dict[str, dict[str, int]] = {}
     for name, path in files.items():
         graph[name] = {}

@@ -104,7 +104,7 @@ def anabatic(words: list[str]) -> None:
         _, line = command_tree.parse_command(name, rest)
     except UsageError as error:
         pytest.fail(f"anabatic {' '.join(words)}: {error}")
-    if command_tree.COMMANDS[name].is_job:
+    if command_tree.is_job(command_tree.COMMANDS[name]):
         cls = command_table.get_command(name).import_job_class()
         validation.check_section(job_command.read_job_options(name, line).tree, cls, validation.OptionNamer())
 

@@ -13,8 +13,8 @@ BY_HAND = (NOTES / "decisions" / "by-hand-or-library.md").read_text(encoding="ut
 PAGE_LINES = LIMITS["decision_lines"]
 """Most lines of a decision's page: about two screens."""
 CODE_PATH = re.compile(r"`((?:[a-z0-9_]+/)+(?:[a-z0-9_]+\.py)?)`")
-FOLDERS = {"benchmarks", "charts", "containers", "decisions", "scripts", "sim", "tests"}
-"""What a path may begin with besides a room; of `sim/` the C++ is meant as well."""
+FOLDERS = {"benchmarks", "charts", "containers", "decisions", "scripts", "tests"}
+"""What a path may begin with besides a room or a package."""
 
 
 def table_rows(text: str, heading: str) -> list[list[str]]:
@@ -52,7 +52,7 @@ def test_paths_of_the_code_exist() -> None:
         if page.name in TABLES:
             continue
         for path in CODE_PATH.findall(page.read_text(encoding="utf-8")):
-            base = tree.ROOT if path.split("/")[0] in FOLDERS - {"sim"} else source
-            if not (base / path).exists() and not (NOTES / path).exists():
+            base = tree.ROOT if path.split("/")[0] in FOLDERS else source
+            if not any((place / path).exists() for place in (base, source.parent, NOTES)):
                 lost.append(f"{tree.name(page)}: {path}")
     assert not lost

@@ -26,10 +26,14 @@ from unit.web_libraries import NEEDS_LIBRARIES
 
 OWN_IMPORTS = {
     "recipes/serve.py",
-    "studio/server.py",  # the whole module belongs to the extra
+    "anabatic_studio/server.py",  # the whole module belongs to the extra
     "launch/schedulers/ray_node.py",  # the actor, which runs where ray is
     "monitor/sources/nvml.py",  # no error: the devices are shown as unreadable
 }
+
+
+PLACES = tuple(f"{package.name}/" for package in tree.PACKAGES) + ("anabatic-",)
+"""Folders of the wheel: the packages, and its metadata."""
 
 
 def pip(*words: str | Path) -> None:
@@ -63,14 +67,14 @@ def test_wheel_holds_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
     expected = {
-        "anabatic/" + path.relative_to(tree.SRC).as_posix() for path in tree.tracked() if tree.SRC in path.parents
+        path.relative_to(tree.ROOT / "src").as_posix() for path in tree.tracked() if tree.ROOT / "src" in path.parents
     }
     assert expected <= names
     assert "anabatic/py.typed" in names
     assert not [name for name in names if name.endswith((".webp", ".png"))], (
         "pictures of the docs are not for `anabatic help`"
     )
-    foreign = [name for name in names if not name.startswith(("anabatic/", "anabatic-"))]
+    foreign = [name for name in names if not name.startswith(PLACES)]
     assert not foreign
 
 
@@ -89,7 +93,7 @@ def test_wheel_names_its_licence_and_command(wheel: Path) -> None:
 @NEEDS_LIBRARIES
 def test_wheel_holds_the_libraries_of_the_page_with_their_licences(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
-        contents = {name: file.read(name) for name in file.namelist() if "/libraries/" in name}
+        contents = {name: file.read(name) for name in file.namelist() if "/web/libraries/" in name}
     table = libraries.read_table()
     for library in table:
         for source, digest in library.sha256.items():
@@ -121,7 +125,7 @@ def test_a_release_needs_the_libraries_of_the_page(archive: Path, tmp_path: Path
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
-        assert not [name for name in file.namelist() if "/libraries/" in name]
+        assert not [name for name in file.namelist() if "/web/libraries/" in name]
 
 
 @pytest.mark.process
@@ -254,11 +258,11 @@ def test_optional_packages_are_imported_in_one_way() -> None:
     """No module imports one by itself, except where the whole module belongs to the extra."""
     server = tree.SRC / "infer" / "server"
     found = []
-    for path in tree.SRC.rglob("*.py"):
+    for path in tree.sources():
         for node in tree.nodes(path):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.partition(".")[0] in extras.OPTIONAL_PACKAGES for name in names):
                 found.append(path)
-    others = {path.relative_to(tree.SRC).as_posix() for path in found if server not in path.parents}
+    others = {tree.source_name(path) for path in found if server not in path.parents}
     assert others == OWN_IMPORTS

@@ -17,20 +17,25 @@ import pytest
 import yaml
 
 import anabatic
-from anabatic_sim import prebuilt_libraries
-from anabatic_sim.prebuilt_libraries import PrebuiltLibraries
-from anabatic_sim.torch_npu_wheel import TorchInstallation
+from anabatic_sim.libraries import prebuilt_libraries
+from anabatic_sim.libraries.prebuilt_libraries import PrebuiltLibraries
+from anabatic_sim.libraries.torch_npu_wheel import TorchInstallation
 from house import tree
 
 PROJECT = tree.ROOT / "packaging" / "anabatic-sim"
-MODULES = {
-    *("__init__", "__main__", "core.__init__", "device.__init__", "plan.__init__", "sim.__init__"),
+SOURCES = tree.ROOT / "src" / "anabatic_sim"
+SHARED = {
+    *("__init__", "core.__init__", "device.__init__", "plan.__init__"),
     *("core.errors", "core.formatting", "core.json_reader", "core.log", "core.paths", "core.process_info"),
     *("device.table", "plan.cost_model"),
-    *(".".join(path.relative_to(tree.SRC).with_suffix("").parts) for path in (tree.SRC / "sim").rglob("*.py")),
 }
-"""What it may hold. A new import of the simulator adds a module: decide whether other projects need it."""
-CANN_MODULES = {path.name for path in (tree.SRC / "sim" / "cann_python").iterdir() if path.is_dir()}
+"""Modules of anabatic in it. A new import of the simulator adds one: decide whether other projects need it."""
+MODULES = {f"anabatic.{name}" for name in SHARED} | {
+    ".".join(path.relative_to(SOURCES.parent).with_suffix("").parts)
+    for path in SOURCES.rglob("*.py")
+    if path.name not in ("command_package.py", "commands.py")
+}
+CANN_MODULES = {path.name for path in (SOURCES / "cann_python").iterdir() if path.is_dir()}
 
 
 def build(words: str, out: Path, **variables: str) -> Path:
@@ -59,47 +64,49 @@ def load_script(path: Path) -> ModuleType:
 @pytest.mark.process
 def test_contents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
-        names = [name for name in file.namelist() if ".dist-info/" not in name]
-        texts = {name: file.read(name).decode() for name in names}
-    modules = {name.removeprefix("anabatic_sim/")[:-3].replace("/", ".") for name in names if name.endswith(".py")}
-    assert modules == MODULES
-    sources = {path.relative_to(tree.SRC / "sim").as_posix() for path in (tree.SRC / "sim" / "csrc").rglob("*.*")}
-    assert {name.removeprefix("anabatic_sim/sim/") for name in names if "/csrc/" in name} == sources
-    assert set(names) - {f"anabatic_sim/sim/{name}" for name in sources} == {
-        f"anabatic_sim/{name.replace('.', '/')}.py" for name in MODULES
-    } | {"anabatic_sim/py.typed"}
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+        texts = {name: file.read(name) for name in names}
+    kernels = {path.relative_to(SOURCES.parent).as_posix() for path in (SOURCES / "csrc").rglob("*.*")}
+    modules = {f"{name.replace('.', '/')}.py" for name in MODULES}
+    assert names == kernels | modules | {"anabatic/py.typed", "anabatic_sim/py.typed"}
     for name, text in texts.items():
+        assert text == (SOURCES.parent / name).read_bytes(), "no source is rewritten"
         if name.endswith(".py"):
-            check_imports(name, text)
+            check_imports(name, text.decode())
 
 
 @pytest.mark.process
-def test_every_module_imports_without_anabatic(wheel: Path, tmp_path: Path) -> None:
+def test_every_module_imports_without_the_rest(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path)
     modules = sorted(
-        f"anabatic_sim.{name}".removesuffix(".__init__")
-        for name in MODULES - {"__main__"}
-        if "cann_python" not in name and "pytest" not in name
+        name.removesuffix(".__init__") for name in MODULES if "cann_python" not in name and "pytest" not in name
     )
     imports = f"for name in {modules!r}: importlib.import_module(name)"
-    code = f"import importlib, sys\n{imports}\nprint('anabatic' in sys.modules)"
+    code = f"import importlib, sys\n{imports}\nprint(sys.modules['anabatic'].__file__)"
+    line = [sys.executable, "-S", "-c", code]
     outer = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=outer, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+    done = subprocess.run(line, env=outer, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "anabatic/__init__.py")), done.stderr
 
 
 def check_imports(name: str, text: str) -> None:
-    """Standard library, torch and pytest, and itself: nothing of anabatic, nothing else that must be installed."""
+    """Standard library, torch and pytest, and what is in it: nothing else that must be installed."""
     for node in ast.walk(ast.parse(text)):
         found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for module in found:
             package = module.partition(".")[0]
             known = package in sys.stdlib_module_names or package in ("anabatic_sim", "__future__")
-            known |= "/sim/cann_python/" in name and package in CANN_MODULES
-            assert known or (package == "pytest" and "/sim/pytest_" in name), f"{name} imports {module}"
-    assert "`anabatic sim" not in text, f"{name} names a command that is not there"
+            known |= package == "anabatic" and _holds(module)
+            known |= "/cann_python/" in name and package in CANN_MODULES
+            assert known or (package == "pytest" and "/pytest_" in name), f"{name} imports {module}"
+
+
+def _holds(module: str) -> bool:
+    """A module that it has, or a name of one."""
+    return bool({module, f"{module}.__init__", module.rpartition(".")[0]} & MODULES)
 
 
 @pytest.mark.process
@@ -114,8 +121,8 @@ def test_metadata(wheel: Path) -> None:
     assert needed == ["numpy", "pyyaml", "torch<2.15,>=2.7.1", "pytest>=8.3; extra == 'test'"]
     assert f"\nVersion: {anabatic.__version__}\n" in text and "License-Expression: Apache-2.0" in text
     assert "Project-URL: Repository, https://example.org/owner/anabatic" in text
-    assert "anabatic-sim = anabatic_sim.sim.standalone_command:main" in commands
-    assert "[pytest11]\nnpu_sim = anabatic_sim.sim.pytest_plugin" in commands
+    assert "anabatic-sim = anabatic_sim.standalone_command:main" in commands
+    assert "[pytest11]\nnpu_sim = anabatic_sim.pytest_plugin" in commands
 
 
 @pytest.mark.process
@@ -227,7 +234,7 @@ def test_platform_wheel(tmp_path: Path) -> None:
         names = file.namelist()
         (manifest,) = (name for name in names if name.endswith("/manifest.json"))
         assert json.loads(file.read(manifest))["sources"] == prebuilt_libraries.digest_sources()
-        assert f"anabatic_sim/sim/prebuilt/2.13.0-{os.uname().machine}/lib/libhccl.so" in names
+        assert f"anabatic_sim/prebuilt/2.13.0-{os.uname().machine}/lib/libhccl.so" in names
         (tag,) = (name for name in names if name.endswith("/WHEEL"))
         assert "Root-Is-Purelib: false" in file.read(tag).decode()
 

@@ -9,16 +9,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SRC = ROOT / "src" / "anabatic"
+"""The main package."""
+PACKAGES = tuple(sorted(path for path in (ROOT / "src").glob("anabatic*") if path.is_dir()))
+"""It and its guests."""
 
 
 def sources() -> list[Path]:
-    """Return every Python file of the package."""
-    return sorted(SRC.rglob("*.py"))
+    """Return every Python file of the packages."""
+    return sorted(file for package in PACKAGES for file in package.rglob("*.py"))
 
 
 def python_files() -> list[Path]:
     """Return every Python file of the project."""
-    folders = [SRC, ROOT / "tests", ROOT / "benchmarks", ROOT / "scripts"]
+    folders = [*PACKAGES, ROOT / "tests", ROOT / "benchmarks", ROOT / "scripts"]
     return sorted(file for folder in folders for file in folder.rglob("*.py"))
 
 
@@ -44,9 +47,16 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def source_name(path: Path) -> str:
+    """Return a source file relative to the main package (`core/log.py`); of a guest, relative to `src`."""
+    return path.relative_to(SRC if SRC in path.parents else ROOT / "src").as_posix()
+
+
 def room(path: Path) -> str:
-    """Return the room (first folder) of a source file; empty for the package's own files."""
-    parts = path.relative_to(SRC).parts
+    """Return the room (first folder) of a source file; empty for the package's own files; of a guest: its own name."""
+    package, *parts = path.relative_to(ROOT / "src").parts
+    if package != SRC.name:
+        return package.removeprefix(f"{SRC.name}_")
     return parts[0] if len(parts) > 1 else ""
 
 

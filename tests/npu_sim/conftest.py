@@ -55,7 +55,7 @@ class Sim:
 
 @pytest.fixture(scope="session")
 def _built() -> None:
-    from anabatic_sim import native_build
+    from anabatic_sim.libraries import native_build
 
     old = os.environ.get("ANABATIC_CACHE")
     os.environ["ANABATIC_CACHE"] = str(CACHE)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from anabatic.core import process_info
-from anabatic_sim import machine_spec, native_build, shared_memory
+from anabatic_sim import machine_spec, shared_memory
+from anabatic_sim.libraries import native_build
 
 PAIRS = (
     ("SimFault", shared_memory.SimFault),

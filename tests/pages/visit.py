@@ -165,7 +165,7 @@ class Visit:
             os.chdir(self.folder)
             made_up = words[0] == "bench" and "--length" in words  # rows that take the place of data
             option_parsing.resolve_training_job([*inner, *(["--data.train", "stdlib:"] if made_up else [])])
-        if command_tree.COMMANDS[name].is_job:
+        if command_tree.is_job(command_tree.COMMANDS[name]):
             options = job_command.read_job_options(name, line)
             os.chdir(self.folder)
             settings.load_job(name, options.files, options.tree)
@@ -240,7 +240,7 @@ class Visit:
 @functools.cache
 def simulator() -> bool:
     """True where simulated devices can be had; they are built if need be."""
-    from anabatic_sim import native_build
+    from anabatic_sim.libraries import native_build
 
     own = os.environ.get("ANABATIC_CACHE", "")
     os.environ["ANABATIC_CACHE"] = str(CACHE)

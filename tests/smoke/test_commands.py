@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from anabatic.core.errors import UserError
 from anabatic.testing.multiprocess import find_free_port
-from anabatic_sim import native_build
+from anabatic_sim.libraries import native_build
 from e2e import command
 from e2e.home import Home
 from suite import isolation
@@ -75,7 +75,7 @@ def simulated(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Home
         (user / "sim").mkdir(parents=True, exist_ok=True)  # torch_npu is fetched into it
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder / "wheel")
-        program = (sys.executable, "-m", "anabatic_sim.sim.standalone_command", "--")
+        program = (sys.executable, "-m", "anabatic_sim", "--")
         return replace(npu, program=program, variables={"PYTHONPATH": str(folder / "wheel")})
     monkeypatch.setenv("ANABATIC_CACHE", str(user))
     try:

@@ -43,6 +43,16 @@ class EntryPoint:
     folder: Path
 
     @property
+    def module(self) -> str:
+        """The module part."""
+        return self.value.partition(":")[0]
+
+    @property
+    def attr(self) -> str:
+        """The attribute part."""
+        return self.value.partition(":")[2]
+
+    @property
     def distribution(self) -> Distribution:
         """The package, with its name and version."""
         from importlib.metadata import PathDistribution  # 20 ms, for which `--help` has no use
@@ -51,9 +61,8 @@ class EntryPoint:
 
     def load(self) -> Any:
         """Import and return it."""
-        module, _, attributes = self.value.partition(":")
-        found: Any = importlib.import_module(module)
-        for attribute in filter(None, attributes.split(".")):
+        found: Any = importlib.import_module(self.module)
+        for attribute in filter(None, self.attr.split(".")):
             found = getattr(found, attribute)
         return found
 

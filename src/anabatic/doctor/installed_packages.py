@@ -12,7 +12,7 @@ KNOWN_PACKAGES = (
     "torch", "torch-npu", "transformers", "tokenizers", "safetensors", "numpy", "peft", "datasets", "accelerate",
     "deepspeed", "triton", "triton-ascend", "torchvision", "torchaudio", "mindspeed", "vllm", "vllm-ascend", "anabatic",
     "attrs", "cython", "decorator", "sympy", "cffi", "pyyaml", "pathlib2", "psutil", "protobuf", "scipy", "requests",
-    "absl-py",
+    "absl-py", "anabatic-sim",
 )  # fmt: skip
 _SITE_PACKAGES_PATTERNS = (
     "/opt/venv/lib/python3*/site-packages", "/opt/conda/lib/python3*/site-packages",

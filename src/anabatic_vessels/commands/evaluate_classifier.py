@@ -17,7 +17,7 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic_vessels.commands import predict_classes
-from anabatic_vessels.config.evaluate import ClassifyEvalJob, parse_bounds
+from anabatic_vessels.config.evaluation import ClassifyEvalJob, parse_bounds
 from anabatic_vessels.io import split_file as splits
 from anabatic_vessels.io import vessel_splits
 from anabatic_vessels.io.description import read_description

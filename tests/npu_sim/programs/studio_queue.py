@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from anabatic_studio.job_queue import JobQueue
-from anabatic_studio.store import ENDED_STATES, StudioStore
+from anabatic_studio.jobs.job_queue import JobQueue
+from anabatic_studio.jobs.store import ENDED_STATES, StudioStore
 
 RECIPE = """
 tokenizer: {tokenizer}

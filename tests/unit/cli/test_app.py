@@ -151,7 +151,7 @@ def test_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     entry = command_tree.COMMANDS[name]
     _, line = command_tree.parse_command(name, shlex.split(entry.example))
-    if entry.is_job:
+    if command_tree.is_job(entry):
         cls = command_table.get_command(name).import_job_class()
         validation.check_section(job_command.read_job_options(name, line).tree, cls, validation.OptionNamer())
     assert call(*name.split(), "--help") == 0

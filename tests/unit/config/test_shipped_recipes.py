@@ -9,6 +9,7 @@ import pytest
 
 from anabatic.cli import recipes as command
 from anabatic.config.loading import settings, shipped_recipes
+from anabatic.config.loading.command_package import RECIPE_FOLDER
 from anabatic.core.errors import ConfigError
 
 
@@ -26,11 +27,11 @@ def hint_of(word: str) -> tuple[str, str]:
 
 
 def test_name_is_the_recipe_of_the_package(folder: Path) -> None:
-    assert shipped_recipes.resolve_recipe("demo") == shipped_recipes.FOLDER / "demo.yaml"
+    assert shipped_recipes.resolve_recipe("demo") == RECIPE_FOLDER / "demo.yaml"
     (folder / "demo").mkdir()
     (folder / "demo.yaml").write_text("title: mine\n")
-    assert shipped_recipes.resolve_recipe("demo") == shipped_recipes.FOLDER / "demo.yaml"
-    assert shipped_recipes.resolve_recipe("overlays/tiny") == shipped_recipes.FOLDER / "overlays" / "tiny.yaml"
+    assert shipped_recipes.resolve_recipe("demo") == RECIPE_FOLDER / "demo.yaml"
+    assert shipped_recipes.resolve_recipe("overlays/tiny") == RECIPE_FOLDER / "overlays" / "tiny.yaml"
 
 
 @pytest.mark.parametrize("word", ["demo.yaml", "./demo", "overlays/tiny", "plain"])
@@ -76,10 +77,10 @@ def test_settings_load_by_name() -> None:
 def test_copy_is_the_file_and_overwrites_only_when_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.copy("demo")
     assert capsys.readouterr().out == "demo.yaml\n"
-    first, _, rest = (shipped_recipes.FOLDER / "demo.yaml").read_text(encoding="utf-8").partition("\n")
+    first, _, rest = (RECIPE_FOLDER / "demo.yaml").read_text(encoding="utf-8").partition("\n")
     copied, _, unchanged = (folder / "demo.yaml").read_text(encoding="utf-8").partition("\n")
     assert first == "# yaml-language-server: $schema=../schemas/run.json" and unchanged == rest
-    assert copied == f"# yaml-language-server: $schema={(shipped_recipes.FOLDER.parent / 'schemas/run.json').as_uri()}"
+    assert copied == f"# yaml-language-server: $schema={(RECIPE_FOLDER.parent / 'schemas/run.json').as_uri()}"
     (folder / "demo.yaml").write_text("mine")
     with pytest.raises(ConfigError, match=r"demo\.yaml exists"):
         command.copy("demo")
@@ -92,7 +93,7 @@ def test_copy_is_the_file_and_overwrites_only_when_asked(folder: Path, capsys: p
 
 def test_show_prints_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     command.show("speedrun")
-    assert capsys.readouterr().out == (shipped_recipes.FOLDER / "speedrun.yaml").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == (RECIPE_FOLDER / "speedrun.yaml").read_text(encoding="utf-8")
 
 
 def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import Failure, UserError
-from anabatic_sim import native_build, torch_npu_wheel
+from anabatic_sim.libraries import native_build, torch_npu_wheel
 
 TORCH = torch_npu_wheel.TorchInstallation("2.13.0+cpu", Path("/nowhere"))
 

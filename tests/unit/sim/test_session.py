@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import UserError
-from anabatic_sim import machine_spec, native_build, session, shared_memory
+from anabatic_sim import machine_spec, session, shared_memory
+from anabatic_sim.libraries import native_build
 
 
 def test_reports_of_dead_machines_are_swept() -> None:

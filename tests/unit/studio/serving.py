@@ -16,12 +16,12 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from anabatic.config.serve import LOCAL_HOSTS
 from anabatic.monitor.sources.selection import MachineSource
-from anabatic_studio.config import StudioJob
-from anabatic_studio.job_queue import JobQueue
-from anabatic_studio.model_servers import ModelServers
+from anabatic_studio.jobs.job_queue import JobQueue
+from anabatic_studio.jobs.model_servers import ModelServers
+from anabatic_studio.jobs.store import StudioStore
 from anabatic_studio.routes import StudioParts, create_app
 from anabatic_studio.run_browser import RunBrowser
-from anabatic_studio.store import StudioStore
+from anabatic_studio.settings import StudioJob
 from unit.web_server import listening
 
 TOKEN = "right-token"

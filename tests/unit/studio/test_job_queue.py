@@ -12,9 +12,9 @@ import pytest
 from anabatic.core import process_info
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.launch.local.placement import DeviceSelection
-from anabatic_studio import store as states
-from anabatic_studio.job_queue import JobQueue
-from anabatic_studio.store import StudioStore
+from anabatic_studio.jobs import store as states
+from anabatic_studio.jobs.job_queue import JobQueue
+from anabatic_studio.jobs.store import StudioStore
 
 QUICK = "data: {{train: [{text}]}}\nvocab_size: 280\nout: {out}\n"
 

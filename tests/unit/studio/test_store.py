@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from anabatic.core.errors import DataError
-from anabatic_studio.store import FINISHED, QUEUED, RunNote, StudioStore
+from anabatic_studio.jobs.store import FINISHED, QUEUED, RunNote, StudioStore
 
 
 def test_jobs_keep_their_order_and_fields(tmp_path):

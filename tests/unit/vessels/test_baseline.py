@@ -10,7 +10,7 @@ import pytest
 
 from anabatic.core.errors import DataError
 from anabatic_vessels.commands import evaluate_classifier
-from anabatic_vessels.config.evaluate import ClassifyEvalJob
+from anabatic_vessels.config.evaluation import ClassifyEvalJob
 from anabatic_vessels.model import baselines
 from anabatic_vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
 from anabatic_vessels.words.segments import Segment

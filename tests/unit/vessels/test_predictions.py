@@ -11,7 +11,7 @@ import pytest
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic_vessels.commands import evaluate_classifier
-from anabatic_vessels.config.evaluate import ClassifyEvalJob, parse_bounds
+from anabatic_vessels.config.evaluation import ClassifyEvalJob, parse_bounds
 from anabatic_vessels.io.split_file import VesselSplit
 from anabatic_vessels.metrics import classification, predictions
 

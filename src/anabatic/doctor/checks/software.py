@@ -70,6 +70,8 @@ def check_python(machine: TargetMachine) -> Iterator[CheckResult]:
         yield make_result("python.libc", libc=libc)
     else:
         yield make_result("python.ok", version=version, libc=libc or LocalizedText("libc unknown", "libc 未知"))
+    if {"anabatic", "anabatic-sim"} <= machine.package_versions.keys():
+        yield make_result("python.two_simulators")
 
 
 def check_torch(machine: TargetMachine) -> Iterator[CheckResult]:

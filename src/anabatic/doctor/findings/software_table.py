@@ -140,6 +140,13 @@ SOFTWARE_FINDINGS = make_finding_types(
         "conda create -n npu python=3.{best} ; conda activate npu",
     ),
     (
+        "python.two_simulators",
+        "WARN",
+        "anabatic and anabatic-sim are both installed and have files of the same names",
+        "同时安装了 anabatic 和 anabatic-sim，二者含有同名文件",
+        "pip uninstall -y anabatic-sim && pip install --force-reinstall --no-deps anabatic",
+    ),
+    (
         "python.libc",
         "FAIL",
         "{libc} is older than 2.28: torch_npu from 2.7 does not load",

@@ -1,6 +1,6 @@
 """Runs the command of a job and writes its exit code to a file: the job outlives the studio that started it.
 
-`python -m anabatic_studio.job_process EXIT_FILE FOLDER COMMAND...` runs it in FOLDER. Stop signals are passed on.
+`python -m anabatic_studio.jobs.job_process EXIT_FILE FOLDER COMMAND...` runs it in FOLDER. Stop signals are passed on.
 """
 
 from __future__ import annotations

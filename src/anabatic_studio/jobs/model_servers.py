@@ -18,7 +18,7 @@ from typing import Any
 
 from anabatic.core.errors import ConfigError, DeviceError
 from anabatic.launch.local import placement
-from anabatic_studio.job_queue import DeviceSelector, select_free_devices
+from anabatic_studio.jobs.job_queue import DeviceSelector, select_free_devices
 
 STOP_SECONDS = 10.0
 MAX_SERVERS = 8

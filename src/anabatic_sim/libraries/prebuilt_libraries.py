@@ -11,10 +11,10 @@ import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from anabatic_sim.torch_npu_wheel import TorchInstallation
+from anabatic_sim.libraries.torch_npu_wheel import TorchInstallation
 
-PREBUILT = Path(__file__).parent / "prebuilt"
-CSRC = Path(__file__).parent / "csrc"
+PREBUILT = Path(__file__).parents[1] / "prebuilt"
+CSRC = Path(__file__).parents[1] / "csrc"
 _MANIFEST = "manifest.json"
 
 

@@ -23,8 +23,8 @@ from anabatic.core.errors import AnabaticError, ConfigError, DeviceError
 from anabatic.core.paths import write_atomic
 from anabatic.launch.local import placement
 from anabatic_studio import pipelines
-from anabatic_studio import store as states
-from anabatic_studio.store import JobRecord, StudioStore
+from anabatic_studio.jobs import store as states
+from anabatic_studio.jobs.store import JobRecord, StudioStore
 
 POLL_SECONDS = 0.5
 MAX_LOG_BYTES = 64 << 10
@@ -278,7 +278,7 @@ class JobQueue:
         write_atomic(recipe, record.recipe)
         self._get_exit_file(record.id).unlink(missing_ok=True)
         exit_file = str(self._get_exit_file(record.id).absolute())
-        command = [sys.executable, "-m", "anabatic_studio.job_process", exit_file, record.folder]
+        command = [sys.executable, "-m", "anabatic_studio.jobs.job_process", exit_file, record.folder]
         command += [sys.executable, "-m", "anabatic", *record.command.split(), "-c", str(recipe.absolute())]
         variables = dict(selection.variables) if selection is not None else {}
         environ = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}

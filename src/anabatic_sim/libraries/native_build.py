@@ -24,10 +24,8 @@ from typing import Any
 from anabatic.core import log
 from anabatic.core.errors import Failure, UserError
 from anabatic.core.paths import get_cache_root, make_write_error, open_atomic_folder
-from anabatic_sim import prebuilt_libraries
-from anabatic_sim.machine_spec import INTERPRETER_VARIABLE, OTHER_CACHE_HINT, PACKAGE_VARIABLE
-from anabatic_sim.program_name import PROGRAM
-from anabatic_sim.torch_npu_wheel import (
+from anabatic_sim.libraries import prebuilt_libraries
+from anabatic_sim.libraries.torch_npu_wheel import (
     PYTHON_TAG,
     TorchInstallation,
     TorchNpuWheel,
@@ -35,6 +33,8 @@ from anabatic_sim.torch_npu_wheel import (
     find_installed_torch,
     find_unpacked_wheel,
 )
+from anabatic_sim.machine_spec import INTERPRETER_VARIABLE, OTHER_CACHE_HINT, PACKAGE_VARIABLE
+from anabatic_sim.program_name import PROGRAM
 
 _HEADER_SECONDS, _TORCH_SECONDS, _PLAIN_SECONDS = 12, 4, 1
 """CPU time of compiling torch's headers, a file that uses them, and one without (measured, g++ 12)."""

@@ -1,0 +1,1 @@
+"""Jobs and model servers: their queue, their processes, what is known of them."""
