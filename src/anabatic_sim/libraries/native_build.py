@@ -249,8 +249,8 @@ def _build_key(torch: TorchInstallation, wheel: TorchNpuWheel, compiler: str) ->
     version = _compiler_version(compiler) if compiler else "prebuilt"
     what = (torch.version, str(size), wheel.version, PYTHON_TAG, version)
     digest = hashlib.sha256("\0".join(what).encode())
-    for name in ("native_build.py",):
-        digest.update((CSRC.parent / name).read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
     digest.update(prebuilt_libraries.digest_sources().encode())
     return f"{wheel.version}-{digest.hexdigest()[:16]}"
 
