@@ -35,7 +35,7 @@ PROGRAMS = {
     "ijson": "import ijson",
     "explain.matcher (ours)": "import anabatic.doctor.explain.matcher",
     "ahocorasick": "import ahocorasick",
-    "k8s.manifest_rules (ours)": "import anabatic.launch.k8s.manifests",
+    "k8s.name_rules (ours)": "import anabatic.launch.k8s.manifests",
     "jsonschema": "import jsonschema",
     "shell_parser (ours)": "import anabatic.convert.shell_parser",
     "bashlex": "import bashlex",
@@ -307,29 +307,31 @@ def manifests(libraries: str) -> None:
     import kubernetes_validate
 
     from anabatic.config.sections.kubernetes import Kubernetes
-    from anabatic.launch.k8s.manifest_rules import POD_TEMPLATE
+    from anabatic.launch.k8s.name_rules import check_names
     from anabatic.launch.k8s.pod_template import PodNames, build_pod_template
 
     names = PodNames("main", "master", "job-name", volcano=True)
 
+    def order(changed: dict[str, Any]) -> Kubernetes:
+        return Kubernetes(**{"name": "a", "image": "i", "nproc": 8, **changed})
+
     def make(changed: dict[str, Any]) -> dict[str, Any]:
-        return build_pod_template(Kubernetes(**{"name": "a", "image": "i", "nproc": 8, **changed}), ["x"], names)
+        return build_pod_template(order(changed), ["x"], names)
 
     def theirs(template: dict[str, Any]) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": template["spec"]}
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
     for changed in PODS:
-        template = make(changed)
-        faults = list(POD_TEMPLATE.find_faults(template, "pod"))
-        other = outcome(lambda template=template: theirs(template))
-        print(f"{str(changed):45} ours {faults[:1]} | JSON schema {other[:70]}")
+        ours = outcome(lambda changed=changed: check_names(order(changed)))
+        other = outcome(lambda changed=changed: theirs(make(changed)))
+        print(f"{str(changed):45} ours {ours[:70]} | JSON schema {other[:70]}")
     template = make({})
     template["spec"]["containers"][0] |= {"imagee": "i", "stdin": 3}
     print(f"an unknown field, a wrong type: {outcome(lambda: theirs(template))[:90]}")
     template = make({})
-    ours = least(lambda: list(POD_TEMPLATE.find_faults(template, "pod")))
-    print(f"one pod: ours {1e3 * ours:.2f} ms, JSON schema {1e3 * least(lambda: theirs(template)):.0f} ms")
+    seconds = least(lambda: check_names(order({})))
+    print(f"one pod: ours {1e3 * seconds:.2f} ms, JSON schema {1e3 * least(lambda: theirs(template)):.0f} ms")
 
 
 SCRIPTS = {

@@ -45,6 +45,25 @@ def test_the_index_and_the_page_have_the_same_parts() -> None:
     assert short == long and len(short) >= 20
 
 
+def count_lines(path: str) -> int:
+    """Return the lines of a file, or of the Python and JavaScript files of a folder."""
+    base = next(place / path for place in (tree.SRC, tree.SRC.parent) if (place / path).exists())
+    files = [file for file in base.iterdir() if file.suffix in (".py", ".js")] if base.is_dir() else [base]
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+def test_lines_by_hand_are_those_of_today() -> None:
+    """Within a tenth, so that not every change needs a new figure."""
+    counted = 0
+    for part, lines, *_ in table_rows(BY_HAND, "# By hand or by library"):
+        if lines == "-":
+            continue
+        today = sum(map(count_lines, re.findall(r"`([\w/.]+)`", part)))
+        assert abs(int(lines.replace(",", "")) - today) <= today / 10, f"{part}: {today:,} lines"
+        counted += 1
+    assert counted > 20
+
+
 def test_paths_of_the_code_exist() -> None:
     """Code moves; the notes follow."""
     source, lost = tree.ROOT / "src" / "anabatic", []

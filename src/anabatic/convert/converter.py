@@ -196,15 +196,6 @@ def _add_accelerate_file(call: PeerCommand, folder: Path) -> None:
     call.options = [*settings, *(one for one in call.options if one is not named)]
 
 
-def command_for_tree(peer: str, tree: dict[str, Any]) -> str:
-    """Return the command of ours for a file of settings.
-
-    Raises:
-        ConfigError: the kind of training that it names has no counterpart.
-    """
-    return command_for_call(_command_from_tree(peer, "", tree))
-
-
 def command_for_call(call: PeerCommand) -> str:
     """Return the command of ours for a call; empty where there is none. A kind of training is one of trainings."""
     if not call.row.command or not command_table.get_command(call.row.command).is_training:

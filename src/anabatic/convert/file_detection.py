@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table, deepspeed_json, settings, validation, yaml_reader
-from anabatic.convert import accelerate_config, command_finder, converter, foreign_options, peer_tables
+from anabatic.convert import accelerate_config, command_finder, foreign_options, peer_tables
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 
@@ -17,8 +17,6 @@ ACCELERATE = "accelerate"
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
 _NESTED = "verl"
 """Its files are nested: keys in tables are dotted."""
-_AXOLOTL = {"dpo": "dpo", "ipo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo", "grpo": "rl"}
-"""Its key `rl` -> a command of ours."""
 _MIN_FOREIGN_NAMES = 2
 """Names of another program that make a file its own."""
 
@@ -29,7 +27,7 @@ class DetectedFile:
 
     Attributes:
         program: `anabatic`, a file of the tables, `accelerate`, or `transformers` for names that several have.
-        commands: ours that it is for.
+        commands: of a recipe of ours, those that it is for.
         evidence: what tells so.
     """
 
@@ -87,7 +85,7 @@ def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
         return DetectedFile(ACCELERATE, (), tuple(name for name in names if name in accelerate_config.KEYS))
     nested = [key for key in flatten(tree) if foreign_options.option_names(_NESTED, key)]
     if len(nested) >= _MIN_FOREIGN_NAMES:
-        return DetectedFile(_NESTED, ("rl",), tuple(nested))
+        return DetectedFile(_NESTED, (), tuple(nested))
     blocks = [
         key
         for key in tree
@@ -95,12 +93,11 @@ def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
         and (isinstance(tree[key], dict) or not foreign_options.is_known_name(key))
     ]
     if blocks:
-        return DetectedFile("deepspeed", ("sft",), tuple(blocks))
+        return DetectedFile("deepspeed", (), tuple(blocks))
     known = [name for name in names if foreign_options.is_known_name(name) and name not in _own_setting_names()]
     if len(known) < _MIN_FOREIGN_NAMES:
         return None
-    peer = _guess_peer(known, tree)
-    return DetectedFile(peer, (_guess_command(peer, tree),), tuple(known))
+    return DetectedFile(_guess_peer(known), (), tuple(known))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -145,9 +142,8 @@ def _own_setting_names() -> set[str]:
     }
 
 
-def _guess_peer(names: Iterable[str], tree: dict[str, Any]) -> str:
+def _guess_peer(some: list[str]) -> str:
     """Return the program with the most of these names; only those that have files of settings."""
-    some = list(names)
     guessed = foreign_options.guess_program(some)
     if guessed in ("llamafactory", "swift", "axolotl"):
         return guessed
@@ -159,18 +155,9 @@ def _guess_peer(names: Iterable[str], tree: dict[str, Any]) -> str:
     )
 
 
-def _guess_command(peer: str, tree: dict[str, Any]) -> str:
-    """Return the command of ours that a file of settings asks for."""
-    if peer == "axolotl":
-        return _AXOLOTL.get(str(tree.get("rl") or "").lower(), "sft")
-    if peer not in ("llamafactory", "swift"):
-        return "sft"
-    return converter.command_for_tree(peer, tree)
-
-
 def _detect_script(text: str) -> DetectedFile | None:
     for peer in ("swift", "llamafactory", "nanochat", "deepspeed"):
         found = command_finder.find_commands(text, peer).calls
         if found:
-            return DetectedFile(peer, (converter.command_for_call(found[0]),), (found[0].peer_name,))
+            return DetectedFile(peer, (), (found[0].peer_name,))
     return None

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anabatic.core.speedups import find_speedup
 from anabatic.device import ops_npu
 from anabatic.device.attention import AttentionOptions, PackedSegments, attend_in_fp32, attention_reference
-from anabatic.device.block_attention import CPU_BLOCKS, REFERENCE_BLOCKS, BlockOps
+from anabatic.device.block_attention import REFERENCE_BLOCKS, BlockOps
 from anabatic.device.experts import grouped_reference, permute_reference, unpermute_reference
 from anabatic.device.table import DEVICES, KernelSet
 
@@ -381,16 +382,16 @@ def list_expensive_operators() -> list[Any]:
     return operators
 
 
-_BLOCKS_BY_KERNEL: dict[KernelSet, BlockOps] = {
-    "reference": REFERENCE_BLOCKS,
-    "cpu": CPU_BLOCKS,
-    "npu": BlockOps(ops_npu.block_forward, ops_npu.block_backward),
-}
+_NPU_BLOCKS = BlockOps(ops_npu.block_forward, ops_npu.block_backward)
 
 
 def get_block_ops(device_type: str) -> BlockOps:
     """Return attention of some queries to some keys for tensors on `device_type`."""
-    return _BLOCKS_BY_KERNEL[DEVICES[device_type].kernels]
+    kernels = DEVICES[device_type].kernels
+    if kernels == "npu":
+        return _NPU_BLOCKS
+    fast: BlockOps | None = find_speedup("cpu_blocks", "CPU_BLOCKS") if kernels == "cpu" else None
+    return fast or REFERENCE_BLOCKS
 
 
 def get_device_ops(device_type: str) -> DeviceOps:

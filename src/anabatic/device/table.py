@@ -32,7 +32,7 @@ class DeviceRow:
     group_adapters: bool
     """Kernel launches cost more than multiplying zeros when adapters are computed in groups."""
     fuse_layers: bool
-    """A decoder layer in one autograd function pays (`decoder_layer.py`)."""
+    """A decoder layer in one autograd function pays (`cpu_speed/decoder_layer.py`)."""
     cast_weights_together: bool
     """Kernel launches cost more than copying a block's weights once more."""
     read_cache_together: bool
@@ -44,7 +44,7 @@ class DeviceRow:
     chunk_bytes: int
     """Bytes of logits that linear_cross_entropy holds at a time."""
     direct_generation: bool = False
-    """Known decoders generate without their modules (`models/direct_forward.py`): measured and tested here."""
+    """Known decoders generate without their modules (`cpu_speed/direct_forward.py`): measured and tested here."""
 
 
 DEVICES: dict[str, DeviceRow] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from anabatic.device import table
-
 OPS_FOLDERS: tuple[tuple[str, str], ...] = (
     ("Ascend910_95", "ascend950"),
     ("Ascend950", "ascend950"),
@@ -40,11 +38,6 @@ def find_ops_folder(soc_name: str) -> str:
     if soc_name == "Ascend910":
         return ""
     return next((folder for start, folder in OPS_FOLDERS if soc_name.startswith(start)), "")
-
-
-def find_chip(soc_name: str) -> table.Chip | None:
-    """Return its row in the device table."""
-    return table.find_chip(soc_name)
 
 
 def name_ops_package(folder: str, cann: tuple[int, ...] | None) -> str:

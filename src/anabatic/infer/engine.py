@@ -79,8 +79,8 @@ class Engine:
         tool: runs the code that answers hold, and gives them its output. Not for ranks that make the same calls: the
             output of a program may differ between them.
         direct: where the device table says so, run a model of a known structure without its modules
-            (`models.direct_forward`), with copies of its weights where there is memory. Hooks that are added to modules
-            after the first step are then not called.
+            (`cpu_speed.direct_forward`), with copies of its weights where there is memory. Hooks that are added to
+            modules after the first step are then not called.
 
     Raises:
         DataError: `max_len` is more than the model has positions for, or the cache has no room for one block.
@@ -164,17 +164,6 @@ class Engine:
         self._adapters.add_adapter(name, Path(folder))
         self.runner.forget_structure()
 
-    def drop_adapter(self, name: str) -> None:
-        """Give up an adapter.
-
-        Raises:
-            DataError: there is none of that name, or requests are under way that ask it.
-        """
-        num_requests = sum(request.adapter == name for request in (*self._schedule.waiting, *self._schedule.running))
-        if num_requests:
-            raise DataError(f"{num_requests} requests ask the adapter {name}", "wait for them, or cancel them")
-        self._adapters.remove_adapter(name)
-
     def clear_prefix_cache(self) -> None:
         """Forget what is kept of earlier requests: for whoever has changed the weights."""
         self._schedule.block_pool.free_idle_blocks()
@@ -212,20 +201,6 @@ class Engine:
         finally:
             self.cancel_requests(requests)
         return [self.get_completion(request) for request in requests]
-
-    def stream_answer(
-        self, prompt: Sequence[int], sampling: Sampling, stop_ids: Iterable[int] | None = None
-    ) -> Iterator[str]:
-        """Yield the answer to one prompt piece by piece; no piece ends inside a character.
-
-        Leaving the loop early gives the request up.
-
-        Raises:
-            DataError, Failure: as `generate`.
-        """
-        request = self.request(prompt, sampling, stop_ids)
-        self.submit([request])
-        yield from self.follow(request)
 
     def follow(self, request: Request) -> Iterator[str]:
         """Yield the text of a submitted request while it is written; `request` holds the rest of the story."""

@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedModel
 
 from anabatic.core import log
+from anabatic.core.speedups import find_speedup
 from anabatic.device.table import DEVICES
 from anabatic.infer.decode_graph import DecodeGraphs
 from anabatic.infer.request import Request, TopLogprobs
 from anabatic.infer.sampling import sample_tokens
 from anabatic.models import forward
-from anabatic.models.direct_forward import DirectForward, build_direct_forward
 from anabatic.models.forward import ModelRoot
 from anabatic.models.kv_cache import CacheRow, KVCache
 
@@ -51,7 +51,7 @@ class ModelRunner:
         self.graphs = DecodeGraphs.for_device(model, cache) if root is None else None
         self._scales_logprobs = scaled
         self._wants_direct = direct and DEVICES[model.device.type].direct_generation
-        self._direct: DirectForward | None = None
+        self._direct: forward.BodyRunner | None = None
 
     @property
     def runs_directly(self) -> bool:
@@ -86,17 +86,18 @@ class ModelRunner:
         done = [request for request, row in rows.items() if row.should_return_logits]
         return sample_tokens(logits, done, self._scales_logprobs) if done else []
 
-    def _get_direct_forward(self) -> DirectForward | None:
+    def _get_direct_forward(self) -> forward.BodyRunner | None:
         """Return what runs the model without its modules, made before the first step."""
         if self._wants_direct:
             self._wants_direct = False
             self._direct = self._make_direct_forward()
         return self._direct
 
-    def _make_direct_forward(self) -> DirectForward | None:
-        found: DirectForward | str = "its weights are divided"
+    def _make_direct_forward(self) -> forward.BodyRunner | None:
+        found: forward.BodyRunner | str = "its weights are divided"
         if self._root.tensor_ranks == 1:
-            found = build_direct_forward(self._model, forward.run_modules, self._max_len)
+            build = find_speedup("direct_forward", "build_direct_forward")
+            found = build(self._model, forward.run_modules, self._max_len) if build else "there is no folder cpu_speed"
         if isinstance(found, str):
             log.info(f"generation by the modules of {type(self._model).__name__}: {found}")
             return None

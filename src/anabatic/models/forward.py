@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.device.ops import get_block_ops, linear_cross_entropy, token_cross_entropy
 from anabatic.models import rope_scaling
-from anabatic.models.direct_forward import DirectForward
 from anabatic.models.experts import routing
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.linear_attention import delta_net, delta_states
@@ -33,6 +32,17 @@ from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.token_split import TokenSplit
 
 _HIDDEN, _VOCAB = 6, 10
+
+
+class BodyRunner(Protocol):
+    """Runs the body and the head of a model without its modules."""
+
+    head: Any
+    """Has `multiply`: `[n, H]` -> logits `[n, V]`."""
+
+    def compute_states(self, plan: ForwardPlan, cache: KVCache) -> Tensor:
+        """Return the last hidden states `[T, H]` of the new tokens, and write them to the cache."""
+        ...
 
 
 class LmHead(NamedTuple):
@@ -322,7 +332,7 @@ def score_targets(
 
 @torch.no_grad()
 def extend_cache(
-    model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCache, direct: DirectForward | None = None
+    model: PreTrainedModel, rows: Sequence[CacheRow], cache: KVCache, direct: BodyRunner | None = None
 ) -> Tensor:
     """Run new tokens of many requests, packed without padding, and write them to the cache.
 

@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from anabatic.core.speedups import find_speedup
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops, get_plain_sinks_reason
 from anabatic.device.table import DEVICES
 from anabatic.models import weight_casts
 from anabatic.models.experts import expert_layers
-from anabatic.models.fused_layers import install_layers
 from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 
 _SIZE, _INNER = 8, 6
@@ -71,7 +71,8 @@ def apply_fused_setting(model: nn.Module, choice: Literal["auto", "off"], device
         remove_fused_ops(model)
         return "fused: off (asked for); attention is packed anyway"
     summary = install_fused_ops(model, get_device_ops(device_type))
-    if DEVICES[device_type].fuse_layers:
+    install_layers = find_speedup("fused_layers", "install_layers") if DEVICES[device_type].fuse_layers else None
+    if install_layers is not None:
         summary.fused["decoder layers"] = install_layers(model)
     _count_sinks(model, summary, device_type)
     model.__dict__["adapter_bank"] = group_adapters(model) if DEVICES[device_type].group_adapters else None

@@ -28,7 +28,6 @@ from anabatic.config.sections.common import Recompute
 from anabatic.core import log, paths
 from anabatic.core.errors import BROKEN_DATA_ERRORS, ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.core.model_format import describe_wrong_model
 from anabatic.core.paths import RunFolder, open_atomic_folder
 from anabatic.data.tokenizer.hf_folder import get_turn_end_id
 from anabatic.device.attention import AttentionOptions, PackedSegments
@@ -39,6 +38,7 @@ from anabatic.models.kv_cache import KVCache
 from anabatic.models.linear_attention import delta_net
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.parallel.process_groups import World, materialize_parameters
+from anabatic.plan.model_format import describe_wrong_model
 from anabatic.plan.model_shape import require_supported_folder
 
 _NO_CODE: dict[str, Any] = {"trust_remote_code": False}

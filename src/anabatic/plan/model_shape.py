@@ -17,10 +17,10 @@ from anabatic.config.pretrain import PretrainJob
 from anabatic.core import formatting, json_reader, paths
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean
-from anabatic.core.model_format import describe_wrong_model
 from anabatic.core.paths import RunFolder
 from anabatic.device.table import Chip
 from anabatic.plan import depth_dial
+from anabatic.plan.model_format import describe_wrong_model
 from anabatic.plan.shapes.config_shape import describe_unknown_family, read_shape
 from anabatic.plan.shapes.config_values import MAX_SIZE, refuse_size
 from anabatic.plan.shapes.decoder_shape import DecoderShape

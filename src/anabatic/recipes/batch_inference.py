@@ -21,7 +21,6 @@ from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean, format_count, format_duration, to_valid_utf8
 from anabatic.core.heartbeat import HEARTBEAT
-from anabatic.core.model_format import describe_wrong_model
 from anabatic.core.paths import resolve_output_file
 from anabatic.core.progress import ProgressBar
 from anabatic.data.chat import custom_templates
@@ -50,6 +49,7 @@ from anabatic.models.pretrained import (
 )
 from anabatic.parallel import process_groups
 from anabatic.parallel.process_groups import World, materialize_parameters
+from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes import hub_data
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
 from anabatic.train.checkpoint import manifest, storage

@@ -5,100 +5,84 @@ from __future__ import annotations
 import difflib
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from anabatic.cli import app, command_tree, job_command
+from anabatic.cli import app
+from anabatic.config.loading import command_table, validation
 from anabatic.config.loading import settings as settings_module
 from anabatic.convert import foreign_options
-from anabatic.core.errors import ConfigError
 
 HUGGING_FACE = "Hugging Face's trainers"
-BATCH = {"batch.micro_batch_tokens": 2048, "batch.global_batch_tokens": 2048}
 
-# What is typed for `anabatic sft`, and the settings that it becomes.
-BECOMES: dict[str, dict[str, Any]] = {
-    "--model_name_or_path Qwen/Qwen3-8B": {"model": "Qwen/Qwen3-8B"},
-    "--model-name-or-path Qwen/Qwen3-8B": {"model": "Qwen/Qwen3-8B"},
-    "--base_model models/x": {"model": "models/x"},
-    "--output_dir runs/x": {"out": "runs/x"},
-    "--output_dir=runs/x": {"out": "runs/x"},
-    "--learning_rate 2e-5": {"optim.lr": 2e-5},
-    "--lr 2e-5": {"optim.lr": 2e-5},
-    "--num_train_epochs 3": {"schedule.epochs": 3.0},
-    "--epochs 2": {"schedule.epochs": 2.0},
-    "--max_steps 50": {"schedule.max_steps": 50},
-    "--max_length 512": {"batch.seq_len": 512},
-    "--max_seq_length 512": {"batch.seq_len": 512},
-    "--cutoff_len 512": {"batch.seq_len": 512},
-    "--bf16": {"device.dtype": "bf16"},
-    "--bf16 true": {"device.dtype": "bf16"},
-    "--fp16 True": {"device.dtype": "fp16"},
-    "--torch_dtype bfloat16": {"device.dtype": "bf16"},
-    "--lora_rank 16": {"lora.r": 16, "tuner": "lora"},
-    "--lora_r 16": {"lora.r": 16, "tuner": "lora"},
-    "--lora_alpha 32": {"lora.alpha": 32.0, "tuner": "lora"},
-    "--lora_dropout 0.1": {"lora.dropout": 0.1, "tuner": "lora"},
-    "--lora_target all": {"lora.target_modules": ["all-linear"], "tuner": "lora"},
-    "--target_modules q_proj v_proj": {"lora.target_modules": ["q_proj", "v_proj"], "tuner": "lora"},
-    "--use_dora true": {"lora.use_dora": True, "tuner": "lora"},
-    "--finetuning_type lora": {"tuner": "lora"},
-    "--train_type full": {"tuner": "full"},
-    "--sft_type lora": {"tuner": "lora"},
-    "--use_peft": {"tuner": "lora"},
-    "--load_in_4bit true": {"quantize": "nf4"},
-    "--quantization_bit 8": {"quantize": "int8"},
-    "--gradient_checkpointing true": {"recompute": "full"},
-    "--per_device_train_batch_size 2 --batch.seq-len 1024": BATCH,
-    "--batch_size 2 --batch.seq-len 1024": BATCH,
-    "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 1024": {
-        "batch.seq_len": 1024, "batch.micro_batch_tokens": 2048, "batch.global_batch_tokens": 8192,
-    },
-    "--dataset a.jsonl": {"data.train": ["a.jsonl"]},
-    "--dataset a.jsonl b.jsonl": {"data.train": ["a.jsonl", "b.jsonl"]},
-    "--train_file a.jsonl": {"data.train": ["a.jsonl"]},
-    "--val_dataset v.jsonl": {"data.valid": ["v.jsonl"]},
-    "--split_dataset_ratio 0.01": {"data.valid_fraction": 0.01},
-    "--val_size 0.01": {"data.valid_fraction": 0.01},
-    "--dataset_num_proc 4": {"data.workers": 4},
-    "--packing false": {},
-    "--warmup_ratio 0.03": {"schedule.warmup_ratio": 0.03},
-    "--warmup_steps 10 --schedule.max-steps 100": {"schedule.warmup_ratio": 0.1},
-    "--lr_scheduler_type linear": {"schedule.decay": "linear"},
-    "--weight_decay 0.1": {"optim.weight_decay": 0.1},
-    "--adam_beta2 0.95": {"optim.beta2": 0.95},
-    "--adam_epsilon 1e-8": {"optim.eps": 1e-8},
-    "--max_grad_norm 1.0": {"optim.max_grad_norm": 1.0},
-    "--gradient_clipping 1.0": {"optim.max_grad_norm": 1.0},
-    "--optim adamw_torch": {"optim.name": "adamw"},
-    "--save_steps 100": {"save.every": 100},
-    "--save_total_limit 2": {"save.keep_last": 2},
-    "--overwrite_output_dir": {"save.resume": "never"},
-    "--eval_steps 50": {"eval.every": 50},
-    "--logging_steps 5": {"log.every": 5},
-    "--report_to tensorboard": {"log.sinks": ["tensorboard"]},
-    "--report_to none": {},
-    "--run_name mine": {"log.name": "mine"},
-    "--early_stopping_patience 3": {"eval.patience": 3},
-    "--deepspeed zero3": {"parallel.strategy": "zero3"},
-    "--zero_stage 2": {"parallel.strategy": "zero2"},
-    "--fsdp full_shard": {"parallel.strategy": "zero3"},
-    "--tensor_parallel_size 2": {"parallel.tensor": 2},
-    "--sequence_parallel_size 2": {"parallel.context": 2},
-    "--context_parallel_size 2": {"parallel.context": 2},
-    "--expert_model_parallel_size 2": {"parallel.expert": 2},
-    "--pipeline_model_parallel_size 2": {"parallel.pipeline": 2},
-    "--pipeline_model_parallel_size 2 --virtual_pipeline_model_parallel_size 3": {
-        "parallel.pipeline": 2, "parallel.pipeline_chunks": 3,
-    },
-    "--nproc_per_node 8": {"device.nproc": 8},
-    "--num_gpus 8": {"device.nproc": 8},
-    "--num_processes 8": {"device.nproc": 8},
-    "--set learning_rate=2e-5": {"optim.lr": 2e-5},
-    "learning_rate=2e-5 output_dir=x": {"optim.lr": 2e-5, "out": "x"},
-    "optim.lr=2e-5": {"optim.lr": 2e-5},
-}  # fmt: skip
+# What is typed for `anabatic sft`, and the setting that it is here.
+NAMES = {
+    "--model_name_or_path": "model",
+    "--model-name-or-path": "model",
+    "--base_model": "model",
+    "--output_dir": "out",
+    "--learning_rate": "optim.lr",
+    "--lr": "optim.lr",
+    "--num_train_epochs": "schedule.epochs",
+    "--epochs": "schedule.epochs",
+    "--max_steps": "schedule.max_steps",
+    "--max_length": "batch.seq_len",
+    "--max_seq_length": "batch.seq_len",
+    "--cutoff_len": "batch.seq_len",
+    "--bf16": "device.dtype",
+    "--fp16": "device.dtype",
+    "--torch_dtype": "device.dtype",
+    "--lora_rank": "lora.r",
+    "--lora_r": "lora.r",
+    "--lora_alpha": "lora.alpha",
+    "--lora_dropout": "lora.dropout",
+    "--lora_target": "lora.target_modules",
+    "--target_modules": "lora.target_modules",
+    "--use_dora": "lora.use_dora",
+    "--finetuning_type": "tuner",
+    "--train_type": "tuner",
+    "--sft_type": "tuner",
+    "--use_peft": "tuner",
+    "--load_in_4bit": "quantize",
+    "--quantization_bit": "quantize",
+    "--gradient_checkpointing": "recompute",
+    "--per_device_train_batch_size": "batch.micro_batch_tokens",
+    "--batch_size": "batch.micro_batch_tokens",
+    "--dataset": "data.train",
+    "--train_file": "data.train",
+    "--val_dataset": "data.valid",
+    "--split_dataset_ratio": "data.valid_fraction",
+    "--val_size": "data.valid_fraction",
+    "--dataset_num_proc": "data.workers",
+    "--warmup_ratio": "schedule.warmup_ratio",
+    "--warmup_steps": "schedule.warmup_ratio",
+    "--lr_scheduler_type": "schedule.decay",
+    "--weight_decay": "optim.weight_decay",
+    "--adam_beta2": "optim.beta2",
+    "--adam_epsilon": "optim.eps",
+    "--max_grad_norm": "optim.max_grad_norm",
+    "--gradient_clipping": "optim.max_grad_norm",
+    "--optim": "optim.name",
+    "--save_steps": "save.every",
+    "--save_total_limit": "save.keep_last",
+    "--overwrite_output_dir": "save.resume",
+    "--eval_steps": "eval.every",
+    "--logging_steps": "log.every",
+    "--report_to": "log.sinks",
+    "--run_name": "log.name",
+    "--early_stopping_patience": "eval.patience",
+    "--deepspeed": "parallel.deepspeed",
+    "--zero_stage": "parallel.strategy",
+    "--fsdp": "parallel.strategy",
+    "--tensor_parallel_size": "parallel.tensor",
+    "--sequence_parallel_size": "parallel.context",
+    "--context_parallel_size": "parallel.context",
+    "--expert_model_parallel_size": "parallel.expert",
+    "--pipeline_model_parallel_size": "parallel.pipeline",
+    "--nproc_per_node": "device.nproc",
+    "--num_gpus": "device.nproc",
+    "--num_processes": "device.nproc",
+}
 
 # What needs no setting, or has no counterpart, and a word of the reason.
 NOTHING = {
@@ -118,37 +102,35 @@ NOTHING = {
     "--ddp_timeout 1800": ("launchers", "no counterpart here", "anabatic launch"),
 }
 
-# The same for other commands: what is typed, and what stands in the hint; empty: no counterpart.
+# The same for other commands: what is typed, and what it is called here; empty: no counterpart.
 OTHERS = {
-    "pretrain --learning_rate 1e-3": "--optim.lr 0.001",
-    "pretrain --model_name_or_path m": "--model.path m",
-    "pretrain --gradient_checkpointing true": "--model.recompute full",
-    "pretrain --device_batch_size 2 --max_seq_len 512": "--batch.micro-batch-tokens 1024",
-    "dpo --pref_beta 0.2": "--beta 0.2",
-    "dpo --pref_loss simpo": "--loss-type simpo",
-    "dpo --pref_ftx 1.0": "--rpo-alpha 1",
-    "reward --output_dir x": "--out x",
-    "rl --num_generations 4": "--num-samples 4",
-    "rl --max_completion_length 64": "--sampling.max-new-tokens 64",
-    "rl --per_device_train_batch_size 4": "--device-batch-size 4",
-    "infer --val_dataset a.jsonl": "--inputs a.jsonl",
-    "infer --result_path x.jsonl": "--out x.jsonl",
-    "infer --max_batch_size 8": "--batching.batch 8",
-    "infer --adapters runs/a": "--model runs/a",
-    "chat --model_name_or_path m": "--model m",
-    "chat --max_new_tokens 8": "--sampling.max-new-tokens 8",
+    "pretrain --learning_rate 1e-3": "--optim.lr",
+    "pretrain --model_name_or_path m": "--model.path",
+    "pretrain --gradient_checkpointing true": "--model.recompute",
+    "pretrain --device_batch_size 2 --max_seq_len 512": "--batch.micro-batch-tokens",
+    "dpo --pref_beta 0.2": "--beta",
+    "dpo --pref_loss simpo": "--loss-type",
+    "dpo --pref_ftx 1.0": "--rpo-alpha",
+    "reward --output_dir x": "--out",
+    "rl --num_generations 4": "--num-samples",
+    "rl --max_completion_length 64": "--sampling.max-new-tokens",
+    "infer --val_dataset a.jsonl": "--inputs",
+    "infer --result_path x.jsonl": "--out",
+    "infer --max_batch_size 8": "--batching.batch",
+    "infer --adapters runs/a": "--adapter",
+    "chat --model_name_or_path m": "--model",
     "chat --learning_rate 1": "",
-    "serve m --server_port 9000": "--port 9000",
+    "serve m --server_port 9000": "--port",
     "serve m --served_model_name x": "",
-    "eval m --eval_limit 10": "--limit 10",
-    "export m --export_dir x": "--out x",
-    "export m --export_size 2": "--shard-gib 2",
-    "merge --output_dir x -m m": "--out x",
-    "tokenizer train --model_type qwen --output_dir x": "--out x",
-    "tokenizer train --output_dir x": "--out x",
-    "classify train --learning_rate 0.001": "--optim.lr 0.001",
-    "plan -- sft --lora_rank 4": "plan -- sft --lora.r 4 --tuner lora",
-    "launch --nnodes 2 -- sft --bf16": "launch --nnodes 2 -- sft --device.dtype bf16",
+    "eval m --eval_limit 10": "--limit",
+    "export m --export_dir x": "--out",
+    "export m --export_size 2": "--shard-gib",
+    "merge --output_dir x -m m": "--out",
+    "tokenizer train --model_type qwen --output_dir x": "--out",
+    "tokenizer train --output_dir x": "--out",
+    "classify train --learning_rate 0.001": "--optim.lr",
+    "plan -- sft --lora_rank 4": "--lora.r",
+    "launch --nnodes 2 -- sft --bf16": "--device.dtype",
 }
 
 
@@ -163,40 +145,14 @@ def ends(capsys: pytest.CaptureFixture[str], line: str) -> tuple[str, str]:
     return error, hint.removeprefix("hint: ")
 
 
-def settings(hint: str) -> dict[str, Any]:
-    """Return what the line of a hint sets, as the command itself reads it."""
-    words = shlex.split(hint)
-    assert words[0] == "anabatic", hint
-    _, line = command_tree.parse_command("sft", words[2:])
-    tree = job_command.read_job_options("sft", line).tree
-    whole = {"model": "m", "data": {"train": ["a.jsonl"]}}
-    made = settings_module.build_job("sft", settings_module.merge_trees(whole, checked(tree)), "")
-    return flat(settings_module.job_to_dict(made))
-
-
-def checked(tree: dict[str, Any]) -> dict[str, Any]:
-    from anabatic.config.loading import command_table, validation
-
-    return validation.check_section(tree, command_table.get_command("sft").import_job_class(), validation.OptionNamer())
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
-@pytest.mark.parametrize("typed", BECOMES)
-def test_options_of_other_programs_become_ours(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if typed == "optim.lr=2e-5":  # ours, and no option
-        hint = ends(capsys, f"sft {typed}")[1]
-        assert hint == "anabatic sft --optim.lr 2e-5"
-        return
-    error, hint = ends(capsys, f"sft {typed}")
-    assert error.startswith("error: unknown ")
-    made = settings(hint)
-    assert {key: made[key] for key in BECOMES[typed]} == BECOMES[typed]
+@pytest.mark.parametrize("typed", NAMES)
+def test_options_of_other_programs_have_a_name_here(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {key for key, _ in validation.iter_settings(command_table.get_command("sft").import_job_class())}
+    error, hint = ends(capsys, f"sft {typed} 1")
+    option = validation.OptionNamer().format_key(NAMES[typed])
+    assert NAMES[typed] in known and error.startswith(f'error: unknown option "{typed}"')
+    assert f"): {option} here" in error or error.endswith(f". Did you mean {option}?"), error
+    assert hint.startswith("see `anabatic sft --help --all`")
 
 
 @pytest.mark.parametrize("typed", NOTHING)
@@ -205,27 +161,29 @@ def test_what_has_no_counterpart_says_why(typed: str, capsys: pytest.CaptureFixt
     error, hint = ends(capsys, f"sft --model m {typed}")
     assert f"(of {owner}): {said}" in error and why in error
     assert "Did you mean" not in error
-    assert hint == "anabatic sft --model m"
+    assert hint.startswith("see `anabatic sft --help --all`")
 
 
 @pytest.mark.parametrize("typed", OTHERS)
 def test_other_commands_answer_too(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     error, hint = ends(capsys, typed)
-    assert OTHERS[typed] in hint, error
-    assert ("no counterpart" in error) or OTHERS[typed]
+    assert (f": {OTHERS[typed]} here" if OTHERS[typed] else "no counterpart here") in error
+    assert hint.startswith("see `anabatic ")
 
 
-def test_every_word_of_a_line_is_put_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_unknown_option_of_a_line_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     typed = (
         "sft --model_name_or_path Qwen/Qwen3-8B --dataset a.jsonl --template qwen --finetuning_type lora "
-        "--output_dir saves/x --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --cutoff_len 1024 "
-        "--learning_rate 1e-4 --num_train_epochs 3 --seed 7 --bf16 --report_to none"
+        "--output_dir saves/x --cutoff_len 1024 --learning_rate 1e-4 --seed 7 --bf16"
     )
     error, hint = ends(capsys, typed)
-    assert '"--model_name_or_path" (of LLaMA-Factory): --model here' in error and "more" in error
-    made = settings(hint)
-    assert (made["model"], made["out"], made["seed"], made["tuner"]) == ("Qwen/Qwen3-8B", "saves/x", 7, "lora")
-    assert (made["batch.micro_batch_tokens"], made["batch.global_batch_tokens"]) == (1024, 8192)
+    assert '"--model_name_or_path" (of ' in error and ": --model here" in error and error.endswith("and 2 more")
+    assert "`anabatic config from-llamafactory --help` converts" in hint
+
+
+def test_a_setting_without_hyphens_is_an_option_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(capsys, "sft optim.lr=2e-5")[0] == 'error: unknown word "optim.lr". Did you mean --optim.lr?'
+    assert '"learning_rate" (of ' in ends(capsys, "sft learning_rate=2e-5 output_dir=x")[0]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("--optim.lrr", "--optim.lr"), ("--modle", "--model")])
@@ -233,18 +191,12 @@ def test_slips_are_still_guessed(typed: str, meant: str, capsys: pytest.CaptureF
     assert f'Did you mean "{meant}"?' in ends(capsys, f"sft {typed} 1")[0]
 
 
-def test_a_known_word_is_never_guessed_by_its_letters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_known_word_is_never_guessed_by_its_letters() -> None:
     names = [name for name in sorted(foreign_options._option_names("transformers")) if name.islower()]
     near = [name for name in names if difflib.get_close_matches(name, ["model", "seed", "optim.lr", "save.every"])]
     assert len(near) > 8
     for name in [*near, "output_dir", "save_steps", "logging_steps"]:
-        if name in ("model", "seed", "tokenizer", "beta"):
-            continue
-        try:
-            answer = foreign_options.translate_options("sft", [foreign_options.PeerOption(name, "1", f"--{name}")])
-        except ConfigError:
-            continue
-        assert [word.original_text for word in answer.words] == [f"--{name}"] and not answer.unknown
+        assert foreign_options.find_option("sft", name) is not None, name
 
 
 LLAMA_FACTORY = (
@@ -262,41 +214,30 @@ OURS = "tokenizer: t\ndata: {train: [a.txt]}\nmodel: {depth: 4}\n"
 
 # File, its text, the line that is given it, the title in the error, the whole hint.
 FILES = [
-    ("a.yaml", LLAMA_FACTORY, "dpo -c a.yaml --out z", "of LLaMA-Factory",
-     "anabatic config from-llamafactory a.yaml > a-anabatic.yaml && anabatic dpo -c a-anabatic.yaml --out z"),
-    ("a.yaml", LLAMA_FACTORY, "sft a.yaml", "of LLaMA-Factory",
-     "anabatic config from-llamafactory a.yaml > a-anabatic.yaml && anabatic dpo -c a-anabatic.yaml"),
-    ("a.yaml", LLAMA_FACTORY, "a.yaml", "of LLaMA-Factory",
-     "anabatic config from-llamafactory a.yaml > a-anabatic.yaml && anabatic dpo -c a-anabatic.yaml"),
-    ("a.yaml", LLAMA_FACTORY, "train a.yaml", "of LLaMA-Factory",
-     "anabatic config from-llamafactory a.yaml > a-anabatic.yaml && anabatic dpo -c a-anabatic.yaml"),
-    ("a.yaml", LLAMA_FACTORY, "run a.yaml", "of LLaMA-Factory",
-     "anabatic config from-llamafactory a.yaml > a-anabatic.yaml && anabatic dpo -c a-anabatic.yaml"),
-    ("a.yaml", LLAMA_FACTORY, "plan --npus 8 -- dpo -c a.yaml", "of LLaMA-Factory",
-     "anabatic config from-llamafactory a.yaml > a-anabatic.yaml && anabatic plan --npus 8 -- dpo -c a-anabatic.yaml"),
-    ("s.yaml", SWIFT, "sft -c s.yaml", "of ms-swift",
-     "anabatic config from-swift s.yaml > s-anabatic.yaml && anabatic sft -c s-anabatic.yaml"),
+    *(
+        ("a.yaml", LLAMA_FACTORY, line, "of LLaMA-Factory",
+         "anabatic config from-llamafactory a.yaml > a-anabatic.yaml")
+        for line in ("dpo -c a.yaml --out z", "sft a.yaml", "a.yaml", "train a.yaml", "run a.yaml",
+                     "plan --npus 8 -- dpo -c a.yaml")
+    ),
+    ("s.yaml", SWIFT, "sft -c s.yaml", "of ms-swift", "anabatic config from-swift s.yaml > s-anabatic.yaml"),
     ("args.json", ARGS, "sft -c args.json", "of ms-swift",
-     "anabatic config from-swift args.json > args-anabatic.yaml && anabatic sft -c args-anabatic.yaml"),
-    ("d.json", DEEPSPEED, "sft -c d.json --model m", "of DeepSpeed",
-     "anabatic sft --model m --parallel.deepspeed d.json"),
-    ("d.json", DEEPSPEED, "sft --model m d.json", "of DeepSpeed",
-     "anabatic sft --model m --parallel.deepspeed d.json"),
+     "anabatic config from-swift args.json > args-anabatic.yaml"),
+    ("d.json", DEEPSPEED, "sft -c d.json --model m", "of DeepSpeed", "give it as --parallel.deepspeed d.json"),
+    ("d.json", DEEPSPEED, "sft --model m d.json", "of DeepSpeed", "give it as --parallel.deepspeed d.json"),
     ("d.json", DEEPSPEED, "chat -c d.json", "of DeepSpeed",
-     "anabatic config from-deepspeed d.json > d-anabatic.yaml && anabatic sft -c d-anabatic.yaml"),
-    ("t.yaml", TRAINER, "sft -c t.yaml --model m", HUGGING_FACE,
-     "anabatic sft --model m --out x --optim.lr 1e-5 --schedule.epochs 2"),
+     "anabatic config from-deepspeed d.json > d-anabatic.yaml"),
+    ("t.yaml", TRAINER, "sft -c t.yaml --model m", HUGGING_FACE, "write a recipe: `anabatic config show sft`; the guide"
+     " Migration names each setting here"),
     ("acc.yaml", ACCELERATE, "sft -c acc.yaml --model m", "of accelerate",
-     "anabatic sft --model m --device.dtype bf16 --device.nproc 8"),
+     "anabatic config from-deepspeed acc.yaml > acc-anabatic.yaml"),
     ("t.sh", "#!/bin/sh\nswift sft --model m --dataset a.jsonl\n", "sft t.sh", "script of ms-swift",
-     "anabatic config from-swift t.sh > t-anabatic.yaml && anabatic sft -c t-anabatic.yaml"),
-    ("t.sh", "#!/bin/sh\nswift sft --model m --dataset a.jsonl\n", "sft -c t.sh", "script of ms-swift",
-     "anabatic config from-swift t.sh > t-anabatic.yaml && anabatic sft -c t-anabatic.yaml"),
+     "anabatic config from-swift t.sh > t-anabatic.yaml"),
     ("p.yaml", PIPELINE, "sft -c p.yaml", "recipe for `anabatic run`", "anabatic run p.yaml"),
     ("p.yaml", PIPELINE, "p.yaml", "recipe for `anabatic run`", "anabatic run p.yaml"),
     ("o.yaml", OURS, "sft -c o.yaml", "recipe for `anabatic pretrain`", "anabatic pretrain -c o.yaml"),
     ("o.yaml", OURS, "run o.yaml", "recipe for `anabatic pretrain`", "anabatic pretrain -c o.yaml"),
-    ("o.yaml", OURS, "pretrain o.yaml --out x", "Did you mean -c o.yaml?", "anabatic pretrain -c o.yaml --out x"),
+    ("o.yaml", OURS, "pretrain o.yaml --out x", "Did you mean -c o.yaml?", "anabatic pretrain -c o.yaml"),
     ("o.yaml", OURS, "chat o.yaml", "recipe for `anabatic pretrain`", "anabatic pretrain -c o.yaml"),
 ]  # fmt: skip
 
@@ -330,16 +271,16 @@ def test_one_foreign_key_of_a_recipe_is_named(tmp_path: Path, capsys: pytest.Cap
     file.write_text("model: m\ndata: {train: [a.jsonl]}\noptim: {weight_decay: 0.1}\noutput_dir: runs/x\n")
     error, hint = ends(capsys, f"sft -c {file}")
     assert error == f'error: {file}:4: unknown setting "output_dir" (of {HUGGING_FACE}): out here'
-    assert hint == "write out: runs/x"
+    assert hint == "write out"
 
 
 @pytest.mark.parametrize(
     ("line", "message", "meant"),
     [
-        ("finetune --model m", "`anabatic sft` here", "anabatic sft --model m"),
+        ("finetune --model m", "`anabatic sft` here", "see `anabatic sft --help`"),
         ("rlhf", "(of ms-swift): anabatic dpo", "see `anabatic dpo --help`"),
-        ("webchat m", "(of LLaMA-Factory): anabatic serve here", "anabatic serve m"),
-        ("deploy m", "(of ms-swift): anabatic serve here", "anabatic serve m"),
+        ("webchat m", "(of LLaMA-Factory): anabatic serve here", "see `anabatic serve --help`"),
+        ("deploy m", "(of ms-swift): anabatic serve here", "see `anabatic serve --help`"),
         ("sftt", 'Did you mean "sft"?', "see `anabatic --help`"),
     ],
 )

@@ -92,7 +92,7 @@ def test_parts_of_a_long_document_are_one_stream(tmp_path):
     entries = [EncodedEntry(list(range(10, 20)), None, 10, True), EncodedEntry(list(range(20, 25)), None, 5, False)]
     entries.append(EncodedEntry([30, 31], None, 2, True))
     shards = write_shard_set(tmp_path / "s", "text", entries)
-    assert [shards.count_entry_inputs(i) for i in range(3)] == [10, 6, 3]
+    assert [shards.locate_entry(i).num_inputs for i in range(3)] == [10, 6, 3]
     assert shards.read_entry(0)[0].tolist() == [EOT_ID, *range(10, 19)]
     assert shards.read_entry(1)[0].tolist() == list(range(19, 25))
     with Loader([(shards, None)], seq_len=64, micro_batch_tokens=64) as loader:

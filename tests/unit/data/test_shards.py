@@ -106,7 +106,7 @@ def test_round_trip_over_several_shards(tmp_path_factory, documents, shard_bytes
     folder = tmp_path_factory.mktemp("set")
     made = write_text_shards(folder / "t", documents, dtype="uint32", shard_bytes=shard_bytes)
     assert [made.read_entry(i)[0].tolist() for i in range(made.num_docs)] == [[EOT_ID, *ids] for ids in documents]
-    assert [made.count_entry_inputs(i) for i in range(made.num_docs)] == [len(ids) + 1 for ids in documents]
+    assert [made.locate_entry(i).num_inputs for i in range(made.num_docs)] == [len(ids) + 1 for ids in documents]
     assert made.num_tokens == sum(len(ids) + 1 for ids in documents)
     assert [made.count_entry_bytes(i) for i in range(made.num_docs)] == [len(ids) for ids in documents]
     chats = [([EOT_ID, *ids], [0, *(n % 2 for n in ids)]) for ids in documents]
@@ -114,7 +114,7 @@ def test_round_trip_over_several_shards(tmp_path_factory, documents, shard_bytes
     for i, (ids, mask) in enumerate(chats):
         assert made.read_entry(i)[0].tolist() == ids
         assert made.read_entry(i)[1].tolist() == mask
-        assert made.count_entry_inputs(i) == len(ids) - 1
+        assert made.locate_entry(i).num_inputs == len(ids) - 1
     with pytest.raises(IndexError):
         made.read_entry(made.num_docs)
 

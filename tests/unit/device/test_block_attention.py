@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from anabatic.cpu_speed.cpu_blocks import CPU_BLOCKS
 from anabatic.device.attention import PackedSegments
-from anabatic.device.block_attention import CPU_BLOCKS, REFERENCE_BLOCKS, BlockOps, merge_block
+from anabatic.device.block_attention import REFERENCE_BLOCKS, BlockOps, merge_block
 
 OPS = {"reference": REFERENCE_BLOCKS, "cpu": CPU_BLOCKS}
 SCALE = 0.7

@@ -55,27 +55,6 @@ def test_requests_of_several_adapters_in_one_batch(tokenizer, tmp_path):
         torch.testing.assert_close(weight, plain[name.replace(".base.", ".")], rtol=0, atol=0)
 
 
-def test_a_dropped_adapter_is_gone_and_its_name_is_free(tokenizer, tmp_path):
-    first, second = (adapted(tokenizer, tmp_path / name, seed) for name, seed in (("x", 1), ("y", 2)))
-    engine = Engine(build_random_model(len(tokenizer)), tokenizer, max_batch=2, max_len=96)
-    prompt = list(range(30, 70))
-    answers = []
-    for folder in ("x", "y"):
-        engine.load_adapter("same", tmp_path / folder)
-        request = engine.request(prompt, SHORT, [], adapter="same")
-        engine.submit([request])
-        with pytest.raises(DataError, match="1 requests ask the adapter same"):
-            engine.drop_adapter("same")
-        while engine.is_busy:
-            engine.step()
-        engine.drop_adapter("same")
-        answers.append(request.ids)
-    for model, ids in zip((first, second), answers, strict=True):
-        assert ids == Engine(model, tokenizer, max_batch=1, max_len=96).generate([prompt], SHORT, [])[0].ids
-    with pytest.raises(DataError, match='no adapter "same"'):
-        engine.request(prompt, SHORT, adapter="same")
-
-
 def test_what_cannot_be_asked_per_request_says_so(tokenizer, tmp_path):
     adapted(tokenizer, tmp_path / "dora", 1, use_dora=True)
     adapted(tokenizer, tmp_path / "good", 1)

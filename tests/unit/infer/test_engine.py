@@ -110,7 +110,9 @@ def test_stream_is_generate_in_pieces(model, tokenizer):
     engine = Engine(model, tokenizer, max_batch=2, max_len=64)
     for prompt in prompts(4, len(tokenizer), seed=4):
         sampling = Sampling(temperature=1.0, seed=5, max_new_tokens=40)
-        assert "".join(engine.stream_answer(prompt, sampling)) == engine.generate([prompt], sampling)[0].text
+        request = engine.request(prompt, sampling)
+        engine.submit([request])
+        assert "".join(engine.follow(request)) == engine.generate([prompt], sampling)[0].text
     assert not engine.is_busy
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from anabatic.cli.app import main
 from anabatic.core.errors import DataError
-from anabatic.core.model_format import describe_wrong_model
 from anabatic.models.pretrained import load_config, resolve_model_folder
+from anabatic.plan.model_format import describe_wrong_model
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from anabatic.cli.parsing.command_line import (
 )
 from anabatic.cli.usage import usage_hints
 from anabatic.config.loading import command_table, common_settings, shipped_recipes, validation
-from anabatic.convert import converter, file_detection, peer_tables
+from anabatic.convert import command_finder, file_detection, peer_tables
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import RunFolder
@@ -29,7 +29,7 @@ def translate_usage_error(error: UsageError, tokens: Sequence[str]) -> ConfigErr
     if isinstance(error, UnknownCommandError):
         translated = explain_unknown_command(error, tokens)
     else:
-        translated = usage_hints.explain_usage_error(error, tokens)
+        translated = explain_job_options(error, tokens)
     if translated is not None:
         return translated
     name = error.command
@@ -44,6 +44,26 @@ def translate_usage_error(error: UsageError, tokens: Sequence[str]) -> ConfigErr
         if isinstance(error, error_type):
             return ConfigError(describe(error), hint)
     raise AssertionError(f"no description of {type(error).__name__}") from error
+
+
+_MOVED_OPTIONS = {("serve", "--runs"): "training runs are shown by another command: anabatic studio FOLDER"}
+"""(command, option that it had before) -> hint."""
+
+
+def explain_job_options(error: UsageError, tokens: Sequence[str]) -> ConfigError | None:
+    """Return the error for options, KEY=VALUE words or a file that a command rejects; None without an explanation."""
+    if isinstance(error, UnknownOptionError):
+        if moved := _MOVED_OPTIONS.get((error.command, error.option)):
+            return ConfigError(f'unknown option "{error.option}"', moved)
+        return usage_hints.explain_option_names(error, tokens, error.option)
+    if not isinstance(error, UnusedWordsError) or error.command not in command_table.COMMANDS:
+        return None
+    for word in error.words:
+        if file_detection.is_recipe_file(word) and (found := usage_hints.explain_file(word, error.command)) is not None:
+            return found
+    if all(map(usage_hints.is_pair, error.words)):
+        return usage_hints.explain_option_names(error, tokens, error.words[0].partition("=")[0])
+    return None
 
 
 def _describe_unknown_option(error: UnknownOptionError) -> str:
@@ -104,90 +124,43 @@ _COMMAND_ALIASES = {
     "lm_eval": "eval", "lm-eval": "eval", "webui": "studio", "web-ui": "studio", "board": "studio", "ui": "studio",
 }  # fmt: skip
 """Common names that are not in the tables -> command."""
-_PROGRAMS = ("swift", "megatron", "llamafactory-cli", "lmf", "vllm", "axolotl")
-"""Programs whose first argument is the command."""
+_PROGRAMS = {
+    "swift": "swift", "megatron": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "vllm": "",
+    "axolotl": "",
+}  # fmt: skip
+"""Programs whose first argument is the command -> their converter."""
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun", "msrun")
 
 
 def explain_unknown_command(error: UnknownCommandError, tokens: Sequence[str]) -> ConfigError | None:
-    """Return the error with the equivalent of a command of another program, or the command for a lone file."""
+    """Return the error with our name for a command of another program, or the command for a lone file."""
     word = error.word
     if error.command or not word.strip():
         return None
-    if file_detection.is_recipe_file(word):
-        return usage_hints.explain_file(word, "", list(tokens))
+    file = next((token for token in tokens if file_detection.is_recipe_file(token)), None)
+    if file is not None and (file_error := usage_hints.explain_file(file, "")) is not None:
+        return file_error
     if word in shipped_recipes.RECIPES:
         return ConfigError(f"{word} is a recipe, not a command", shipped_recipes.RECIPES[word].command_line)
-    args = [token for token in tokens if token != word]
-    file = next((token for token in args if file_detection.is_recipe_file(token)), None)
-    if file is not None and (file_error := usage_hints.explain_file(file, "", args)) is not None:
-        return file_error
     if word in _LAUNCHERS:
         message = f'unknown command "{word}": processes are started by the commands themselves'
         return ConfigError(message, "anabatic sft --device.nproc 8 ..., on several machines anabatic launch --help")
+    peer, label = _PROGRAMS.get(word, ""), word
+    args = list(tokens[list(tokens).index(word) + 1 :])
     if word in _PROGRAMS and args and not args[0].startswith("-"):
-        program, word, args = word, args[0], args[1:]
-        label = f"{program} {word}"
-        if word in command_table.COMMANDS:
-            return ConfigError(f'unknown command "{label}": `anabatic {word}` here', _format_our_command(word, args))
-    else:
-        label = word
-    if word in _COMMAND_ALIASES:
-        command = _COMMAND_ALIASES[word]
-        return ConfigError(f'unknown command "{label}": `anabatic {command}` here', _format_our_command(command, args))
+        foreign, word = [word, *args], args[0]
+        label = " ".join(foreign[:2])
+        if peer and command_finder.find_commands(shlex.join(foreign), peer).calls:
+            message = f'unknown command "{label}" (of {peer_tables.load_tables(peer).title})'
+            line = shlex.join(["anabatic", "config", f"from-{peer}", shlex.join(foreign)])
+            return ConfigError(message, f"{line} > recipe.yaml")
+    command = word if word in command_table.COMMANDS else _COMMAND_ALIASES.get(word, "")
+    if command:
+        return ConfigError(f'unknown command "{label}": `anabatic {command}` here', f"see `anabatic {command} --help`")
     for peer in ("llamafactory", "swift"):
         for row in peer_tables.load_tables(peer).tables["commands"]:
             if any(name.partition(" ")[2] == word for name in row.theirs):
-                return _explain_peer_command(peer, row, label, args)
+                here = row.here.get("en", "").replace("`", "") or f"anabatic {row.command}"
+                message = f'unknown command "{label}" (of {peer_tables.load_tables(peer).title}): {here} here'
+                return ConfigError(message, f"see `anabatic {row.command} --help`".replace("  ", " "))
     return None
-
-
-def _explain_peer_command(peer: str, row: peer_tables.MappingRow, label: str, args: Sequence[str]) -> ConfigError:
-    """Return the error with the equivalent of a command of a table."""
-    equivalent = row.here.get("en", "").replace("`", "") or f"anabatic {row.command}"
-    note = f" ({row.note['en']})".replace("`", "") if row.note else ""
-    message = f'unknown command "{label}" (of {peer_tables.load_tables(peer).title}): {equivalent} here{note}'
-    if not row.command:
-        return ConfigError(message, "see `anabatic --help`")
-    kinds = {
-        name: entry
-        for entry in peer_tables.load_tables(peer).all_rows()
-        if entry.fact == "kind"
-        for name in entry.theirs
-    }
-    command, command_args = row.command, list(args)
-    for index, word in enumerate(args):
-        option, equals, value = word.partition("=")
-        name = option.lstrip("-").replace("-", "_")
-        if word.startswith("-") and name in kinds:
-            value = value if equals else args[index + 1] if index + 1 < len(args) else ""
-            try:
-                command = converter.command_for_tree(peer, {name: value})
-            except ConfigError as error:
-                return ConfigError(f"{message}; {error}".removesuffix("."), error.hint)
-            command_args = [
-                arg for position, arg in enumerate(args) if position != index and (equals or position != index + 1)
-            ]
-            break
-    return ConfigError(message, _format_our_command(command, command_args))
-
-
-def _format_our_command(command: str, args: Sequence[str]) -> str:
-    """Return the command line of `command` with the converted arguments of the foreign command."""
-    if not args:
-        return f"see `anabatic {command} --help`"
-    tokens = [
-        token for index, arg in enumerate(args) for token in (["-c", arg] if _find_lone_recipe(args, index) else [arg])
-    ]
-    known = usage_hints.options_of(command)
-    line = usage_hints.parse_line([*command.split(), *tokens], command, known)
-    if not line.foreign_options:
-        return line.format_line()
-    hint = usage_hints.explain_foreign_options(
-        line, line.foreign_options[0].original_text, known, f"see `anabatic {command} --help`"
-    ).hint
-    return hint or line.format_line()
-
-
-def _find_lone_recipe(tokens: Sequence[str], index: int) -> bool:
-    return tokens[index].endswith((".yaml", ".yml")) and not (index and tokens[index - 1].startswith("-"))

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from anabatic.core import extras, log, plugins
+from anabatic.core import extras, log, plugins, speedups
 from anabatic.core.errors import ConfigError
-from anabatic.core.imports import quick_imports
 
 TRAIN, USE, MACHINE, RECIPES = "Train", "Use", "Machine", "Recipes"
 GROUPS = (TRAIN, USE, MACHINE, RECIPES)
@@ -84,7 +83,7 @@ class Command:
         """
         collects = gc.isenabled()
         gc.disable()
-        quick_imports.install_quick_imports()
+        speedups.install_quick_imports()
         try:
             for name in self.optional_packages:
                 extras.import_optional(name, f"anabatic {self.name}")

@@ -169,10 +169,6 @@ class ShardSet:
         length = int.from_bytes(data[8:], "little") - start
         return EntryLocation(shard, start, length - int(self.is_chat), turn)
 
-    def count_entry_inputs(self, i: int) -> int:
-        """Return the inputs of entry `i`."""
-        return self.locate_entry(i).num_inputs
-
     def count_entry_bytes(self, i: int) -> int:
         """Return the UTF-8 bytes of the learned text of entry `i`."""
         shard, local = self._find_shard(i)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from anabatic.core.formatting import format_spans, parse_whole
+from anabatic.device import table
 from anabatic.doctor import chip_names
 from anabatic.doctor.checks import version_matrix
 from anabatic.doctor.findings.catalog import make_result
@@ -131,7 +132,7 @@ def check_chip(machine: TargetMachine) -> Iterator[CheckResult]:
     if not machine.has_npu:
         return
     name, folder = detect_soc_name(machine), detect_ops_folder(machine)
-    figures = chip_names.find_chip(name)
+    figures = table.find_chip(name)
     if figures is not None:
         dtype = "bf16" if figures.has_bf16 else "fp16"
         yield make_result("chip.ok", name=name, memory=figures.memory_gib, tflops=figures.half_tflops, dtype=dtype)

@@ -10,7 +10,6 @@ from typing import Any
 from anabatic.config.sections.kubernetes import Kubernetes, parse_pairs
 from anabatic.core import relaunch
 from anabatic.core.errors import ConfigError
-from anabatic.launch.k8s.manifest_rules import QUEUE_LABEL
 from anabatic.launch.k8s.pod_template import (
     ACCELERATORS,
     JOBSET_TASK,
@@ -20,6 +19,8 @@ from anabatic.launch.k8s.pod_template import (
 )
 
 Manifest = dict[str, Any]
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Kueue's label with the name of a LocalQueue (kueue, pkg/controller/constants/constants.go)."""
 
 _RESTART_POLICIES = (
     {"exitCode": relaunch.EXIT_USER_ERROR, "action": "TerminateJob"},
@@ -220,7 +221,7 @@ def build_metadata(settings: Kubernetes, labels: dict[str, str] | None = None) -
 
 
 def _get_kueue_labels(settings: Kubernetes) -> dict[str, str]:
-    return {QUEUE_LABEL: settings.queue} if settings.queue else {}
+    return {_QUEUE_LABEL: settings.queue} if settings.queue else {}
 
 
 def _get_fault_labels(settings: Kubernetes) -> dict[str, str]:

@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from anabatic.config.sections.kubernetes import Kubernetes
-from anabatic.core.errors import ConfigError
 from anabatic.launch.k8s.job_kinds import JOB_KINDS, Manifest, check_kind
-from anabatic.launch.k8s.manifest_rules import RULES_BY_KIND
+from anabatic.launch.k8s.name_rules import check_names
 from anabatic.launch.k8s.pod_template import (
     ACCELERATORS,
     JOB_SECRET_KEY,
@@ -39,6 +38,7 @@ def render_manifests(settings: Kubernetes, command: list[str], recipe: str, secr
             what is asked for.
     """
     check_kind(settings)
+    check_names(settings)
     manifests = [_build_config_map(settings, f"{settings.name}-recipe", {RECIPE_FILE: recipe})]
     if settings.ranktable and settings.kind == "volcano":
         # the operator finds the ConfigMap by its name and label, and fills it
@@ -50,7 +50,6 @@ def render_manifests(settings: Kubernetes, command: list[str], recipe: str, secr
         data = {JOB_SECRET_KEY: secret}
         manifests.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
     manifests += JOB_KINDS[settings.kind].build(settings, command)
-    check_manifests(manifests)
     return yaml.dump_all(manifests, Dumper=_QuotingDumper, sort_keys=False, width=1 << 20, allow_unicode=True)
 
 
@@ -61,26 +60,6 @@ def _build_config_map(settings: Kubernetes, name: str, data: dict[str, str]) -> 
 
 def _get_namespace(settings: Kubernetes) -> dict[str, str]:
     return {"namespace": settings.namespace} if settings.namespace else {}
-
-
-def check_manifests(manifests: list[Manifest]) -> None:
-    """Check manifests against the rules of their kinds.
-
-    Raises:
-        ConfigError: a field breaks a rule.
-    """
-    faults = [
-        fault
-        for manifest in manifests
-        for fault in RULES_BY_KIND[manifest["kind"]].find_faults(manifest, manifest["kind"])
-    ]
-    if faults:
-        more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ConfigError(
-            f"Kubernetes would not take the job: {'; '.join(faults[:3])}{more}",
-            "change the option that it comes from, see `anabatic launch k8s --help`; the rules of names are on"
-            " kubernetes.io, Object Names and IDs",
-        )
 
 
 class _QuotingDumper(yaml.SafeDumper):

@@ -30,9 +30,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import relaunch
+from anabatic.core import relaunch, speedups
 from anabatic.core.formatting import parse_whole
-from anabatic.core.imports import quick_imports
 from anabatic.core.stop_signals import STOP_SIGNALS
 
 PRELOAD_VARIABLE = "ANABATIC_PRELOAD"
@@ -183,7 +182,7 @@ def _import_modules(modules: str) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does before torch is loaded
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library starts its threads when it is loaded
     if "anabatic." in modules:
-        quick_imports.install_quick_imports()
+        speedups.install_quick_imports()
     with _unopened_devices():
         for name in modules.split(","):
             module, _, attribute = name.partition(":")

@@ -85,8 +85,7 @@ class AdapterRegistry:
         return -1 if name is None else self._slots[name][0]
 
     def get_cache_salt(self, name: str | None) -> bytes:
-        """Return the salt that separates an adapter's cache blocks from others, also from those of an earlier adapter
-        with the same name.
+        """Return the salt that separates an adapter's cache blocks from others.
 
         Raises:
             DataError: there is no such adapter.
@@ -100,17 +99,6 @@ class AdapterRegistry:
             )
         return self._slots[name][1]
 
-    def remove_adapter(self, name: str) -> None:
-        """Remove an adapter.
-
-        Raises:
-            DataError: there is no such adapter.
-        """
-        self.get_cache_salt(name)
-        slot, _ = self._slots.pop(name)
-        for layer in self._layers.values():
-            layer.pairs.pop(slot, None)
-
     @torch.no_grad()
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter.
@@ -119,7 +107,7 @@ class AdapterRegistry:
             DataError: the name is taken, or the folder is damaged, of another model, or of a type that must be merged.
         """
         if name in self._slots:
-            raise DataError(f'there is an adapter "{name}" already', "choose another name, or drop it first")
+            raise DataError(f'there is an adapter "{name}" already', "choose another name")
         pairs = self._read_pairs(folder)
         slot = len(self._used_slots)
         self._used_slots.append(slot)

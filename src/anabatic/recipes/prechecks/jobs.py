@@ -20,8 +20,8 @@ from anabatic.config.serve import ServeJob
 from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
-from anabatic.core.model_format import describe_wrong_model
 from anabatic.plan import model_facts
+from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes.export import gguf_converter
 from anabatic.recipes.prechecks import data_files
 from anabatic.recipes.prechecks.data_files import (

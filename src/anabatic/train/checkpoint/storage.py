@@ -21,10 +21,9 @@ from typing import Any
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from anabatic.core import json_reader, log
+from anabatic.core import json_reader, log, speedups
 from anabatic.core.errors import AnabaticError, CheckpointError
 from anabatic.core.formatting import format_size
-from anabatic.core.imports import quick_imports
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
 from anabatic.device.device import Device
 from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text, gather_text
@@ -73,7 +72,7 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         CheckpointError: the tensors cannot be written.
         Failure: the disk filled up or refuses writes; older checkpoints are untouched.
     """
-    dcp = quick_imports.import_checkpoints()
+    dcp = speedups.import_checkpoints()
     from anabatic.train.checkpoint import dcp_writer  # imports sharded tensors
 
     target = folder.checkpoint_path(step)
@@ -196,7 +195,7 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> Non
     Raises:
         CheckpointError: names or shapes differ from what was saved, or the folder holds something else than data.
     """
-    dcp = quick_imports.import_checkpoints()
+    dcp = speedups.import_checkpoints()
     from anabatic.train.checkpoint import dcp_reader, dcp_writer  # import sharded tensors
 
     ignore_dcp_warnings()

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from anabatic.cpu_speed.decoder_layer import LINEAR_NAMES, NORM_NAMES
+from anabatic.cpu_speed.decoder_structure import NormParts, find_norm, find_unknown_part, read_norm, read_parts
+from anabatic.cpu_speed.inference_products import InferenceProduct
 from anabatic.device.attention import AttentionOptions
-from anabatic.device.decoder_layer import LINEAR_NAMES, NORM_NAMES
 from anabatic.device.device import get_free_host_memory
-from anabatic.device.inference_products import InferenceProduct
 from anabatic.device.ops import DeviceOps, get_device_ops
 from anabatic.models import rope_scaling
-from anabatic.models.decoder_structure import NormParts, find_norm, find_unknown_part, read_norm, read_parts
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache, get_head_sizes
 from anabatic.models.lora import multi_adapter
 from anabatic.models.lora.multi_adapter import MultiAdapterLinear

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from anabatic.cpu_speed.decoder_layer import LINEAR_NAMES, NORM_NAMES, LayerPlan, LinearParts, run_decoder_layer
+from anabatic.cpu_speed.decoder_structure import find_unknown_part, read_norm, read_parts
 from anabatic.device.attention import PackedSegments
-from anabatic.device.decoder_layer import LINEAR_NAMES, NORM_NAMES, LayerPlan, LinearParts, run_decoder_layer
-from anabatic.models.decoder_structure import find_unknown_part, read_norm, read_parts
 from anabatic.models.lora.linear import LoraLinear
 
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from anabatic.device.inference_products import InferenceProduct
+from anabatic.cpu_speed.direct_forward import DirectForward, build_direct_forward
+from anabatic.cpu_speed.inference_products import InferenceProduct
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models import forward
-from anabatic.models.direct_forward import DirectForward, build_direct_forward
 from anabatic.models.kv_cache import CacheRow, KVCache
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import prepare_model
@@ -56,7 +56,7 @@ def rows_of(step: int) -> list[CacheRow]:
 @pytest.mark.parametrize("pack", [True, False])
 def test_states_are_those_of_the_modules(family, dtype, pack, monkeypatch):
     if not pack:
-        monkeypatch.setattr("anabatic.models.direct_forward._MAX_COPIED_SHARE", 0.0)
+        monkeypatch.setattr("anabatic.cpu_speed.direct_forward._MAX_COPIED_SHARE", 0.0)
     model = build(family, dtype)
     direct = build_direct_forward(model, forward.run_modules, 64)
     assert isinstance(direct, DirectForward), direct

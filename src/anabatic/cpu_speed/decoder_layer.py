@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anabatic.cpu_speed.cpu_attention import attend_backward, attend_forward
 from anabatic.device.attention import PackedSegments, get_head_exchange
-from anabatic.device.cpu_attention import attend_backward, attend_forward
 
 NORM_NAMES = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 LINEAR_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -16,7 +16,7 @@ HEAVY = """heavy = [name for name in ("torch._dynamo", "torch._inductor", "torch
     "torch.distributed.fsdp", "sympy", "scipy.optimize") if name in sys.modules]
 """
 """Seconds of imports that one process on a processor does not need."""
-IMPORT = "import json, sys\nfrom anabatic.core.imports import quick_imports\n"
+IMPORT = "import json, sys\nfrom anabatic.cpu_speed import quick_imports\n"
 QUICK = IMPORT + "quick_imports.install_quick_imports()\nimport transformers, transformers.modeling_utils\n"
 GENERATE = """
 import torch
@@ -38,7 +38,7 @@ except ImportError:
     styles = []
 """
 RESOLVE = """
-from anabatic.core.imports.deferred_names import DeferredName, resolve_name
+from anabatic.cpu_speed.deferred_names import DeferredName, resolve_name
 modules = [each for name, each in list(sys.modules.items()) if name.startswith(("transformers.", "torch.distributed."))]
 waiting = [(each, name, value) for each in modules for name, value in list(vars(each).items())
            if type(value) is DeferredName]

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anabatic.device.decoder_layer import LINEAR_NAMES, NORM_NAMES
+from anabatic.cpu_speed.decoder_layer import LINEAR_NAMES, NORM_NAMES
 
 _LAYER_PARTS = {"self_attn", "mlp", *NORM_NAMES[:2]}
 _ATTENTION_PARTS, _MLP_PARTS = set(LINEAR_NAMES[:4]), set(LINEAR_NAMES[4:])

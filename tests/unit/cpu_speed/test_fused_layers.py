@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from anabatic.config.sections.train_jobs import Lora
+from anabatic.cpu_speed import fused_layers
 from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.device.ops import get_device_ops
-from anabatic.models import forward, fused_layers, fused_ops
+from anabatic.models import forward, fused_ops
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import enable_activation_checkpointing
 from anabatic.testing.tiny_models import build_tiny_model

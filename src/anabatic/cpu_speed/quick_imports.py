@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from anabatic.core.imports.deferred_names import DeferredName, WaitingImports
+from anabatic.cpu_speed.deferred_names import DeferredName, WaitingImports
 
 _KNOWN_MAJOR = "5"
 _HEAVY_MODULE = "transformers.modeling_utils"

@@ -1,1 +1,0 @@
-"""Imports that wait until they are used."""
