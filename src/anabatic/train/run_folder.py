@@ -25,7 +25,9 @@ from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.paths import RunFolder, fsync_folder, lock_folder, make_write_error, replace_folder, write_atomic
 from anabatic.core.relaunch import RETRY_VARIABLE
 from anabatic.device.device import Device, get_peak_flops
-from anabatic.parallel.process_groups import World, all_reduce_sum, barrier, broadcast_text, to_local
+from anabatic.parallel.collectives import all_reduce_sum, barrier, broadcast_text
+from anabatic.parallel.sharded_tensors import to_local
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import manifest, memory_copies, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.guards import bad_steps

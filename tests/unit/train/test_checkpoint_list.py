@@ -14,7 +14,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import Save
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.testing.fake_runs import write_jsonl
 from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress

@@ -36,7 +36,7 @@ from anabatic.core.stop_signals import (
     get_exit_code,
 )
 from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
-from anabatic.launch.local import forkserver, placement, worker_reports
+from anabatic.launch.local import device_replacement, forkserver, placement, worker_reports
 from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.launch.schedulers import requeue
 
@@ -293,8 +293,8 @@ class _Supervisor:
         variables[relaunch.REPORTS_VARIABLE] = str(self.folder)
         if self.preload:
             variables[forkserver.PRELOAD_VARIABLE] = self.preload
-        if placement.has_visible_devices(os.environ):
-            variables[placement.FIXED_DEVICES_VARIABLE] = "1"
+        if device_replacement.has_visible_devices(os.environ):
+            variables[device_replacement.FIXED_DEVICES_VARIABLE] = "1"
         variables.update(self.worker_variables)
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stores warn of every connection that ends
