@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from anabatic import __version__
 from anabatic.config.loading import settings
 from anabatic.config.sections.train_jobs import LoopJob
-from anabatic.core import json_reader, log
+from anabatic.core import log
 from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.paths import RunFolder, fsync_folder, lock_folder, make_write_error, replace_folder, write_atomic
@@ -343,14 +343,6 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def is_finished(folder: RunFolder) -> bool:
-    """True when the run folder's summary says that the run is complete."""
-    try:
-        return json_reader.read_json_file(folder.summary).get("finished") is True
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 Evaluator = Callable[[int], dict[str, Any]]
