@@ -32,7 +32,7 @@ from anabatic.launch.coordinator import Coordinator
 from anabatic.launch.coordinator_client import CoordinatorClient
 from anabatic.launch.coordinator_server import CoordinatorServer
 from anabatic.launch.hosts.hostfile import parse_hostfile
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.mesh import RankGroup
 from anabatic.train.checkpoint import checksums, manifest
 from anabatic.train.checkpoint.dcp_writer import FullCollectionPause, LinearSavePlanner
 from anabatic.train.guards.straggler_rules import RankTimes, StragglerDetector

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from anabatic.core.paths import RunFolder
-from anabatic.parallel.process_groups import World, barrier
+from anabatic.parallel.collectives import barrier
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import storage
 from option_types import positive_int
 

@@ -30,7 +30,7 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.models.pretrained import prepare_model
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.testing.tiny_models import build_tiny_qwen2
 from anabatic.train import run_folder
 from anabatic.train.checkpoint.saver import CheckpointSaver

@@ -47,14 +47,15 @@ def rank_main(context: int, tokens: int, document: int, tuner: str) -> None:
     from anabatic.models import fused_ops
     from anabatic.models.lora import adapter
     from anabatic.models.model_init import materialize_model
-    from anabatic.parallel import process_groups, sharding
+    from anabatic.parallel import sharding
+    from anabatic.parallel.world import init_world, leave_world
     from anabatic.testing.tiny_models import build_tiny_qwen2
     from anabatic.train.objectives import make_next_token_objective
     from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 
     device = select_device(DeviceSettings(type="cpu", threads=1, dtype="fp32"))
-    world = process_groups.init_world(device, Parallel(context=context))
+    world = init_world(device, Parallel(context=context))
     torch.manual_seed(0)
     model = build_tiny_qwen2(**MODEL)
     if tuner == "lora":
@@ -85,7 +86,7 @@ def rank_main(context: int, tokens: int, document: int, tuner: str) -> None:
         for _ in range(STEPS):
             step.run_step(iter([batch]), 1, 1.0)
         print(json.dumps({"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}), flush=True)
-    process_groups.leave_world(world)
+    leave_world(world)
 
 
 class Side:

@@ -26,7 +26,8 @@ from anabatic.config.pretrain import PretrainJob
 from anabatic.config.sections.common import Data, DeviceSettings, Save
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World, barrier, init_world, leave_world
+from anabatic.parallel.collectives import barrier
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.checkpoint import memory_store, storage
 from anabatic.train.checkpoint.memory_copies import MemoryCopies, find_memory_copy

@@ -118,7 +118,7 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False, 
     from anabatic.models import fused_ops
     from anabatic.models.forward import ModelRoot, compute_summed_loss
     from anabatic.models.pretrained import load_model
-    from anabatic.parallel.process_groups import World
+    from anabatic.parallel.world import World
     from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 

@@ -165,7 +165,7 @@ def ours(turns: Turns, task: Task, dtype: str) -> None:
     from anabatic.device.device import select_device
     from anabatic.models import fused_ops, model_init
     from anabatic.models.forward import ModelRoot, compute_summed_loss
-    from anabatic.parallel.process_groups import World
+    from anabatic.parallel.world import World
     from anabatic.plan import model_shape
     from anabatic.plan.depth_dial import derive_model_sizes
     from anabatic.train import sizing

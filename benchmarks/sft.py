@@ -133,8 +133,8 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     from anabatic.models.lora import adapter
     from anabatic.models.model_init import materialize_model
     from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
-    from anabatic.parallel.process_groups import World
     from anabatic.parallel.sharding import resolve_sharding
+    from anabatic.parallel.world import World
     from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
 

@@ -17,8 +17,8 @@ from anabatic.core.errors import Failure, UserError
 from anabatic.core.formatting import format_size, parse_whole
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic_sim import machine_spec, shared_memory, supervisor
-from anabatic_sim.libraries import native_build
-from anabatic_sim.libraries.native_build import SimulatorBuild
+from anabatic_sim.libraries import build_layout, native_build
+from anabatic_sim.libraries.build_layout import SimulatorBuild
 from anabatic_sim.machine_spec import (
     CANN_VARIABLE,
     INTERPRETER_VARIABLE,
@@ -93,7 +93,7 @@ def _make_report_folder(folder: Path) -> None:
 
 
 def _reports_folder() -> Path:
-    return native_build.simulator_folder() / "reports"
+    return build_layout.simulator_folder() / "reports"
 
 
 def _write_reports(
@@ -173,7 +173,7 @@ def clean_simulations(builds: bool) -> str:
         UserError: `builds`, and a simulation runs from them.
     """
     text = f"removed {remove_dead_machines()} machines that were left behind\n"
-    folder = native_build.simulator_folder()
+    folder = build_layout.simulator_folder()
     if builds and (alive := shared_memory.list_machine_names()):
         raise UserError(
             f"{len(alive)} simulations run from {folder}: {', '.join(alive)}",

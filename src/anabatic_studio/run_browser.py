@@ -8,23 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.json_reader import to_finite_number
-from anabatic.core.paths import RunFolder
+from anabatic.monitor.run_data import FollowedMetrics, MetricsRows, Points, downsample_points, read_run, smooth_points
+from anabatic.monitor.run_files import EVALUATION_FILE, EVENTS_FILE, METRICS_FILE, RunFiles
 from anabatic.monitor.run_reader import RunReader
 from anabatic.train.checkpoint import listing as listing_module
 from anabatic.train.report import comparison, page
-from anabatic.train.report.charts import downsample_points, smooth_points
-from anabatic.train.report.run_data import MetricsRows, Points, read_run
 from anabatic_studio import evaluations, pickers
 
 MAX_DEPTH = 4
@@ -34,12 +30,6 @@ MAX_OPEN_RUNS = 16
 """Runs whose curves are kept in memory."""
 MAX_CURVE_POINTS = 1000
 """Of a curve, in an answer."""
-MAX_STORED_POINTS = 4096
-"""Of a curve, in memory."""
-MAX_READ_BYTES = 4 << 20
-"""Of a file of metrics, at once: about a quarter of a second. The page asks again until it has all."""
-MAX_LOG_BYTES = 64 << 10
-MAX_BAD_STEPS, MAX_BAD_ROWS = 200, 50
 SCAN_INTERVAL_SECONDS = 5.0
 
 _SMOOTHED_COLUMNS = (
@@ -51,13 +41,9 @@ _SMOOTHED_COLUMNS = (
     "device_util_pct_mean",
     "device_power_w_mean",
 )
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
-_EVALUATION_FILE = "eval.json"
-_RUN_FILES = ("metrics.jsonl", "events.jsonl", _EVALUATION_FILE)
+_RUN_FILES = (METRICS_FILE, EVENTS_FILE, EVALUATION_FILE)
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SKIPPED_PREFIXES = ("best_model", "final_model", "checkpoint-")
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 @dataclass
@@ -66,39 +52,6 @@ class _RunEntry:
     name: str
     reader: RunReader | None
     """None: a folder with the results of an evaluation alone."""
-
-
-class _RunMetrics:
-    """The rows of one run, thinned where they are many."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = json_reader.JsonlFollower(RunFolder(folder).metrics, max_bytes=MAX_READ_BYTES)
-        self._token = ""
-        self.rows = MetricsRows()
-
-    def read_new_rows(self) -> None:
-        """Read what is new, as much of it as is read at once."""
-        anew, rows = self._file.read_new_rows()
-        if anew:
-            self.rows, self._token = MetricsRows(), secrets.token_hex(4)
-        for row in rows:
-            self.rows.add_row(row)
-        held = self.rows
-        for key, points in held.columns.items():
-            if len(points) > MAX_STORED_POINTS:
-                held.columns[key] = dict(downsample_points(sorted(points.items()), MAX_STORED_POINTS // 2))
-        held.samples, held.level_counts = _drop_every_second(held.samples), _drop_every_second(held.level_counts)
-        held.evaluations = _drop_every_second(held.evaluations)
-
-    @property
-    def version(self) -> str:
-        """What was read, in a word: another word after anything new."""
-        return f"{self._token}.{self._file.offset}"
-
-    @property
-    def read_fraction(self) -> float:
-        """Of the file that was read, 0 to 1."""
-        return self._file.offset / (self._file.offset + self._file.bytes_behind) if self._file.bytes_behind else 1.0
 
 
 class RunBrowser:
@@ -113,7 +66,7 @@ class RunBrowser:
         self._entries: dict[str, _RunEntry] = {}
         self._num_omitted = 0
         self._scanned_at = float("-inf")
-        self._open_runs: OrderedDict[str, _RunMetrics] = OrderedDict()
+        self._open_runs: OrderedDict[str, FollowedMetrics] = OrderedDict()
 
     def list_runs(self) -> dict[str, Any]:
         """Return `runs`, those that run first, then the latest, and `left_out`, how many more there are."""
@@ -123,7 +76,7 @@ class RunBrowser:
         rows = []
         for key, found in list(self._entries.items()):
             try:
-                evaluated = _read_change_time(found.folder / _EVALUATION_FILE)
+                evaluated = _read_change_time(found.folder / EVALUATION_FILE)
                 if found.reader is None:
                     rows.append(_describe_evaluation(key, found, evaluated))
                     continue
@@ -162,11 +115,11 @@ class RunBrowser:
             path = self._root / folder.absolute().relative_to(self._root.absolute())
         except ValueError:
             return []
-        if _is_run(path):
+        if RunFiles(path).has_any(*_RUN_FILES):
             return [_make_key(path)]
-        started = [row for row in json_reader.read_json_lines(path / "pipeline.jsonl") if row.get("state") == "run"]
-        names = dict.fromkeys(str(row.get("stage")) for row in started)
-        return [_make_key(path / name) for name in names if _STAGE_NAME.fullmatch(name) and _is_run(path / name)]
+        started = [row for row in RunFiles(path).read_stage_rows() if row.get("state") == "run"]
+        names = filter(_STAGE_NAME.fullmatch, dict.fromkeys(str(row.get("stage")) for row in started))
+        return [_make_key(path / name) for name in names if RunFiles(path / name).has_any(*_RUN_FILES)]
 
     def get_curves(self, key: str, have: str = "") -> dict[str, Any]:
         """Return the curves of a run.
@@ -188,7 +141,7 @@ class RunBrowser:
             answer["curves"] = {
                 name: _build_curve(name, points) for name, points in followed.rows.sorted_curves().items() if points
             }
-            answer["spikes"] = _read_bad_steps(self._entries[key].folder / "bad_steps.jsonl")
+            answer["spikes"] = RunFiles(self._entries[key].folder).read_bad_steps()
         return answer
 
     def get_details(self, key: str) -> dict[str, Any]:
@@ -205,14 +158,14 @@ class RunBrowser:
             checkpoints = [{**row, "path": pickers.format_path(Path(row["path"]))} for row in rows]
         except (DataError, OSError):  # there is none, or one is just being removed
             checkpoints = []
-        logs = [{"rank": rank, "bytes": path.stat().st_size} for rank, path in _find_rank_logs(found.folder)]
-        spikes = _read_bad_steps(found.folder / "bad_steps.jsonl")
+        files = RunFiles(found.folder)
+        logs = [{"rank": rank, "bytes": path.stat().st_size} for rank, path in files.find_rank_logs().items()]
         return {
             **page.describe_run(run),
             "checkpoints": checkpoints,
             "logs": logs,
-            "notes": [note.en for note in run.notes],
-            "spikes": spikes,
+            "notes": [note.en for note in page.describe_notes(run)],
+            "spikes": files.read_bad_steps(),
         }
 
     def compare_runs(self, keys: Sequence[str]) -> dict[str, Any]:
@@ -242,12 +195,7 @@ class RunBrowser:
         Raises:
             KeyError: no listed run has this id, or it has no such log.
         """
-        path = dict(_find_rank_logs(self._entries[key].folder))[rank]
-        with open(path, "rb") as file:
-            start = max(0, path.stat().st_size - MAX_LOG_BYTES)
-            file.seek(start)
-            text = file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
-        return text.partition("\n")[2] if start else text
+        return RunFiles(self._entries[key].folder).read_log_end(rank)
 
     def render_report(self, key: str) -> str:
         """Return the report of a run as it is now, as HTML.
@@ -258,8 +206,8 @@ class RunBrowser:
         found = self._entries[key]
         return page.render_run_page(found.folder, read_run(found.folder, found.name, self._follow_run(key).rows))
 
-    def _follow_run(self, key: str) -> _RunMetrics:
-        followed = self._open_runs.get(key) or _RunMetrics(self._entries[key].folder)
+    def _follow_run(self, key: str) -> FollowedMetrics:
+        followed = self._open_runs.get(key) or FollowedMetrics(self._entries[key].folder)
         self._open_runs[key] = followed
         self._open_runs.move_to_end(key)
         while len(self._open_runs) > MAX_OPEN_RUNS:
@@ -281,13 +229,8 @@ class RunBrowser:
         self._entries = found
 
 
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _RUN_FILES)
-
-
 def _open_reader(folder: Path) -> RunReader | None:
-    has_training = any((folder / name).is_file() for name in _RUN_FILES if name != _EVALUATION_FILE)
-    return RunReader(folder, rows=20) if has_training else None
+    return RunReader(folder, rows=20) if RunFiles(folder).has_any(METRICS_FILE, EVENTS_FILE) else None
 
 
 def _read_change_time(path: Path) -> float | None:
@@ -299,31 +242,6 @@ def _describe_evaluation(key: str, entry: _RunEntry, evaluated: float | None) ->
     age = None if evaluated is None else max(0.0, time.time() - evaluated)
     row = {"id": key, "name": entry.name, "state": "evaluated", "why": "", "age_s": age, "evaluated": evaluated}
     return {**row, **unknown}
-
-
-def _read_bad_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the last steps that were spikes or not finite: step, reason, loss, grad_norm, and their rows as texts."""
-    if path.is_symlink():
-        return []
-    steps: deque[dict[str, Any]] = deque(maxlen=MAX_BAD_STEPS)
-    for entry in json_reader.read_json_lines(path):
-        step = to_finite_number(entry.get("step"))
-        if step is not None:
-            figures = {name: to_finite_number(entry.get(name)) for name in ("loss", "grad_norm")}
-            steps.append({"step": step, "reason": str(entry.get("reason", "")), **figures, "rows": _list_rows(entry)})
-    return list(steps)
-
-
-def _list_rows(entry: dict[str, Any]) -> list[str]:
-    ranks = entry.get("ranks")
-    rows = [
-        f"{row.get('source')}#{row.get('row')}"
-        for rank in (ranks if isinstance(ranks, list) else [])
-        if isinstance(rank, dict) and isinstance(rank.get("rows"), list)
-        for row in rank["rows"]
-        if isinstance(row, dict)
-    ]
-    return list(dict.fromkeys(rows))[:MAX_BAD_ROWS]
 
 
 def _make_key(folder: Path) -> str:
@@ -351,12 +269,6 @@ def _sort_key(row: dict[str, Any]) -> tuple[bool, float, str]:
     return not runs, 0.0 if runs or row["age_s"] is None else row["age_s"], row["name"]
 
 
-def _find_rank_logs(folder: Path) -> list[tuple[int, Path]]:
-    """Return (rank, file); a link may point anywhere and is left out."""
-    every = [(match, path) for path in folder.iterdir() if (match := _RANK_LOG.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in every if path.is_file() and not path.is_symlink())
-
-
 def _build_curve(name: str, points: Points) -> dict[str, Any]:
     if name == "time":  # Unix time has more digits than are kept
         first = next((value for _, value in points if value is not None), 0.0)
@@ -369,7 +281,3 @@ def _build_curve(name: str, points: Points) -> dict[str, Any]:
 
 def _to_columns(points: Points) -> list[list[float | None]]:
     return [[step for step, _ in points], [None if value is None else float(f"{value:.6g}") for _, value in points]]
-
-
-def _drop_every_second(rows: dict[_Key, _Value]) -> dict[_Key, _Value]:
-    return rows if len(rows) <= MAX_STORED_POINTS else dict(list(rows.items())[::2])

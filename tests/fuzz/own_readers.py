@@ -19,14 +19,13 @@ from anabatic.evals.tasks import core_suite
 from anabatic.hub import modelscope_models
 from anabatic.launch.local import spawn, worker_reports
 from anabatic.launch.schedulers import requeue
-from anabatic.monitor import run_reader
+from anabatic.monitor.run_files import RunFiles
 from anabatic.recipes import answer_shards, hub_data
 from anabatic.recipes.chat import slash_commands
 from anabatic.recipes.pipeline import stage_plan
 from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.memory_store import MemoryStore
 from anabatic.train.metrics import recorder
-from anabatic.train.run_folder import is_finished
 from anabatic_sim import simulation_report
 from anabatic_sim.profiling import tasks
 from anabatic_studio.jobs.store import StudioStore
@@ -161,7 +160,7 @@ def profile(path: Path) -> None:
 def run_state(path: Path) -> None:
     """Ask all that looks at the end of a run whether it has come."""
     folder = RunFolder(path.parent)
-    str((is_finished(folder), spawn._is_finished(folder, "seed: 1\n"), run_reader._is_finished(folder.summary)))
+    str((RunFiles(folder.root).is_finished, spawn._is_finished(folder, "seed: 1\n")))
 
 
 def memory(path: Path) -> None:

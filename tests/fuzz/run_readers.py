@@ -9,12 +9,12 @@ from typing import Any
 
 from anabatic.core import json_reader
 from anabatic.evals import answer_cache
-from anabatic.monitor import output_formats, screen
+from anabatic.monitor import output_formats, run_data, run_lines, screen
 from anabatic.monitor import run_reader as monitor_runs
 from anabatic.monitor.sampler import Frame
 from anabatic.monitor.snapshot import parse_snapshot_row
 from anabatic.train.checkpoint import listing, manifest
-from anabatic.train.report import page, run_data
+from anabatic.train.report import page
 from fuzz.engine import Good
 from fuzz.reading import Reader
 
@@ -63,7 +63,7 @@ def _run() -> list[Good]:
 def watched(path: Path) -> None:
     """Read a run as the monitor does, and draw it."""
     run = monitor_runs.RunReader(path.parent).read()
-    monitor_runs.format_run_lines(run, 100)
+    run_lines.format_run_lines(run, 100)
     run.get_figures()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from anabatic.core import process_info
 from anabatic_sim import machine_spec, shared_memory
-from anabatic_sim.libraries import native_build
+from anabatic_sim.libraries import build_layout
 
 PAIRS = (
     ("SimFault", shared_memory.SimFault),
@@ -34,7 +34,7 @@ def test_offsets_are_those_of_the_header(tmp_path: Path) -> None:
             expected.append(getattr(mirror, field).offset)
     code = f'#include <stddef.h>\n#include <stdio.h>\n#include "segment.h"\nint main(void) {{ {" ".join(lines)} }}\n'
     (tmp_path / "layout.c").write_text(code)
-    words = ["cc", f"-I{native_build.CSRC}", "-o", str(tmp_path / "layout"), str(tmp_path / "layout.c")]
+    words = ["cc", f"-I{build_layout.CSRC}", "-o", str(tmp_path / "layout"), str(tmp_path / "layout.c")]
     subprocess.run(words, check=True, capture_output=True)
     printed = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout
     assert [int(line) for line in printed.split()] == expected

@@ -40,9 +40,9 @@ def run_job(row: Command, job: Any, owns_process: bool = True) -> int:
     if row.is_training and owns_process:
         SIGNAL_LISTENER.start_listening()
     if row.is_training and not is_worker:
-        from anabatic.launch.local import placement
+        from anabatic.launch.local import device_selection
 
-        os.environ.update(placement.place_single_process(device, os.environ))
+        os.environ.update(device_selection.place_single_process(device, os.environ))
     code = row.import_recipe_function()(job)
     return int(code or 0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
-from anabatic.core.paths import RunFolder
+from anabatic.monitor.run_files import CONFIG_FILE, METRICS_FILE, RunFiles
 
 _SUMMARY_HINT = "resume the run: it writes the file anew at its end"
 
@@ -25,10 +25,10 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     Raises:
         ConfigError: the folder holds no run.
     """
-    paths = RunFolder(Path(folder).expanduser())
-    if not (paths.metrics.is_file() or paths.config.is_file()):
-        raise ConfigError(f"{paths.root} holds no run: no metrics.jsonl, no config.yaml", "give the folder after --out")
-    return Run(paths.root)
+    files = RunFiles(Path(folder).expanduser())
+    if not files.has_any(METRICS_FILE, CONFIG_FILE):
+        raise ConfigError(f"{files.root} holds no run: no metrics.jsonl, no config.yaml", "give the folder after --out")
+    return Run(files.root)
 
 
 class Run:
@@ -42,7 +42,7 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str], command: str = "") -> None:
         self.folder = Path(folder)
         self.command = command
-        self._paths = RunFolder(self.folder)
+        self._files = RunFiles(self.folder)
         self._opened = ExitStack()
         self._dialogue: Dialogue | None = None
 
@@ -52,22 +52,19 @@ class Run:
         return list(self.read_metrics())
 
     def read_metrics(self, kind: str = "") -> Iterator[dict[str, Any]]:
-        """Yield the rows of `metrics.jsonl`; a line that is still being written is left out.
+        """Iterate over the rows of `metrics.jsonl`; a line that is still being written is left out.
 
         Args:
             kind: only rows of this kind.
         """
-        if self._paths.metrics.is_file():
-            yield from (
-                row for row in json_reader.read_json_lines(self._paths.metrics) if not kind or row.get("kind") == kind
-            )
+        return self._files.iter_metrics(kind)
 
     @property
     def config(self) -> dict[str, Any]:
         """The resolved settings."""
         from anabatic.config.loading import yaml_reader
 
-        return yaml_reader.read_yaml(self._paths.config).tree
+        return yaml_reader.read_yaml(self._files.config).tree
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -76,7 +73,7 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
-        path = self._paths.summary
+        path = self._files.summary
         return json_reader.read_own_object(path, _SUMMARY_HINT) if path.is_file() else {}
 
     @property
@@ -103,9 +100,9 @@ class Run:
         Raises:
             ConfigError: there is none yet.
         """
-        if not self._paths.report.is_file():
-            raise ConfigError(f"{self._paths.report} does not exist", "it is written when the run ends")
-        return self._paths.report
+        if not self._files.report.is_file():
+            raise ConfigError(f"{self._files.report} does not exist", "it is written when the run ends")
+        return self._files.report
 
     def chat(self, message: str, **options: Any) -> str:
         """Return the model's answer; the conversation continues with the next call.
@@ -152,10 +149,10 @@ class Run:
         found = None if self.command else command_table.find_training_command(self.config)
         command = found.name if found else self.command
         if not command:
-            message = f"{self._paths.config} does not have the settings of any command of this version"
+            message = f"{self._files.config} does not have the settings of any command of this version"
             raise ConfigError(message, "call the function that trained it again")
         self.close()
-        run = run_command(command, self._paths.config, **options)
+        run = run_command(command, self._files.config, **options)
         assert run is not None
         return run
 

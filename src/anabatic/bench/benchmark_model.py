@@ -23,7 +23,7 @@ from anabatic.models.pretrained import (
     require_tokenizer_fits,
     resolve_model_folder,
 )
-from anabatic.parallel.process_groups import materialize_parameters
+from anabatic.parallel.sharded_tensors import materialize_parameters
 from anabatic.plan.depth_dial import derive_model_sizes
 
 _MAX_POSITIONS = 8192

@@ -21,8 +21,8 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.device.device import Device, select_device
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.collectives import all_gather_rows, count_calls, time_slowest_rank
+from anabatic.parallel.world import World, get_world_size, init_world, leave_world
 from anabatic.plan import cost_model
 
 _TARGET_SECONDS = 0.2
@@ -52,10 +52,10 @@ class _CollectiveBuffers:
         dist.all_reduce(self.full_tensor)
 
     def all_gather(self) -> None:
-        parallel.all_gather_rows(self.shard_tensor, self.world)
+        all_gather_rows(self.shard_tensor, self.world)
 
     def reduce_scatter(self) -> None:
-        # torch 2.13 renamed it as it did all_gather_into_tensor (`process_groups.world`).
+        # torch 2.13 renamed it as it did all_gather_into_tensor (`parallel/collectives.py`).
         scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
         scatter(self.shard_tensor, self.full_tensor)
 
@@ -70,11 +70,11 @@ def run(job: BenchCollectiveJob) -> int:
         ConfigError: there is one process.
         Failure: the figures cannot be written.
     """
-    if parallel.get_world_size() == 1:
+    if get_world_size() == 1:
         raise ConfigError("one process exchanges nothing", "give --nproc 2 or more")
     load = result_files.prepare_output(job) if log.get_rank() == 0 else 0.0
     device = select_device(job.device)
-    world = parallel.init_world(device)
+    world = init_world(device)
     figures = []
     for mib in sorted(job.mib):
         figures += _measure_size(job, _CollectiveBuffers(device, world, int(mib * 2**20)))
@@ -86,7 +86,7 @@ def run(job: BenchCollectiveJob) -> int:
             "collective", title, figures, asdict(job), where, "bytes", environment_info.caveat_notes(where)
         )
         result_files.write_results(job, result)
-    parallel.leave_world(world)
+    leave_world(world)
     return 0
 
 
@@ -95,10 +95,8 @@ def _measure_size(job: BenchCollectiveJob, exchange: _CollectiveBuffers) -> list
     kept = exchange.device.torch_device
     for kind in COLLECTIVES:
         call: Callable[[], None] = getattr(exchange, kind)
-        times = parallel.count_calls(call, kept, _TARGET_SECONDS, _MAX_ITERATIONS)
-        taken = [parallel.time_slowest_rank(call, times, kept) / times for _ in range(job.warm_up + job.repeats)][
-            job.warm_up :
-        ]
+        times = count_calls(call, kept, _TARGET_SECONDS, _MAX_ITERATIONS)
+        taken = [time_slowest_rank(call, times, kept) / times for _ in range(job.warm_up + job.repeats)][job.warm_up :]
         bytes_factor, _ = cost_model.get_collective_pattern(kind, exchange.world.size)
         moved = bytes_factor * exchange.buffer_bytes
         chip = exchange.device.chip

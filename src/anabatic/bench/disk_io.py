@@ -28,7 +28,7 @@ from anabatic.data.batching.loader import Loader
 from anabatic.data.shards import dataset_cache
 from anabatic.device.device import Device, select_device
 from anabatic.models.pretrained import load_model, save_model
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import storage
 
 _BATCHES_PER_REPEAT = 50

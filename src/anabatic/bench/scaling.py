@@ -17,7 +17,7 @@ from anabatic.bench.training_probe import TrainingMeasurement
 from anabatic.config.bench import BenchScaling
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-from anabatic.launch.local import placement
+from anabatic.launch.local import device_selection
 from anabatic.plan.mesh_shape import resolve_mesh_shape
 
 
@@ -44,7 +44,7 @@ def run(settings: BenchScaling, name: str, job: Any, words: Sequence[str]) -> in
             f"{job.batch.resolved_seq_len}",
             "raise it, or give --weak: as many tokens for each device",
         )
-    placement.select_devices(job.device.type, max_processes, os.environ)
+    device_selection.select_devices(job.device.type, max_processes, os.environ)
     load = result_files.prepare_output(settings)
     folder = Path(settings.out).expanduser()
     job = one_training.prepare_job(settings, name, job, folder)

@@ -8,6 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+_ARM_CPU_NAMES = {
+    ("0x48", "0xd01"): "HiSilicon Kunpeng-920 (TaiShan v110)",
+    ("0x48", "0xd02"): "HiSilicon TaiShan v120",
+    ("0x41", "0xd0c"): "Arm Neoverse-N1",
+    ("0x41", "0xd49"): "Arm Neoverse-N2",
+}
+"""Names of (implementer, part), which Linux prints as numbers on Arm (util-linux, lscpu)."""
 
 
 def read_cpuinfo(path: Path = CPUINFO) -> dict[str, str]:
@@ -29,8 +36,9 @@ def parse_cpuinfo(text: str) -> dict[str, str]:
 
 
 def get_cpu_name(facts: Mapping[str, str], default: str) -> str:
-    """Return the model name of the processor; Arm processors often report none."""
-    return facts.get("model name") or default
+    """Return the model name of the processor; Arm processors report numbers, of which some are known."""
+    part = (facts.get("CPU implementer", ""), facts.get("CPU part", ""))
+    return facts.get("model name") or _ARM_CPU_NAMES.get(part) or default
 
 
 def has_bf16_products(facts: Mapping[str, str]) -> bool:

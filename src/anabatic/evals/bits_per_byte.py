@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from anabatic.data.batching.loader import ValidationBatches, list_source_kinds
+from anabatic.data.batching.loader import list_source_kinds
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.forward import ModelRoot
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.validation import evaluate_loss
 
 _GZIP_FORMAT = 31

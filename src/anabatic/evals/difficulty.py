@@ -22,8 +22,9 @@ from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.context_parallel import find_target_rows
 from anabatic.models.forward import ModelRoot, pack_batch, score_targets
-from anabatic.parallel.process_groups import World, all_reduce_sum, barrier
+from anabatic.parallel.collectives import all_reduce_sum, barrier
 from anabatic.parallel.sharding import reshard_weights
+from anabatic.parallel.world import World
 
 DIFFICULTY_FILE = "difficulty.npy"
 

@@ -20,7 +20,8 @@ from anabatic.evals.answer_cache import make_reply_key, make_text_key, rank_cach
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.local_model import LocalModel
 from anabatic.evals.prefix_trees import ScoredText
-from anabatic.parallel.process_groups import World, all_gather_text, broadcast_text
+from anabatic.parallel.collectives import all_gather_text, broadcast_text
+from anabatic.parallel.world import World
 
 
 class DistributedModel:

@@ -17,7 +17,7 @@ from anabatic.evals.prefix_trees import PrefixTree, ScoredText, batch_trees, bui
 from anabatic.models import rope_scaling
 from anabatic.models.forward import PackedBatch, score_targets
 from anabatic.models.linear_attention import delta_net
-from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 
 
 class Likelihood(NamedTuple):

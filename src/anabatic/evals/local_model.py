@@ -14,7 +14,7 @@ from anabatic.device.device import Device
 from anabatic.evals.likelihood import Likelihood, compute_likelihoods
 from anabatic.evals.prefix_trees import ScoredText
 from anabatic.infer.engine import Engine
-from anabatic.parallel.process_groups import SINGLE_RANK, RankGroup
+from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 
 
 class LocalModel:

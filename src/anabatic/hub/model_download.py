@@ -14,7 +14,8 @@ from typing import Literal
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.hub import huggingface, modelscope_models
-from anabatic.parallel.process_groups import World, barrier
+from anabatic.parallel.collectives import barrier
+from anabatic.parallel.world import World
 
 Hub = Literal["huggingface", "modelscope"]
 HUBS: tuple[Hub, ...] = ("huggingface", "modelscope")

@@ -24,7 +24,7 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.device import Device, send_to_device
 from anabatic.models import pretrained, weights_reader
 from anabatic.models.forward import PackedBatch, compute_hidden_states, pack_batch
-from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
+from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor
 
 HEAD_PREFIX = "classifier."
 """Prefix of the names of the head's parameters."""

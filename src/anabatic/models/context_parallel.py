@@ -17,9 +17,9 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.models.kv_cache import get_head_sizes
 from anabatic.models.linear_attention.delta_net import find_delta_layers
 from anabatic.parallel.mesh import ContextGroup
-from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import reduce_from_parallel_region
 from anabatic.parallel.token_split import TokenSplit
+from anabatic.parallel.world import World
 from anabatic.plan import job_rules
 
 

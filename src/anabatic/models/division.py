@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from anabatic.models import context_parallel, tensor_parallel
 from anabatic.models.experts import expert_parallel
 from anabatic.models.pipeline import stages as pipeline_stages
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 
 
 def require_divisible(model: PreTrainedModel, world: World) -> None:

@@ -19,8 +19,9 @@ from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.pretrained import init_empty_weights, prepare_model
 from anabatic.models.quantized import iter_quantized_weights
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
-from anabatic.parallel.process_groups import World, copy_from_full, materialize_parameters, to_local
+from anabatic.parallel.sharded_tensors import copy_from_full, materialize_parameters, to_local
 from anabatic.parallel.sharding import ShardingPlan, shard_model
+from anabatic.parallel.world import World
 from anabatic.plan.depth_dial import DerivedSizes
 
 

@@ -29,7 +29,7 @@ from anabatic.models.forward import (
 )
 from anabatic.models.lora import adapter
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
-from anabatic.parallel.process_groups import get_local_slices, is_sharded, to_local
+from anabatic.parallel.sharded_tensors import get_local_slices, is_sharded, to_local
 from anabatic.parallel.sharding import reshard_weights
 
 REFERENCE_FREE_LOSSES = ("orpo", "simpo")

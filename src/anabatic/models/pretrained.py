@@ -37,7 +37,8 @@ from anabatic.models import fused_ops, weights_reader
 from anabatic.models.kv_cache import KVCache
 from anabatic.models.linear_attention import delta_net
 from anabatic.models.lora import adapter, adapter_config, merging
-from anabatic.parallel.process_groups import World, materialize_parameters
+from anabatic.parallel.sharded_tensors import materialize_parameters
+from anabatic.parallel.world import World
 from anabatic.plan.model_format import describe_wrong_model
 from anabatic.plan.model_shape import require_supported_folder
 

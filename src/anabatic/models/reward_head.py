@@ -29,7 +29,7 @@ from anabatic.models.forward import ModelRoot, PackedBatch, compute_hidden_state
 from anabatic.models.lora import adapter
 from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
-from anabatic.parallel.process_groups import copy_from_full
+from anabatic.parallel.sharded_tensors import copy_from_full
 from anabatic.parallel.token_split import TokenSplit
 
 SCORE_PREFIX = "score."

@@ -20,7 +20,8 @@ from anabatic.models.fused_ops import GATED_LAYER_NAMES
 from anabatic.models.kv_cache import get_head_sizes
 from anabatic.models.linear_attention import delta_heads, delta_net
 from anabatic.models.lora.linear import LoraLinear
-from anabatic.parallel.process_groups import RankGroup, World, is_sharded_along
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.sharded_tensors import is_sharded_along
 from anabatic.parallel.tensor_linear import (
     SHARD_INPUTS,
     SHARD_OUTPUTS,
@@ -28,6 +29,7 @@ from anabatic.parallel.tensor_linear import (
     copy_to_parallel_region,
     shard_parameter,
 )
+from anabatic.parallel.world import World
 from anabatic.plan import job_rules
 
 _ATTENTION_NAMES = (("q_proj", "k_proj", "v_proj", "o_proj"), ("q_proj", "k_proj", "v_proj", "dense"))

@@ -28,7 +28,7 @@ from anabatic.core import json_reader, log
 from anabatic.core.errors import DataError
 from anabatic.models.quantized import QuantizedWeight, iter_quantized_weights
 from anabatic.parallel.pipeline_parameters import get_absent
-from anabatic.parallel.process_groups import (
+from anabatic.parallel.sharded_tensors import (
     TensorSlices,
     copy_from_full,
     fill_local_part,

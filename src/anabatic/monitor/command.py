@@ -21,7 +21,7 @@ from typing import Any, Literal
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.formatting import parse_whole
 from anabatic.core.json_reader import JsonlWriter, replace_nonfinite
-from anabatic.monitor import output_formats, run_reader, screen
+from anabatic.monitor import output_formats, run_lines, run_reader, screen
 from anabatic.monitor.device_filter import DeviceFilter
 from anabatic.monitor.sampler import DeviceSampler, Frame
 from anabatic.monitor.screen import StyledLine, UtilizationHistory, colorize_line, fit_line
@@ -227,7 +227,7 @@ class _FramePrinter:
     def render_frame(self, frame: Frame, width: int, height: int | None) -> list[screen.StyledLine]:
         """Return the screen of a frame."""
         self._history.add_frame(frame)
-        run = run_reader.format_run_lines(self._reader.read(), max(width, screen.MIN_WIDTH)) if self._reader else []
+        run = run_lines.format_run_lines(self._reader.read(), max(width, screen.MIN_WIDTH)) if self._reader else []
         return screen.render_screen(
             frame, self._options.filter.filter_snapshot(frame.snapshot), self._history, width, height, run
         )

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.mesh import RankGroup
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anabatic.parallel.mesh import RankGroup
-from anabatic.parallel.process_groups import gather_full_tensor
+from anabatic.parallel.sharded_tensors import gather_full_tensor
 
 _ABSENT = "_anabatic_absent_parameters"
 _OWNERS = "_anabatic_stage_of_parameters"

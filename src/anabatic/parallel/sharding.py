@@ -28,7 +28,7 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import Device
 from anabatic.parallel.mesh import EXPERT_COPY_DIMENSIONS, RankMesh
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 
 _BUCKET_MIB = 25
 """Gradients of a collective of DDP; torch's default."""

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from anabatic.parallel.process_groups import RankGroup, all_reduce_sum, to_local
+from anabatic.parallel.collectives import all_reduce_sum
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.sharded_tensors import to_local
 
 SHARD_OUTPUTS, SHARD_INPUTS = 0, 1
 """Sharded dimension of a linear layer's weight `[out, in]`."""

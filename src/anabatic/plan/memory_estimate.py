@@ -424,7 +424,7 @@ def _estimate_embedding(setup: TrainingSetup) -> PeakMemory:
 
 def _estimate_expert_sums(setup: TrainingSetup) -> PeakMemory:
     """Estimate the sums of gradients of divided experts over the ranks with the same ones, a flat copy for each bucket
-    (`parallel/process_groups.py`, reduce_expert_gradients)."""
+    (`parallel/gradient_reduction.py`, reduce_expert_gradients)."""
     parts = _local_persistent_bytes(setup) | {
         "gradients": _gradient_total_bytes(setup, setup.blocks_with_activations, head=True, embedding=True)
     }

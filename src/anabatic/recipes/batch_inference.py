@@ -47,8 +47,8 @@ from anabatic.models.pretrained import (
     resolve_merged_adapters,
     resolve_model_folder,
 )
-from anabatic.parallel import process_groups
-from anabatic.parallel.process_groups import World, materialize_parameters
+from anabatic.parallel.sharded_tensors import materialize_parameters
+from anabatic.parallel.world import World, get_world_size
 from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes import hub_data
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
@@ -86,7 +86,7 @@ def run(job: InferJob) -> int:
         DataError: the model or its tokenizer cannot be used; a file or a row cannot be read.
         Failure: `out` cannot be written.
     """
-    rank, ranks = log.get_rank(), process_groups.get_world_size()
+    rank, ranks = log.get_rank(), get_world_size()
     job = replace(job, inputs=hub_data.pin_specs(job.inputs)[0])
     out = resolve_output_file(job.out, "answers.jsonl")
     part = AnswerShard(out, _resume_identity(job), rank, ranks, job.resume)

@@ -12,7 +12,7 @@ from anabatic.config.sections.common import require_setting
 from anabatic.core import log
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.paths import RunFolder, get_cache_root, write_atomic
-from anabatic.data.batching.loader import ValidationBatches, build_validation_batches
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.chat import custom_templates
 from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.builder_team import join_builder_team
@@ -43,8 +43,7 @@ from anabatic.models.pretrained import (
     resolve_merged_adapters,
     resolve_model_folder,
 )
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World, get_world_size, init_world, leave_world
 from anabatic.recipes import hub_data
 
 HUB_SOURCE = "hub"
@@ -61,7 +60,7 @@ def run(job: EvalJob) -> None:
         DataError: the model, its tokenizer, the text or the rows of a task cannot be used.
         Failure: a file cannot be written, or the model is broken.
     """
-    several = parallel.get_world_size()
+    several = get_world_size()
     require_setting(
         not (job.endpoint and several > 1), f"endpoint is given, and {several} processes", "one process asks it"
     )
@@ -117,7 +116,7 @@ def _evaluate_local_model(
     if prepared:
         found = _run_tasks(prepared, model.evaluator, how, AnswerCache(model.answer_cache, read=job.resume == "auto"))
         model.evaluator.close()
-    parallel.leave_world(model.world)
+    leave_world(model.world)
     return found
 
 
@@ -128,7 +127,7 @@ def _run_helper_rank(job: EvalJob) -> None:
         model.measure_bits_per_byte()
     if job.tasks:
         model.evaluator.serve_requests(model.answer_cache)
-    parallel.leave_world(model.world)
+    leave_world(model.world)
 
 
 class _EvalModel:
@@ -149,7 +148,7 @@ class _EvalModel:
         )
         self.tokenizer = tokenizers.load_tokenizer(self.tokenizer_folder)
         require_tokenizer_fits(load_config(folder), self.tokenizer, folder)
-        self.world = parallel.init_world(self.device)
+        self.world = init_world(self.device)
         self.job = hub_data.pin_evaluation_data(job, records, self.world)
         self.model = load_model(folder, self.device.torch_device, self.device.dtype, self.adapters)
         local = LocalModel(self.model, self.tokenizer, self.device, job.batch_tokens, job.batch_size, self.world)
@@ -235,7 +234,7 @@ def build_heldout_batches(job: EvalJob, folder: Path, seq_len: int, world: World
         sets = dataset_cache.build_datasets(specs, folder, job.data, "valid", seq_len=seq_len, team=team)
     built = [part for part, _ in sets]
     limit = job.tokens or sum(part.num_tokens for part in built)
-    return build_validation_batches(built, seq_len, max(job.batch_tokens, seq_len), limit, world.rank, world.size)
+    return ValidationBatches(built, seq_len, max(job.batch_tokens, seq_len), limit, world.rank, world.size)
 
 
 def _format_bits_per_byte(bits: BitsPerByte) -> str:

@@ -22,7 +22,8 @@ from anabatic.core.relaunch import RETRY_VARIABLE
 from anabatic.data.readers import sources
 from anabatic.hub import datasets
 from anabatic.hub.dataset_name import DatasetName, is_dataset_spec, parse_name
-from anabatic.parallel.process_groups import World, broadcast_text
+from anabatic.parallel.collectives import broadcast_text
+from anabatic.parallel.world import World
 
 Job = TypeVar("Job", bound=LoopJob)
 Recorded = Mapping[str, Mapping[str, Any]]

@@ -13,7 +13,8 @@ import numpy as np
 from anabatic.config.chat import Sampling
 from anabatic.config.rl import RlJob
 from anabatic.data.scoring.questions import Question
-from anabatic.parallel.process_groups import World, all_gather_text
+from anabatic.parallel.collectives import all_gather_text
+from anabatic.parallel.world import World
 from anabatic.rl.rewards import RewardSet
 from anabatic.rl.rollout import Rollout, RolloutRequest
 from anabatic.rl.rollout_batches import GeneratorFactory, derive_seed, summarize_rollouts, warn_faults

@@ -19,7 +19,8 @@ from anabatic.config.rl import RlJob
 from anabatic.core import log
 from anabatic.data.batching.packing import Batch
 from anabatic.data.scoring.questions import Question
-from anabatic.parallel.process_groups import World, all_gather_text
+from anabatic.parallel.collectives import all_gather_text
+from anabatic.parallel.world import World
 from anabatic.rl import rollout_loss
 from anabatic.rl.policy_loss import RlAlgorithm
 from anabatic.rl.rewards import RewardSet

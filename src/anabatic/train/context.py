@@ -17,7 +17,7 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device
 from anabatic.monitor.usage_window import UsageWindow
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.plan.model_facts import ModelFacts
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.storage import CheckpointInfo

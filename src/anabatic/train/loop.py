@@ -14,7 +14,7 @@ from anabatic.core.formatting import format_duration
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.core.stop_signals import SIGNAL_LISTENER
 from anabatic.device.compile_time import COMPILE_CLOCK
-from anabatic.parallel.process_groups import barrier, broadcast_text
+from anabatic.parallel.collectives import barrier, broadcast_text
 from anabatic.train.checkpoint.memory_copies import MemoryCopies
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anabatic.data.batching.loader import ValidationBatches
 from anabatic.data.batching.packing import Batch, CollateFn, collate_packed
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.chat.preference_pairs import collate_preference_pairs, collate_unpaired_answers, max_pair_inputs
 from anabatic.data.sequence.dataset import collate_classification, collate_word_targets
 from anabatic.device.device import Device
@@ -22,7 +22,7 @@ from anabatic.models.classifier import ClassLoss
 from anabatic.models.forward import ModelRoot, compute_summed_loss, pack_batch
 from anabatic.models.preference_loss import KtoLoss, PreferenceLoss, PreferenceOptions
 from anabatic.models.reward_head import RewardLoss, RewardOptions
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.validation import evaluate_loss, evaluate_pairs, predict_class_probabilities
 
 

@@ -15,7 +15,8 @@ from anabatic.models.experts.routing import RouterSums, RoutingRecorder
 from anabatic.models.forward import PackedBatch, cast_adapters, compute_hidden_states, score_targets
 from anabatic.models.pipeline.stages import find_tied_name, is_tied_across_stages, use_chunk
 from anabatic.parallel.pipeline_schedule import StageLink, run_forward_backward
-from anabatic.parallel.process_groups import World, is_sharded_by_fsdp, to_local
+from anabatic.parallel.sharded_tensors import is_sharded_by_fsdp, to_local
+from anabatic.parallel.world import World
 
 
 def open_link(model: Any, device: Device, world: World, counts: int = 0) -> StageLink:

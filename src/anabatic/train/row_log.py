@@ -17,7 +17,7 @@ from anabatic.config.sections.common import LogSettings
 from anabatic.core.json_reader import JsonlWriter, read_json_lines
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.data.batching.packing import SegmentOrigin
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 
 
 def row_log_path(folder: RunFolder, rank: int) -> Path:

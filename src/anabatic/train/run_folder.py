@@ -19,13 +19,15 @@ from transformers import PreTrainedModel
 from anabatic import __version__
 from anabatic.config.loading import settings
 from anabatic.config.sections.train_jobs import LoopJob
-from anabatic.core import json_reader, log
+from anabatic.core import log
 from anabatic.core.errors import CheckpointError, ConfigError, Failure
 from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.paths import RunFolder, fsync_folder, lock_folder, make_write_error, replace_folder, write_atomic
 from anabatic.core.relaunch import RETRY_VARIABLE
 from anabatic.device.device import Device, get_peak_flops
-from anabatic.parallel.process_groups import World, all_reduce_sum, barrier, broadcast_text, to_local
+from anabatic.parallel.collectives import all_reduce_sum, barrier, broadcast_text
+from anabatic.parallel.sharded_tensors import to_local
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import manifest, memory_copies, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.guards import bad_steps
@@ -341,14 +343,6 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def is_finished(folder: RunFolder) -> bool:
-    """True when the run folder's summary says that the run is complete."""
-    try:
-        return json_reader.read_json_file(folder.summary).get("finished") is True
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 Evaluator = Callable[[int], dict[str, Any]]

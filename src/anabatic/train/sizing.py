@@ -16,7 +16,7 @@ from anabatic.core.formatting import format_count
 from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.mesh import RankGroup
 from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM

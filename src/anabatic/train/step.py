@@ -22,13 +22,13 @@ from anabatic.device import ops_npu
 from anabatic.device.device import Device, send_to_device
 from anabatic.models.experts.routing import RoutingRecorder
 from anabatic.models.forward import pack_batch
-from anabatic.parallel.process_groups import (
-    World,
-    all_reduce_sum,
+from anabatic.parallel.collectives import all_reduce_sum
+from anabatic.parallel.gradient_reduction import (
     reduce_expert_gradients,
     reduce_stage_gradients,
     reduce_tensor_gradients,
 )
+from anabatic.parallel.world import World
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.metrics.rank_times import StepTimer
 from anabatic.train.optim.optimizer import Optimizer

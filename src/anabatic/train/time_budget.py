@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from anabatic.core.formatting import format_duration
-from anabatic.parallel.process_groups import World, broadcast_text
+from anabatic.parallel.collectives import broadcast_text
+from anabatic.parallel.world import World
 
 SETTLED_SHARE = 0.9
 """Share of the time after which the number of steps stays: the last steps of a decay are not counted anew."""

@@ -11,16 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from anabatic.core.heartbeat import HEARTBEAT
-from anabatic.data.batching.loader import ValidationBatches
 from anabatic.data.batching.packing import Batch
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.device.device import Device
 from anabatic.models.classifier import ClassLoss
 from anabatic.models.classifier import compute_class_logits as class_logits
 from anabatic.models.forward import ModelRoot, PackedBatch, pack_batch, score_targets
 from anabatic.models.preference_loss import PreferenceLoss
 from anabatic.models.reward_head import RewardLoss
-from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum
+from anabatic.parallel.collectives import all_reduce_sum
+from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.sharding import reshard_weights
+from anabatic.parallel.world import World
 from anabatic.train import pipeline_step
 
 

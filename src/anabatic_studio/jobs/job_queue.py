@@ -21,7 +21,7 @@ from anabatic.config.loading import settings
 from anabatic.core import log, process_info
 from anabatic.core.errors import AnabaticError, ConfigError, DeviceError
 from anabatic.core.paths import write_atomic
-from anabatic.launch.local import placement
+from anabatic.launch.local import device_selection
 from anabatic_studio import pipelines
 from anabatic_studio.jobs import store as states
 from anabatic_studio.jobs.store import JobRecord, StudioStore
@@ -32,17 +32,17 @@ EXIT_STOPPED = (130, 143)
 """Exit codes of a job that a signal stopped."""
 _TERMINAL_VARIABLES = ("COLUMNS", "LINES")
 
-DeviceSelector = Callable[[str, int, list[int]], placement.DeviceSelection | None]
+DeviceSelector = Callable[[str, int, list[int]], device_selection.DeviceSelection | None]
 """(device.type, number of devices, devices of other jobs) -> devices; None: the job runs on the processor."""
 
 
-def select_free_devices(device_type: str, count: int, reserved: list[int]) -> placement.DeviceSelection | None:
+def select_free_devices(device_type: str, count: int, reserved: list[int]) -> device_selection.DeviceSelection | None:
     """Return free accelerators for a job; None if it runs on the processor.
 
     Raises:
         DeviceError: there are too few free ones now.
     """
-    return placement.select_devices(device_type, count, os.environ, reserved=reserved)
+    return device_selection.select_devices(device_type, count, os.environ, reserved=reserved)
 
 
 class JobQueue:
@@ -263,7 +263,7 @@ class JobQueue:
         self._start(record, selection)
         return True
 
-    def _choose_devices(self, command: str, job: Any) -> placement.DeviceSelection | None:
+    def _choose_devices(self, command: str, job: Any) -> device_selection.DeviceSelection | None:
         device = pipelines.find_device_settings(job) if command == "run" else getattr(job, "device", None)
         if device is None:
             return None
@@ -273,7 +273,7 @@ class JobQueue:
     def _count_processor_jobs(self) -> int:
         return sum(not record.devices for record in self._store.list_jobs(states.ACTIVE_STATES))
 
-    def _start(self, record: JobRecord, selection: placement.DeviceSelection | None) -> None:
+    def _start(self, record: JobRecord, selection: device_selection.DeviceSelection | None) -> None:
         recipe, log_file = self._get_recipe_file(record.id), self.get_log_file(record.id)
         write_atomic(recipe, record.recipe)
         self._get_exit_file(record.id).unlink(missing_ok=True)

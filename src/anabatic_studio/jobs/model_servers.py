@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.core.errors import ConfigError, DeviceError
-from anabatic.launch.local import placement
+from anabatic.launch.local import device_selection
 from anabatic_studio.jobs.job_queue import DeviceSelector, select_free_devices
 
 STOP_SECONDS = 10.0
@@ -181,7 +181,7 @@ class ModelServers:
             server.close()
         self._starter.shutdown()
 
-    def _spawn(self, name: str, model: str, selection: placement.DeviceSelection | None) -> ModelServer:
+    def _spawn(self, name: str, model: str, selection: device_selection.DeviceSelection | None) -> ModelServer:
         key = secrets.token_urlsafe(24)
         log_file = self._folder / f"serve-{len(self._servers)}-{secrets.token_hex(3)}.log"
         command = [

@@ -15,7 +15,7 @@ from anabatic.data.sequence.masking import NextWordTargets, WordMasking
 from anabatic.data.sequence.word_tokenizer import MASK_TOKEN, WordEncoder
 from anabatic.models import fused_ops, pretrained
 from anabatic.models.model_init import materialize_model, resolve_weight_dtype
-from anabatic.parallel.process_groups import barrier
+from anabatic.parallel.collectives import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import TrainedModel

@@ -14,7 +14,7 @@ from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.models import classifier, fused_ops
 from anabatic.models.classifier import ClassLoss, get_class_head
 from anabatic.models.model_init import materialize_model, resolve_weight_dtype
-from anabatic.parallel.process_groups import barrier
+from anabatic.parallel.collectives import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import TrainedModel

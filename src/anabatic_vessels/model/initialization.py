@@ -13,7 +13,7 @@ from anabatic.data.sequence.dataset import SequenceDataset
 from anabatic.device.device import Device
 from anabatic.models import pretrained
 from anabatic.models.model_init import build_meta_qwen3, init_weights
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
 from anabatic.train import sizing as planning
 from anabatic.train.sizing import StepSizes

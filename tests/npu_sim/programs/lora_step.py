@@ -13,7 +13,7 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
 from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 

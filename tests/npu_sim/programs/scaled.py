@@ -12,7 +12,7 @@ from anabatic.config.sections.common import DeviceSettings, Optim
 from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
 from anabatic.models import forward, pretrained
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
 

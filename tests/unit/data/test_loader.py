@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.batching.loader import Loader, PrefetchIterator, build_validation_batches, resolve_source_weights
+from anabatic.data.batching.loader import Loader, resolve_source_weights
 from anabatic.data.batching.packing import IGNORE_INDEX
+from anabatic.data.batching.prefetch import PrefetchIterator
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.shards.writer import EncodedEntry
 from anabatic.testing.tiny_corpora import EOT_ID, write_chat_shards, write_shard_set, write_text_shards
 
@@ -268,7 +270,7 @@ def test_prefetch_raises_after_the_items_before():
 def test_valid_batches_are_whole_entries_and_count_their_bytes(tmp_path, world_size, max_tokens):
     docs, chats = documents(60), conversations(60, longest=16)
     sets = [write_text_shards(tmp_path / "a", docs), write_chat_shards(tmp_path / "b", chats)]
-    passes = [build_validation_batches(sets, 16, 48, max_tokens, rank, world_size) for rank in range(world_size)]
+    passes = [ValidationBatches(sets, 16, 48, max_tokens, rank, world_size) for rank in range(world_size)]
     batches = [list(each) for each in passes]
     assert {len(rank) for rank in batches} == {passes[0].num_batches}
     assert {each.num_bytes for each in passes} == {passes[0].num_bytes}
@@ -282,7 +284,7 @@ def test_valid_batches_are_whole_entries_and_count_their_bytes(tmp_path, world_s
         assert max_tokens <= passes[0].num_tokens < max_tokens + 250
     text_bytes = sum(int((batch.labels >= 1000).sum()) for batch in flat)
     assert text_bytes == passes[0].num_bytes
-    single = [content(b) for b in build_validation_batches(sets, 16, 48, max_tokens)]
+    single = [content(b) for b in ValidationBatches(sets, 16, 48, max_tokens)]
     merged = [content(batches[k % world_size][k // world_size]) for k in range(len(single))]
     assert merged == single
     assert all(batch.num_targets == 0 for batch in flat if batch.num_tokens == 0)
@@ -291,7 +293,7 @@ def test_valid_batches_are_whole_entries_and_count_their_bytes(tmp_path, world_s
 def test_valid_bytes_are_exact_for_text(tmp_path):
     docs = documents(60)
     shards = write_text_shards(tmp_path / "a", docs)
-    once = build_validation_batches([shards], 16, 64, 500)
+    once = ValidationBatches([shards], 16, 64, 500)
     targets = [label for batch in once for label in batch.labels.tolist() if label not in (IGNORE_INDEX, EOT_ID)]
     assert once.num_bytes == len(targets)
     assert once.num_tokens < shards.num_tokens
@@ -299,9 +301,9 @@ def test_valid_bytes_are_exact_for_text(tmp_path):
 
 def test_valid_bytes_of_a_cut_conversation_follow_its_learned_tokens(tmp_path):
     shards = write_chat_shards(tmp_path / "b", [([*range(100, 151)], [0] * 10 + [1] * 41)])
-    assert build_validation_batches([shards], 20, 64, 500).num_bytes == 11
+    assert ValidationBatches([shards], 20, 64, 500).num_bytes == 11
 
 
 def test_nothing_to_validate_on(tmp_path):
     with pytest.raises(DataError, match="0 tokens of held-out data in empty"):
-        build_validation_batches([write_text_shards(tmp_path / "empty", [])], 16, 64, 100)
+        ValidationBatches([write_text_shards(tmp_path / "empty", [])], 16, 64, 100)

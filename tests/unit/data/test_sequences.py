@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from anabatic.core.errors import DataError
-from anabatic.data.batching.loader import Loader, ValidationBatches
+from anabatic.data.batching.loader import Loader
 from anabatic.data.batching.packing import IGNORE_INDEX
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.sequence import word_tokenizer
 from anabatic.data.sequence.dataset import RandomCrop, SequenceDataset, collate_classification, collate_word_targets
 from anabatic.data.sequence.word_tokenizer import WordEncoder

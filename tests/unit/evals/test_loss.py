@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from anabatic.config.sections.common import Data
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
-from anabatic.data.batching.loader import build_validation_batches
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.shards import dataset_cache
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
@@ -52,7 +52,7 @@ def reference_nats(model_folder, seq_len):
 def test_bits_per_byte_is_plain_transformers_loss(run_folder, held_out, seq_len):
     folder = run_folder / "final_model"
     device = select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1))
-    batches = build_validation_batches([build(held_out, folder)], seq_len, 256, 10**9)
+    batches = ValidationBatches([build(held_out, folder)], seq_len, 256, 10**9)
     result = measure_bits_per_byte(
         load_model(folder, device.torch_device), tokenizers.load_tokenizer(folder), batches, device
     )
@@ -68,7 +68,7 @@ def test_bits_per_byte_is_plain_transformers_loss(run_folder, held_out, seq_len)
 
 def test_gzip_gets_the_same_documents_as_the_model_when_tokens_are_limited(run_folder, held_out):
     folder = run_folder / "final_model"
-    batches = build_validation_batches([build(held_out, folder)], 256, 256, 20)
+    batches = ValidationBatches([build(held_out, folder)], 256, 256, 20)
     assert 0 < batches.num_bytes < sum(len(text.encode()) for text in TEXTS)
     chosen = [text for text in TEXTS if len(gzip.compress(text.encode(), 9, mtime=0))]
     sizes = {
@@ -87,6 +87,6 @@ def test_a_conversation_counts_what_the_assistant_says(run_folder, tmp_path):
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = Data(valid=[str(tmp_path / "chat.jsonl")], cache=str(tmp_path / "cache"))
     folder = run_folder / "final_model"
-    batches = build_validation_batches([build(data, folder)], 256, 256, 10**9)
+    batches = ValidationBatches([build(data, folder)], 256, 256, 10**9)
     said = "".join(row["messages"][1]["content"] for row in rows).encode()
     assert measure_gzip_size(batches, tokenizers.load_tokenizer(folder)) == len(gzip.compress(said, 9, mtime=0))

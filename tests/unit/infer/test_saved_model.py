@@ -16,7 +16,7 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import load_model, save_model
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.recipes.batch_inference import load_checkpoint_model
 from anabatic.train.checkpoint import storage
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from anabatic.core import cpu_info
 from anabatic.core.formatting import format_spans
-from anabatic.launch.local import placement
-from anabatic.launch.local.placement import DeviceLocality
+from anabatic.launch.local import core_binding
+from anabatic.launch.local.core_binding import DeviceLocality
 
 
 def machine(root: Path, nodes: dict[int, str], buses: dict[str, int], siblings: dict[int, str] | None = None) -> Path:
@@ -44,7 +44,7 @@ BUSES = {
 def test_every_process_beside_its_device(tmp_path: Path) -> None:
     root = machine(tmp_path, ATLAS, BUSES)
     near = [DeviceLocality(bus.upper()) for bus in BUSES]
-    found = placement.assign_cores(8, near, range(96), root)
+    found = core_binding.assign_cores(8, near, range(96), root)
     assert found is not None
     assert [format_spans(share) for share in found.cores] == [
         "0-11",
@@ -63,7 +63,7 @@ def test_every_process_beside_its_device(tmp_path: Path) -> None:
 
 def test_the_free_devices_of_one_node_share_its_cores(tmp_path: Path) -> None:
     root = machine(tmp_path, ATLAS, BUSES)
-    found = placement.assign_cores(
+    found = core_binding.assign_cores(
         2, [DeviceLocality("0000:01:00.0"), DeviceLocality("00000000:C1:00.0")], range(96), root
     )  # NVML writes 8 digits
     assert found is not None and [format_spans(share) for share in found.cores] == ["48-71", "0-23"]
@@ -72,39 +72,41 @@ def test_the_free_devices_of_one_node_share_its_cores(tmp_path: Path) -> None:
 def test_only_cores_that_are_allowed(tmp_path: Path) -> None:
     root = machine(tmp_path, ATLAS, BUSES)
     allowed = [*range(4, 8), *range(30, 34)]
-    found = placement.assign_cores(2, [DeviceLocality("0000:c1:00.0"), DeviceLocality("0000:81:00.0")], allowed, root)
+    found = core_binding.assign_cores(
+        2, [DeviceLocality("0000:c1:00.0"), DeviceLocality("0000:81:00.0")], allowed, root
+    )
     assert found is not None and found.cores == ((4, 5, 6, 7), (30, 31, 32, 33))
-    elsewhere = placement.assign_cores(
+    elsewhere = core_binding.assign_cores(
         2, [DeviceLocality("0000:01:00.0"), DeviceLocality("0000:02:00.0")], allowed, root
     )
     assert elsewhere is not None and elsewhere.cores == ((4, 5, 6, 7), (30, 31, 32, 33)), "their node is not allowed"
-    crowded = placement.assign_cores(3, [DeviceLocality("0000:c1:00.0")] * 3, allowed, root)
+    crowded = core_binding.assign_cores(3, [DeviceLocality("0000:c1:00.0")] * 3, allowed, root)
     assert crowded is not None and crowded.numa_nodes == (-1, -1, -1), "too few on the node: parts of all"
     assert sorted(core for share in crowded.cores for core in share) == allowed
-    assert placement.assign_cores(5, [], allowed, root) is None
+    assert core_binding.assign_cores(5, [], allowed, root) is None
 
 
 def test_threads_of_one_core_stay_together(tmp_path: Path) -> None:
     pairs = {core: f"{core % 4},{core % 4 + 4}" for core in range(8)}
     root = machine(tmp_path, {0: "0-1,4-5", 1: "2-3,6-7"}, {}, pairs)
-    found = placement.assign_cores(4, [], range(8), root)
+    found = core_binding.assign_cores(4, [], range(8), root)
     assert found is not None and found.cores == ((0, 4), (1, 5), (2, 6), (3, 7)) and found.numa_nodes == (0, 0, 1, 1)
 
 
 def test_what_the_driver_names_where_the_bus_does_not(tmp_path: Path) -> None:
     root = machine(tmp_path, {0: "0-7"}, {"0000:c1:00.0": -1})
     near = [DeviceLocality("0000:c1:00.0", "4-7"), DeviceLocality("", "0-3")]
-    found = placement.assign_cores(2, near, range(8), root)
+    found = core_binding.assign_cores(2, near, range(8), root)
     assert found is not None and found.cores == ((4, 5, 6, 7), (0, 1, 2, 3))
-    assert placement.read_device_numa_node(near[0], root) is None
-    odd = placement.assign_cores(
+    assert core_binding.read_device_numa_node(near[0], root) is None
+    odd = core_binding.assign_cores(
         2, [DeviceLocality("?", "no list"), DeviceLocality("0000:zz:00.0", "1-")], range(8), root
     )
     assert odd is not None and odd.cores == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    found = placement.assign_cores(3, [], range(8), tmp_path)
+    found = core_binding.assign_cores(3, [], range(8), tmp_path)
     assert found is not None and found.cores == ((0, 1), (2, 3, 4), (5, 6, 7)) and found.threads_per_process == 2
     assert found.format_line() == "cores of each process: 0-1; 2-4; 5-7; 2 threads each"
 
@@ -116,7 +118,7 @@ def test_lists_of_cores_read_back(numbers: list[int]) -> None:
 
 @given(st.sets(st.integers(0, 63), min_size=1), st.integers(1, 9))
 def test_every_core_goes_to_one_process(allowed: set[int], nproc: int) -> None:
-    found = placement.assign_cores(nproc, [], allowed, "/nowhere")
+    found = core_binding.assign_cores(nproc, [], allowed, "/nowhere")
     if found is None:
         assert len(allowed) < 2 * nproc
     else:

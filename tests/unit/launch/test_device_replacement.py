@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabatic.launch.local import placement
+from anabatic.launch.local import device_replacement
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
 
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
@@ -27,7 +27,7 @@ class Machine:
         return self.snapshot
 
     def replace(self, nproc: int, **environ: str) -> tuple[dict[str, str], str]:
-        return placement.replace_lost_devices(nproc, environ, lambda: (self, []))
+        return device_replacement.replace_lost_devices(nproc, environ, lambda: (self, []))
 
 
 def test_nothing_changes_while_all_are_there() -> None:
@@ -56,14 +56,14 @@ def test_none_is_free() -> None:
 
 
 def test_a_choice_of_the_user_stands() -> None:
-    assert Machine([1, 2]).replace(2, **{VISIBLE: "0,1", placement.FIXED_DEVICES_VARIABLE: "1"}) == ({}, "")
+    assert Machine([1, 2]).replace(2, **{VISIBLE: "0,1", device_replacement.FIXED_DEVICES_VARIABLE: "1"}) == ({}, "")
     assert (
-        placement.has_visible_devices({VISIBLE: "0"})
-        and placement.has_visible_devices({"CUDA_VISIBLE_DEVICES": "1"})
-        and not placement.has_visible_devices({})
+        device_replacement.has_visible_devices({VISIBLE: "0"})
+        and device_replacement.has_visible_devices({"CUDA_VISIBLE_DEVICES": "1"})
+        and not device_replacement.has_visible_devices({})
     )
 
 
 def test_without_devices_nothing_happens() -> None:
-    assert placement.replace_lost_devices(2, {}, lambda: (None, ["no npu-smi"])) == ({}, "")
+    assert device_replacement.replace_lost_devices(2, {}, lambda: (None, ["no npu-smi"])) == ({}, "")
     assert Machine([]).replace(2) == ({}, "")

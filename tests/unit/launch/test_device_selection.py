@@ -12,7 +12,7 @@ import pytest
 from anabatic.core import cpu_info, log
 from anabatic.core.errors import DeviceError
 from anabatic.device.table import DEVICES
-from anabatic.launch.local import placement
+from anabatic.launch.local import device_selection, placement
 from anabatic.monitor.snapshot import DeviceProcess, DeviceReading, Snapshot
 from anabatic.monitor.sources import npu_smi_command
 from anabatic.plan import detect_chip
@@ -52,14 +52,14 @@ def choose(
     family: npu_smi_layout.ChipFamily = "A2",
     wanted: str = "auto",
     **environ: str,
-) -> placement.DeviceSelection | None:
+) -> device_selection.DeviceSelection | None:
     """Choose on a machine whose npu-smi shows these rows."""
     text, mapping = (
         npu_smi_layout.format_info(rows, "26.0.rc1", family),
         npu_smi_layout.format_mapping(rows, "Ascend", family),
     )
     source = npu_smi_command.NpuSmiSource(str(fake.printing(folder / "bin", text, mapping) / "npu-smi"))
-    return placement.select_devices(wanted, nproc, environ, lambda: (source, []))
+    return device_selection.select_devices(wanted, nproc, environ, lambda: (source, []))
 
 
 @pytest.mark.process
@@ -177,12 +177,12 @@ class Gpus:
 
 def test_gpus_go_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect_chip.metadata, "version", lambda name: "2.13.0")
-    found = placement.select_devices("auto", 1, {}, lambda: (Gpus(), []))
+    found = device_selection.select_devices("auto", 1, {}, lambda: (Gpus(), []))
     assert found is not None and found.variables == {"CUDA_VISIBLE_DEVICES": "GPU-1f"}
     assert found.summary == "GPU 1 of 2: nothing runs there; 0 is in use"
     with pytest.raises(DeviceError, match=r"1 of 2 are free .0: python .7, ann.."):
-        placement.select_devices("cuda", 2, {}, lambda: (Gpus(), []))
-    assert placement.select_devices("npu", 1, {}, lambda: (Gpus(), [])) is None
+        device_selection.select_devices("cuda", 2, {}, lambda: (Gpus(), []))
+    assert device_selection.select_devices("npu", 1, {}, lambda: (Gpus(), [])) is None
 
 
 @pytest.mark.process
@@ -192,7 +192,7 @@ def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     topology = npu_smi_layout.format_topology(rows, "A2", 16)
     folder = fake.printing(tmp_path / "bin", npu_smi_layout.format_info(rows, "26.0.rc1", "A2"), topology)
     monkeypatch.setenv("PATH", fake.on_path(folder))
-    monkeypatch.setattr(placement.selection.dcmi, "LIBRARY_PATHS", ())
+    monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
     monkeypatch.setattr(placement, "get_allowed_cores", lambda: set(range(16)))
     device = {"type": "auto", "bind": "auto"}
     found = placement.place_workers(device, 2, {}, multi_node=False)
@@ -215,17 +215,17 @@ def test_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_one_process_takes_a_free_device_or_shares_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placement.selection.dcmi, "LIBRARY_PATHS", ())
+    monkeypatch.setattr(device_selection.selection.dcmi, "LIBRARY_PATHS", ())
     monkeypatch.setattr(log.LOGGER, "propagate", True)
     caplog.set_level("INFO", "anabatic")
     for busy, expected in (((0,), {"ASCEND_RT_VISIBLE_DEVICES": "1"}), ((0, 1), {})):
         table = npu_smi_layout.format_info(readings(2, "910B3", {}, busy=busy), "26.0.rc1", "A2")
         monkeypatch.setenv("PATH", fake.on_path(fake.printing(tmp_path / "bin", table)))
-        assert placement.place_single_process({"type": "npu"}, {}) == expected
+        assert device_selection.place_single_process({"type": "npu"}, {}) == expected
     assert caplog.messages[0] == "NPU 1 of 2: nothing runs there; 0 is in use"
     assert caplog.messages[1].startswith("1 NPU is wanted, 0 of 2 are free (0: python3.11 (900)")
     assert caplog.messages[1].endswith(": the first one is shared")
-    assert placement.place_single_process({"type": "cpu"}, {}) == {}
+    assert device_selection.place_single_process({"type": "cpu"}, {}) == {}
 
 
 def test_variables_on_a_processor() -> None:

@@ -28,7 +28,7 @@ from anabatic.models.preference_loss import (
     compute_pair_losses,
     compute_rewards,
 )
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep

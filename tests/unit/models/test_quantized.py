@@ -31,7 +31,7 @@ from anabatic.models.quantized import (
     iter_quantized_weights,
     replace_weight,
 )
-from anabatic.parallel.process_groups import materialize_parameters
+from anabatic.parallel.sharded_tensors import materialize_parameters
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 from anabatic.testing.tiny_models import build_tiny_model
 

@@ -23,7 +23,7 @@ from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.experts.routing import make_recorder
 from anabatic.models.model_init import count_parameters, flops_per_token
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from anabatic.core import paths
 from anabatic.core.errors import ConfigError
-from anabatic.monitor import run_reader, screen
+from anabatic.monitor import run_lines, screen
 from anabatic.monitor.run_reader import RunReader
 
 
@@ -41,8 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _shown(folder: Path, width: int = 80) -> str:
     lines = [
-        screen.colorize_line(line, colour=False)
-        for line in run_reader.format_run_lines(RunReader(folder).read(), width)
+        screen.colorize_line(line, colour=False) for line in run_lines.format_run_lines(RunReader(folder).read(), width)
     ]
     assert all(cell_len(line) <= width for line in lines[1:])
     return "\n".join(lines)

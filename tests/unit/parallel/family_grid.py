@@ -13,8 +13,7 @@ from torch import Tensor
 from anabatic.config.sections.common import DeviceSettings, Parallel
 from anabatic.core.errors import AnabaticError
 from anabatic.device.device import Device
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World, build_world
 from anabatic.plan.mesh_shape import resolve_mesh_shape
 from anabatic.testing.tiny_models import FAMILY_CONFIGS
 from unit.parallel.one_step import DEVICE, Case, batch_of, save_random_model, train_step
@@ -72,7 +71,7 @@ def train_together(folder: Path, device: Device, settings: DeviceSettings = DEVI
     """Make the steps of the grid as one of two processes, which have joined; write what they give, or the refusal."""
     for family, dimension in GRID:
         mesh = Parallel(**DIMENSIONS[dimension])
-        world = parallel.build_world(device, resolve_mesh_shape(mesh, 2), mesh)
+        world = build_world(device, resolve_mesh_shape(mesh, 2), mesh)
         place = folder / f"{family} {dimension} {world.rank}"
         try:
             save_file(train_step(folder / family, _case_of(family, dimension), world, BATCHES, settings), place)

@@ -21,8 +21,9 @@ from anabatic.models.model_init import materialize_model
 from anabatic.models.preference_loss import PreferenceOptions
 from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
 from anabatic.models.reward_head import RewardOptions, attach_score_head, init_score_head
-from anabatic.parallel.process_groups import World, gather_full_tensor, to_local
+from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
+from anabatic.parallel.world import World
 from anabatic.testing.tiny_models import COMMON_CONFIG
 from anabatic.train import objectives
 from anabatic.train.optim.optimizer import Optimizer

@@ -12,7 +12,7 @@ import pytest
 
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import init_world, leave_world
+from anabatic.parallel.world import init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 
 pytestmark = pytest.mark.process
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 LITTLE = 300
 PROGRAM = f"""
 import resource
-from anabatic.parallel.process_groups import _allow_connections
+from anabatic.parallel.world import _allow_connections
 resource.setrlimit(resource.RLIMIT_NOFILE, ({LITTLE}, 2000))
 _allow_connections(1500)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from anabatic.device.device import select_device
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from unit.parallel import family_grid
 from unit.parallel.one_step import DEVICE
@@ -20,9 +19,9 @@ pytestmark = pytest.mark.process
 
 def together(folder: Path) -> None:
     device = select_device(DEVICE)
-    parallel.init_world(device)
+    init_world(device)
     family_grid.train_together(folder, device)
-    parallel.leave_world(World(size=2))
+    leave_world(World(size=2))
 
 
 @pytest.fixture(scope="module")

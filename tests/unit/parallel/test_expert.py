@@ -25,9 +25,9 @@ from anabatic.models.forward import compute_summed_loss
 from anabatic.models.lora import adapter, expert_adapter
 from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import build_meta_causal_lm, init_empty_weights, load_folder_weights
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import World, gather_full_tensor, to_local
+from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
+from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
@@ -109,13 +109,13 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
 
 
 def together(folder: Path, degree: int) -> None:
-    world = parallel.init_world(select_device(DEVICE), Parallel(expert=degree))
+    world = init_world(select_device(DEVICE), Parallel(expert=degree))
     assert (world.data_group.size, world.expert_group.size, world.gradient_group.size) == (4, degree, 4)
-    copies = parallel.build_world(select_device(DEVICE), MeshShape(replicate=4 // degree, expert=degree))
+    copies = build_world(select_device(DEVICE), MeshShape(replicate=4 // degree, expert=degree))
     for case in (case for case, (_, ranks, *_) in CASES.items() if ranks == degree):
         made = trained(folder, case, copies if "copies" in case else world)
         save_file(made, folder / f"{case}-{os.environ['RANK']}.safetensors")
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 def config_of(name: str) -> Any:
@@ -180,4 +180,4 @@ def test_what_cannot_be_divided_is_refused() -> None:
 def test_processes_that_do_not_divide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "6")
     with pytest.raises(ConfigError, match="parallel.expert is 4, which does not divide 6 processes"):
-        parallel.init_world(select_device(DEVICE), Parallel(expert=4))
+        init_world(select_device(DEVICE), Parallel(expert=4))

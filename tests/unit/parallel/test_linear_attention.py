@@ -18,9 +18,8 @@ from anabatic.data.chat.preference_pairs import collate_preference_pairs
 from anabatic.device.device import select_device
 from anabatic.models import context_parallel, tensor_parallel
 from anabatic.models.pretrained import init_empty_weights
-from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.mesh import ContextGroup
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.mesh_shape import resolve_mesh_shape
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.testing.tiny_models import FAMILY_CONFIGS
@@ -63,12 +62,12 @@ def batches_of(case: Case) -> list[Batch]:
 
 def together(folder: Path) -> None:
     device = select_device(DEVICE)
-    parallel.init_world(device)
+    init_world(device)
     for name, case in CASES.items():
         settings = Parallel(strategy=case.strategy, **case.mesh)
-        world = parallel.build_world(device, resolve_mesh_shape(settings, 2), settings)
+        world = build_world(device, resolve_mesh_shape(settings, 2), settings)
         save_file(train_step(folder / name, case, world, batches_of(case)), folder / f"{name}-{world.rank}.safetensors")
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 @pytest.fixture(scope="module")

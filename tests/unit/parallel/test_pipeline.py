@@ -34,11 +34,11 @@ from anabatic.models.pretrained import (
     init_empty_weights,
     load_folder_weights,
 )
-from anabatic.parallel import process_groups as parallel
 from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.pipeline_parameters import gathered_parameters
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
+from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.job_rules import find_layout_problems, raise_problems
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import find_model_facts
@@ -121,7 +121,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
         adapter.init_adapter_weights(model, lora, seed=1)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parallel.to_local(parameter.detach()).add_(0.1)  # so that gradients reach A
+                to_local(parameter.detach()).add_(0.1)  # so that gradients reach A
     settings = Optim(name=optim, max_grad_norm=0.5)  # type: ignore[arg-type]
     optimizer = Optimizer(model, settings, 1e-2, 1e-2, device, world, experts=root.expert_params)
     loss = functools.partial(compute_summed_loss, chunk_bytes=1 << 14)
@@ -145,7 +145,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
         if not kept:
             scale = world.gradient_group.size
             grads = {name: param.grad for name, param in optimizer.params.items() if param.grad is not None}
-            kept.update({f"{name}.grad": parallel.gather_full_tensor(grad) * scale for name, grad in grads.items()})
+            kept.update({f"{name}.grad": gather_full_tensor(grad) * scale for name, grad in grads.items()})
         return collect()
 
     optimizer.collect_grads = watch  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     for _ in range(2):
         step.run_step(iter(map(batch_of, numbers)), len(numbers), 1.0)
         norms.append(step.grad_norm)
-    weights = {name: parallel.gather_full_tensor(param.detach()).clone() for name, param in model.named_parameters()}
+    weights = {name: gather_full_tensor(param.detach()).clone() for name, param in model.named_parameters()}
     made = {**kept, **weights}
     made["norms"], made["totals"] = torch.stack(norms), step.totals.clone()
     made["sizes"] = torch.tensor([*count_parameters(model), flops_per_token(model, 8.0)])
@@ -175,15 +175,15 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
 
 
 def together(folder: Path) -> None:
-    joined = parallel.init_world(select_device(DEVICE), Parallel(pipeline=2))
+    joined = init_world(select_device(DEVICE), Parallel(pipeline=2))
     assert (joined.data_group.size, joined.pipeline_group.size, joined.gradient_group.size) == (2, 2, 2)
     device, chunked = select_device(DEVICE), Parallel(pipeline=2, pipeline_chunks=2)
-    worlds = {shape: parallel.build_world(device, shape) for shape in (TWO, FOUR, LONG, WIDE, EXPERTS)}
-    interleaved = {shape: parallel.build_world(device, shape, chunked) for shape in (TWO, LONG, WIDE, EXPERTS)}
+    worlds = {shape: build_world(device, shape) for shape in (TWO, FOUR, LONG, WIDE, EXPERTS)}
+    interleaved = {shape: build_world(device, shape, chunked) for shape in (TWO, LONG, WIDE, EXPERTS)}
     for case, (*_, shape) in CASES.items():
         made = trained(folder, case, (interleaved if "interleaved" in case else worlds)[shape])
         save_file(made, folder / f"{case}-{os.environ['RANK']}.safetensors")
-    parallel.leave_world(joined)
+    leave_world(joined)
 
 
 @pytest.fixture(scope="module")

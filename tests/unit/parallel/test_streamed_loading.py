@@ -17,9 +17,9 @@ from anabatic.models import weights_reader
 from anabatic.models.lora import merging
 from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import gather_full_tensor, to_local
+from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 
 pytestmark = pytest.mark.process
@@ -35,9 +35,9 @@ def status(name: str) -> int:
     return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
 
-def sharded(folder: Path, dtype: torch.dtype) -> tuple[torch.nn.Module, parallel.World]:
+def sharded(folder: Path, dtype: torch.dtype) -> tuple[torch.nn.Module, World]:
     device = select_device(DeviceSettings(type="cpu", threads=1))
-    world = parallel.init_world(device)
+    world = init_world(device)
     model = build_meta_causal_lm(folder, dtype)
     materialize_model(model, resolve_sharding(Parallel(strategy="zero3"), world, device), device, world)
     return model, world
@@ -52,7 +52,7 @@ def read_half(folder: Path, out: Path) -> None:
     load_folder_weights(model, folder)  # type: ignore[arg-type]
     grown = status("VmHWM") - before
     (out / f"{os.environ['RANK']}.json").write_text(json.dumps([own, largest, grown]))
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 def test_no_rank_holds_much_more_than_its_part(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def read_all(folder: Path, out: Path) -> None:
     found["merged"] = gather_full_tensor(dict(model.named_parameters())[ADAPTED].detach())
     if world.is_main_process:
         save_file(found, out / "found.safetensors")
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 def adapted(folder: Path, weight: float) -> torch.Tensor:

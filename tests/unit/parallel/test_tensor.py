@@ -15,8 +15,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.device import select_device
 from anabatic.models import tensor_parallel
 from anabatic.models.pretrained import init_empty_weights
-from anabatic.parallel import process_groups as parallel
-from anabatic.parallel.process_groups import RankGroup, World
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from unit.models.test_families import FAMILIES
 from unit.parallel.one_step import DEVICE, Case, Settings, batch_of, config_of, save_random_model, train_step
@@ -36,12 +36,12 @@ BATCHES = [batch_of(lengths) for lengths in ([5, 9, 3], [17], [2, 15], [8, 9])]
 
 
 def together(folder: Path) -> None:
-    world = parallel.init_world(select_device(DEVICE), Parallel(tensor=2))
+    world = init_world(select_device(DEVICE), Parallel(tensor=2))
     assert (world.data_group.size, world.tensor_group.size) == (2, 2)
     for case in CASES:
         found = train_step(folder / case, CASES[case], world, BATCHES)
         save_file(found, folder / f"{case}-{os.environ['RANK']}.safetensors")
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,6 @@ def test_degrees_that_do_not_divide_are_named() -> None:
 def test_processes_that_do_not_divide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "6")
     with pytest.raises(ConfigError, match="parallel.tensor is 4, which does not divide 6 processes") as caught:
-        parallel.init_world(select_device(DEVICE), Parallel(tensor=4))
+        init_world(select_device(DEVICE), Parallel(tensor=4))
     assert "8" in (caught.value.hint or "")
     assert World().data_group == World() and World().tensor_group == RankGroup()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import Failure, UserError
-from anabatic_sim.libraries import native_build, torch_npu_wheel
+from anabatic_sim.libraries import build_layout, compilation, native_build, stub_libraries, torch_npu_wheel
 
 TORCH = torch_npu_wheel.TorchInstallation("2.13.0+cpu", Path("/nowhere"))
 
@@ -49,7 +49,7 @@ def test_an_index_that_does_not_answer_is_no_missing_wheel(tmp_path: Path, monke
 
 
 def test_an_empty_folder_is_no_build(tmp_path: Path) -> None:
-    made = native_build.SimulatorBuild(
+    made = build_layout.SimulatorBuild(
         TORCH, torch_npu_wheel.TorchNpuWheel("2.13.0", tmp_path, "9.2.0"), tmp_path / "made"
     )
     assert not made.is_complete
@@ -71,10 +71,10 @@ def test_what_a_killed_first_use_left_is_swept(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_compiler_that_was_killed_is_named() -> None:
     with pytest.raises(Failure, match=r"\(ops/copy.cpp\): sh was ended by SIGKILL"):
-        native_build._run_compiler(["sh", "-c", "kill -9 $$"], "ops/copy.cpp")
+        compilation._run_compiler(["sh", "-c", "kill -9 $$"], "ops/copy.cpp")
 
 
 def test_no_binutils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="nm is not on the PATH"):
-        native_build.generate_stub_source([Path(sys.executable)], [])
+        stub_libraries.generate_stub_source([Path(sys.executable)], [])

@@ -9,12 +9,12 @@ import pytest
 
 from anabatic.core.errors import UserError
 from anabatic_sim import machine_spec, session, shared_memory
-from anabatic_sim.libraries import native_build
+from anabatic_sim.libraries import build_layout
 
 
 def test_reports_of_dead_machines_are_swept() -> None:
     """A living owner's are kept: it reads them when its shared memory is gone."""
-    reports = native_build.simulator_folder() / "reports"
+    reports = build_layout.simulator_folder() / "reports"
     living, dead, old = (reports / f"{shared_memory.SHM_PREFIX}{pid}" for pid in (os.getppid(), 4194305, os.getpid()))
     for folder in (living, dead, old):
         folder.mkdir(parents=True)

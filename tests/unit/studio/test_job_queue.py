@@ -11,7 +11,7 @@ import pytest
 
 from anabatic.core import process_info
 from anabatic.core.errors import ConfigError, DeviceError
-from anabatic.launch.local.placement import DeviceSelection
+from anabatic.launch.local.device_selection import DeviceSelection
 from anabatic_studio.jobs import store as states
 from anabatic_studio.jobs.job_queue import JobQueue
 from anabatic_studio.jobs.store import StudioStore

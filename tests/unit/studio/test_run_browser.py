@@ -8,9 +8,10 @@ import time
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
+from anabatic.monitor import run_data, run_files
 from anabatic_studio import run_browser
 from anabatic_studio.run_browser import RunBrowser
+from suite.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
 
 
 def only(found):
@@ -75,7 +76,7 @@ def test_curves_are_those_of_the_file_and_come_once(tmp_path):
 
 
 def test_a_long_file_is_read_in_pieces_and_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_browser, "MAX_READ_BYTES", 1 << 18)
+    monkeypatch.setattr(run_data, "MAX_READ_BYTES", 1 << 18)
     rows = (
         {"step": step, "kind": "train", "loss": 100.0 if step == 17_001 else 2.0 + step % 7} for step in range(20_000)
     )
@@ -103,7 +104,7 @@ def test_damaged_files_leave_the_rest(tmp_path):
             file.write(b'{"kind": "train", "loss": 1, "step": 1' + b"0" * 400 + b"}\n")
     write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE_TEXT}])
     (folder / "checkpoint-20").mkdir()
-    (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * run_browser.MAX_LOG_BYTES + b"\nlast \xff\n")
+    (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * run_files.MAX_LOG_BYTES + b"\nlast \xff\n")
     os.symlink("/etc/passwd", folder / "rank-1.log")
     found = RunBrowser(tmp_path)
     key = only(found)

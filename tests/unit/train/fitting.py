@@ -20,8 +20,8 @@ from anabatic.data.shards.reader import ShardSet
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.models.pretrained import prepare_model
-from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
+from anabatic.parallel.world import World
 from anabatic.plan.model_facts import find_model_facts
 from anabatic.testing.tiny_corpora import write_chat_shards
 from anabatic.testing.tiny_models import build_tiny_model

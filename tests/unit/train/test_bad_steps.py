@@ -14,7 +14,8 @@ from anabatic.core import json_reader
 from anabatic.core.errors import DataError, Failure
 from anabatic.data.shards.reader import ShardSet
 from anabatic.device.device import select_device
-from anabatic.parallel import process_groups as parallel
+from anabatic.parallel.collectives import all_reduce_sum, barrier
+from anabatic.parallel.world import init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.checkpoint import manifest
 from anabatic.train.guards.spike_detector import WINDOW_STEPS, SpikeDetector
@@ -131,16 +132,16 @@ def test_nothing_to_go_back_to_is_said(tmp_path: Path) -> None:
 
 def two_ranks(root: Path) -> None:
     """A row that only one rank reads: both go back, and both leave it out; threads of both write the checkpoints."""
-    world = parallel.init_world(select_device(DeviceConfig(type="cpu", threads=1)))
+    world = init_world(select_device(DeviceConfig(type="cpu", threads=1)))
     if world.is_main_process:
         conversations(root / "data", bad=(33,))
-    parallel.barrier(world)
+    barrier(world)
     with fitting(root / "run", ShardSet.open(root / "data"), world, on_bad_step="rewind") as (job, progress):
         assert fit(job, progress)
     assert (progress.step, progress.rewinds) == (20, 1)
-    total = parallel.all_reduce_sum(job.train_step.optimizer.params["model.norm.weight"].sum().detach().clone(), world)
+    total = all_reduce_sum(job.train_step.optimizer.params["model.norm.weight"].sum().detach().clone(), world)
     assert float(total) == float(2 * job.train_step.optimizer.params["model.norm.weight"].sum())
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 @pytest.mark.process

@@ -8,7 +8,7 @@ import pytest
 
 from anabatic.config.sections.common import BatchSettings, DeviceSettings
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.mesh import RankGroup
 from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.pipeline_stages import estimate_bubble

@@ -17,7 +17,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import AnabaticError, CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World, init_world, leave_world
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import checksums, manifest, storage

@@ -23,7 +23,7 @@ from anabatic.config.sections.common import Save
 from anabatic.core.errors import AnabaticError, CheckpointError
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import dcp_reader, listing, manifest, memory_store, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver

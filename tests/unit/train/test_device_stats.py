@@ -10,7 +10,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import LogSettings
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.metrics.device_stats import local_token_fraction, watch_devices
 
 

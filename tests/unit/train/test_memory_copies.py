@@ -16,7 +16,9 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World, barrier, init_world, leave_world, shard_like
+from anabatic.parallel.collectives import barrier
+from anabatic.parallel.sharded_tensors import shard_like
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import memory_store, storage

@@ -19,7 +19,7 @@ from anabatic.config.sft import SftJob
 from anabatic.core import relaunch
 from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.device.device import Device, select_device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.plan.training_setup import Layout
 from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import sizing

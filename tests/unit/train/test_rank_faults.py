@@ -13,7 +13,7 @@ import torch
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import select_device
 from anabatic.monitor.snapshot import DeviceReading, Snapshot
-from anabatic.parallel.process_groups import World, init_world, leave_world
+from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.guards.replica_check import ReplicaCheck, describe_mismatch, list_copy_groups, sum_bits
 from anabatic.train.guards.straggler_rules import CopyMismatch

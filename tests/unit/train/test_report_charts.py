@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.core.svg_plot import compute_ticks
-from anabatic.train.report.charts import MAX_POINTS, Curve, downsample_points, draw_chart, smooth_points
-from anabatic.train.report.run_data import Points
+from anabatic.monitor.run_data import Points, downsample_points, smooth_points
+from anabatic.train.report.charts import MAX_POINTS, Curve, draw_chart
 
 values = st.none() | st.floats(-1e30, 1e30)
 curves = st.lists(st.tuples(st.integers(0, 10**7), values), max_size=60, unique_by=lambda point: point[0]).map(sorted)
@@ -27,7 +27,7 @@ def test_downsampling_keeps_spikes_holes_and_ends() -> None:
     points[77_777] = (77_777, 9.0)
     points[88_888] = (88_888, -9.0)
     points[99_999] = (99_999, None)
-    kept = downsample_points(points)
+    kept = downsample_points(points, MAX_POINTS)
     assert MAX_POINTS / 2 < len(kept) <= MAX_POINTS * 1.1
     assert {points[77_777], points[88_888], points[99_999], points[0], points[-1]} <= set(kept)
     assert kept == sorted(kept, key=lambda point: point[0])

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.monitor import run_reader as monitor
-from anabatic.testing.fake_runs import write_jsonl
+from anabatic.monitor.run_data import CURVE_KEYS
+from anabatic.monitor.run_files import parse_time
+from anabatic.monitor.run_lines import format_run_lines
+from anabatic.monitor.run_reader import RunReader
 from anabatic.train.report.page import write_run_report
-from anabatic.train.report.run_data import CURVE_KEYS, parse_time
 from anabatic_studio.run_browser import RunBrowser
+from suite.fake_runs import write_jsonl
 
 EXTREME = [1e300, -1e300, 1.7976931348623157e308, 5e-324, 10**30, -(10**30), 10**400, 2**63, 1e18, float("inf")]
 SUMMARY = ("seconds", "tokens", "steps", "params", "peak_memory_bytes", "device_util_pct", "train_loss", "valid_loss")
@@ -44,7 +46,7 @@ def test_every_field_may_hold_any_number(tmp_path: Path, value: float) -> None:
     (listed,) = runs.list_runs()["runs"]
     for one in (runs.get_curves(listed["id"], ""), runs.get_details(listed["id"]), runs.render_report(listed["id"])):
         assert json.dumps(one)
-    assert monitor.format_run_lines(monitor.RunReader(run).read(), 100)
+    assert format_run_lines(RunReader(run).read(), 100)
 
 
 def test_moments() -> None:

@@ -10,11 +10,11 @@ from string import Formatter
 import pytest
 
 from anabatic.config.pipeline import PipelineJob, PipelineStage
-from anabatic.testing.fake_runs import START_TIME, write_jsonl, write_pipeline_run
-from anabatic.train.report import run_data
+from anabatic.train.report import machine_rows
 from anabatic.train.report.comparison_page import write_comparison
 from anabatic.train.report.page import write_pipeline_report, write_run_report
 from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS, WORDS, describe_duration, get_text
+from suite.fake_runs import START_TIME, write_jsonl, write_pipeline_run
 from unit.train.report_pages import Page, write_full_run
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
@@ -25,9 +25,9 @@ PROPER |= {"summary", "KiB", "MiB", "GiB", "Wh", "ms", "nat", "token"}
 
 
 def machine_words() -> set[str]:
-    texts = [run_data.describe_cpu().zh, run_data.describe_memory()]
-    texts += [f"{name} {version}" for name, version in run_data.list_versions()]
-    commit = run_data.find_commit(Path(run_data.__file__).parent)
+    texts = [machine_rows.describe_cpu().zh, machine_rows.describe_memory()]
+    texts += [f"{name} {version}" for name, version in machine_rows.list_versions()]
+    commit = machine_rows.find_commit(Path(machine_rows.__file__).parent)
     return set(LATIN.findall(" ".join([*texts, commit.zh if commit else ""])))
 
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from anabatic.core.errors import CheckpointError
 from anabatic.core.paths import RunFolder
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.mesh import RankGroup
 from anabatic.train.checkpoint import dcp_writer, storage
 from anabatic.train.checkpoint.dcp_writer import LinearSavePlanner, assign_tensors
 

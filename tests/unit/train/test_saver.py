@@ -14,7 +14,7 @@ from anabatic.config.sections.common import Save
 from anabatic.core.errors import CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import SMALL_CHECKPOINT_BYTES, CheckpointSaver

@@ -1,16 +1,10 @@
-"""Batches for training without end: weighted, shuffled, packed, prefetched, resumable to the token; one exact pass for
-validation.
-"""
+"""Batches for training without end: weighted, shuffled, packed, prefetched, resumable to the token."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -20,18 +14,13 @@ from anabatic.data.batching.mixture import MicroBatchStream, MixtureStage, check
 from anabatic.data.batching.packing import (
     Batch,
     CollateFn,
-    TokenSegment,
     collate_packed,
     collate_padded,
-    pack_best_fit,
-    split_into_segments,
 )
 from anabatic.data.batching.padding import PaddedMicroBatchStream
-from anabatic.data.batching.shuffle import ShuffledOrder
+from anabatic.data.batching.prefetch import PrefetchIterator
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.shards.reader import EntryLocation, ShardSet, ShardSubset
-
-__all__ = ["Loader", "ValidationBatches", "build_validation_batches"]
+from anabatic.data.shards.reader import ShardSet, ShardSubset
 
 WeightedSources = Sequence[tuple[ShardSet | ShardSubset | SequenceDataset, "float | None"]]
 
@@ -244,102 +233,6 @@ def _count_epoch_tokens(shards: ShardSet | ShardSubset | SequenceDataset, seq_le
     return total
 
 
-T = TypeVar("T")
-
-
-class _PrefetchQueue(Generic[T]):
-    """What the threads share. It does not know the `PrefetchIterator`, so a forgotten one can be collected."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.items: deque[T] = deque()
-        self.changed = threading.Condition()
-        self.is_closed = False
-        self.is_finished = False
-        self.error: BaseException | None = None
-
-    def close(self) -> None:
-        with self.changed:
-            self.is_closed = True
-            self.items.clear()
-            self.changed.notify_all()
-
-    def mark_finished(self, error: BaseException | None) -> None:
-        with self.changed:
-            self.is_finished, self.error = True, error
-            self.changed.notify_all()
-
-    def put_item(self, item: T) -> bool:
-        """Wait for room and add `item`; False once the channel is closed."""
-        with self.changed:
-            while len(self.items) >= self.depth and not self.is_closed:
-                self.changed.wait()
-            if self.is_closed:
-                return False
-            self.items.append(item)
-            self.changed.notify_all()
-            return True
-
-
-def _read_ahead(items: Iterable[T], channel: _PrefetchQueue[T]) -> None:
-    error: BaseException | None = None
-    try:
-        for item in items:
-            if not channel.put_item(item):
-                break
-    except BaseException as raised:  # handed to the consumer, who raises it
-        error = raised
-    channel.mark_finished(error)
-
-
-class PrefetchIterator(Generic[T]):
-    """Read `items` up to `depth` ahead in a background thread.
-
-    An exception of the iterator is raised by `next()` after the items before it. `close()` stops and joins
-    the thread; it is called by leaving the `with` block and by the garbage collector.
-    """
-
-    def __init__(self, items: Iterable[T], depth: int, name: str = "prefetch") -> None:
-        self._channel: _PrefetchQueue[T] = _PrefetchQueue(max(1, depth))
-        arguments = (items, self._channel)
-        self._thread = threading.Thread(target=_read_ahead, args=arguments, name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, self._channel.close)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        channel = self._channel
-        with channel.changed:
-            while not (channel.items or channel.is_finished or channel.is_closed):
-                channel.changed.wait()
-            if channel.items:
-                item = channel.items.popleft()
-                channel.changed.notify_all()
-                return item
-            if channel.error is not None and not channel.is_closed:
-                raise channel.error
-            raise StopIteration
-
-    def close(self) -> None:
-        """Stop reading ahead and wait for the thread."""
-        self._channel.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def __enter__(self) -> PrefetchIterator[T]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-_ValidationSegment = tuple[ShardSet | SequenceDataset, EntryLocation, int, int]
-
-
 def list_source_kinds(
     parts: Sequence[ShardSet | ShardSubset | SequenceDataset], row_kind: str = "conversations"
 ) -> list[dict[str, str]]:
@@ -349,105 +242,3 @@ def list_source_kinds(
         for part in parts
     ]
     return [{"source": source, "kind": kind} for source, kind in dict.fromkeys(pairs)]
-
-
-class ValidationBatches:
-    """This rank's batches of one evaluation. Iterate it as often as needed; every pass is the same.
-
-    Whole entries (documents, parts of long documents, conversations) are taken from every set, in proportion
-    to its size, in an order that depends on nothing else, until `max_tokens` is reached. Text is cut into
-    pieces of `seq_len` tokens counted from the entry's start, and no piece is split between batches: neither
-    the number of ranks nor the size of a micro-batch changes a token's context. The label of a token in front
-    of a cut is its true next token.
-
-    Attributes:
-        num_bytes: UTF-8 bytes of the targets of all ranks together; bits per byte = nats / ln 2 /
-            `num_bytes`. The bytes of a conversation that is cut here (shards built without `seq_len`) are
-            scaled by its target tokens.
-        num_tokens: inputs of all ranks together.
-        entries: what was chosen of the tokenised sets, all ranks together, conversations cut to `seq_len`.
-        num_batches: batches per rank, the same for every rank; a rank that has fewer gets batches without
-            targets.
-
-    Raises:
-        ConfigError: sizes that cannot be.
-        DataError: nothing is held out.
-    """
-
-    def __init__(
-        self,
-        shard_sets: Sequence[ShardSet | SequenceDataset],
-        seq_len: int,
-        micro_batch_tokens: int,
-        max_tokens: int,
-        rank: int = 0,
-        world_size: int = 1,
-        lay: CollateFn = collate_packed,
-    ) -> None:
-        check_sizes(seq_len, micro_batch_tokens, rank, world_size)
-        total = sum(shards.num_tokens for shards in shard_sets)
-        if total == 0:
-            names = ", ".join(shards.name for shards in shard_sets) or "no source"
-            raise DataError(
-                f"0 tokens of held-out data in {names}",
-                "name sources in data.valid, or raise data.valid_fraction",
-            )
-        self._segments: list[_ValidationSegment] = []
-        self.entries: list[tuple[ShardSet, EntryLocation]] = []
-        self.num_bytes = 0
-        for shards in shard_sets:
-            self._choose_entries(shards, max_tokens * shards.num_tokens / total, seq_len)
-        self.num_tokens = sum(n for _, _, _, n in self._segments)
-        self._batch_indices = list(pack_best_fit([n for _, _, _, n in self._segments], micro_batch_tokens))
-        self.num_batches = -(-len(self._batch_indices) // world_size)
-        self._seq_len = seq_len
-        self._capacity = micro_batch_tokens
-        self._eot = shard_sets[0].eot
-        self._rank = rank
-        self._world_size = world_size
-        self._collate_fn = lay
-
-    def _choose_entries(self, shards: ShardSet | SequenceDataset, budget: float, seq_len: int) -> None:
-        order, taken = ShuffledOrder(shards.num_docs, 0), 0
-        for draw in range(shards.num_docs):
-            if taken >= budget:
-                return
-            number = order[draw]
-            entry = shards.locate_entry(number)
-            num_bytes = shards.count_entry_bytes(number)
-            if shards.is_chat and entry.num_inputs > seq_len:
-                mask = shards.read_segment(entry, 0, entry.num_inputs).loss_mask
-                assert mask is not None  # every conversation has one
-                num_bytes = round(num_bytes * int(mask[: seq_len + 1].sum()) / max(1, int(mask.sum())))
-                entry = entry._replace(num_inputs=seq_len)
-            self.num_bytes += num_bytes
-            if isinstance(shards, ShardSet):
-                self.entries.append((shards, entry))
-            self._segments.extend(
-                (shards, entry, start, n) for start, n in split_into_segments(entry.num_inputs, seq_len)
-            )
-            taken += entry.num_inputs
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        rank_batches = chain(islice(self._batch_indices, self._rank, None, self._world_size), repeat([]))
-        for group in islice(rank_batches, self.num_batches):
-            yield self._collate_fn(list(map(self._read_segment, group)), self._capacity, self._eot, self._seq_len, None)
-
-    def _read_segment(self, index: int) -> TokenSegment:
-        shards, entry, start, n = self._segments[index]
-        return shards.read_segment(entry, start, n)
-
-
-def build_validation_batches(
-    shard_sets: Sequence[ShardSet | SequenceDataset],
-    seq_len: int,
-    micro_batch_tokens: int,
-    max_tokens: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> ValidationBatches:
-    """Return one deterministic evaluation pass of this rank: `ValidationBatches` under the name of what it yields."""
-    return ValidationBatches(shard_sets, seq_len, micro_batch_tokens, max_tokens, rank, world_size)

@@ -32,8 +32,9 @@ from anabatic.core.paths import get_cache_root, make_write_error
 from anabatic.data.readers.source_parts import PartPlan
 from anabatic.data.shards.atomic_folder import CACHE_HINT, atomic_folder
 from anabatic.data.shards.encoding import Encode, encode_here
+from anabatic.parallel.collectives import all_gather_text
 from anabatic.parallel.job_store import JobStore
-from anabatic.parallel.process_groups import World, all_gather_text
+from anabatic.parallel.world import World
 
 LOST_SECONDS = 60.0
 """A builder that has not told of itself for so long counts as lost."""

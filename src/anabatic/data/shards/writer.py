@@ -16,7 +16,7 @@ import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.core.progress import ProgressMeter
-from anabatic.data.batching.loader import PrefetchIterator
+from anabatic.data.batching.prefetch import PrefetchIterator
 from anabatic.data.readers.document import Document
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION
 

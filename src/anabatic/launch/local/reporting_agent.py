@@ -16,7 +16,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from anabatic.core import relaunch
-from anabatic.launch.local import placement, worker_reports
+from anabatic.launch.local import device_replacement, worker_reports
 from anabatic.launch.machine_rendezvous import JobRendezvous
 
 _SIGNAL_GRACE_SECONDS = 5.0
@@ -100,7 +100,7 @@ def _kill_workers(pids: Iterable[int]) -> None:
 
 
 def _replace_devices(nproc: int) -> None:
-    variables, line = placement.replace_lost_devices(nproc, os.environ)
+    variables, line = device_replacement.replace_lost_devices(nproc, os.environ)
     os.environ.update(variables)
     if line:
         sys.stderr.write(f"warning: {line}\n")

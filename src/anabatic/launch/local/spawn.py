@@ -24,7 +24,7 @@ import yaml
 
 from anabatic.config.loading import command_table
 from anabatic.config.sections.launch import LaunchSettings
-from anabatic.core import json_reader, log, relaunch
+from anabatic.core import log, relaunch
 from anabatic.core.errors import ConfigError, DeviceError, Failure
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.stop_signals import (
@@ -36,9 +36,10 @@ from anabatic.core.stop_signals import (
     get_exit_code,
 )
 from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
-from anabatic.launch.local import forkserver, placement, worker_reports
+from anabatic.launch.local import device_replacement, forkserver, placement, worker_reports
 from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.launch.schedulers import requeue
+from anabatic.monitor.run_files import RunFiles
 
 SAVE_SECONDS = 600
 """Seconds after which the agent kills workers that still save after a signal."""
@@ -109,11 +110,14 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
 def _is_finished(folder: RunFolder, recipe: str) -> bool:
     """True when this job has already finished: a machine that was absent then must not wait for the others."""
     try:
-        finished = json_reader.read_json_file(folder.summary)["finished"]
         previous_settings = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return False
-    return finished is True and previous_settings == yaml.safe_load(recipe) and folder.final_model.is_dir()
+    return (
+        RunFiles(folder.root).is_finished
+        and previous_settings == yaml.safe_load(recipe)
+        and folder.final_model.is_dir()
+    )
 
 
 class _Supervisor:
@@ -293,8 +297,8 @@ class _Supervisor:
         variables[relaunch.REPORTS_VARIABLE] = str(self.folder)
         if self.preload:
             variables[forkserver.PRELOAD_VARIABLE] = self.preload
-        if placement.has_visible_devices(os.environ):
-            variables[placement.FIXED_DEVICES_VARIABLE] = "1"
+        if device_replacement.has_visible_devices(os.environ):
+            variables[device_replacement.FIXED_DEVICES_VARIABLE] = "1"
         variables.update(self.worker_variables)
         variables.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVE_SECONDS))
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its stores warn of every connection that ends

@@ -205,7 +205,7 @@ def _measure_rate(pair: list[int], backend: str, device: str) -> float:
     import torch
     import torch.distributed as dist
 
-    from anabatic.parallel import process_groups
+    from anabatic.parallel.collectives import count_calls, time_slowest_rank
 
     group = dist.new_group(pair, timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
     values, torch_device = torch.ones(_ALL_REDUCE_BYTES // 4, device=device), torch.device(device)
@@ -213,10 +213,8 @@ def _measure_rate(pair: list[int], backend: str, device: str) -> float:
     def all_reduce_values() -> None:
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
 
-    repeats = process_groups.count_calls(all_reduce_values, torch_device, _LINK_SECONDS, _MAX_REPEATS, group)
-    rate = (
-        _ALL_REDUCE_BYTES * repeats / process_groups.time_slowest_rank(all_reduce_values, repeats, torch_device, group)
-    )
+    repeats = count_calls(all_reduce_values, torch_device, _LINK_SECONDS, _MAX_REPEATS, group)
+    rate = _ALL_REDUCE_BYTES * repeats / time_slowest_rank(all_reduce_values, repeats, torch_device, group)
     dist.destroy_process_group(group)
     _DESTROYED_GROUPS.append(group)
     return rate

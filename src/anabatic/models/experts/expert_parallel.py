@@ -14,8 +14,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 from anabatic.device.ops import REFERENCE_OPS
 from anabatic.models.experts.expert_layers import EXPERT_GROUP, choose_expert_forward, iter_expert_layers
-from anabatic.parallel.process_groups import World
 from anabatic.parallel.tensor_linear import shard_parameter
+from anabatic.parallel.world import World
 from anabatic.plan import job_rules
 
 

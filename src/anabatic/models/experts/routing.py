@@ -19,8 +19,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.attention import PackedSegments
 from anabatic.device.device import send_to_device
 from anabatic.models.experts.expert_layers import iter_experts_of_all
+from anabatic.parallel.collectives import all_reduce_sum
 from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
-from anabatic.parallel.process_groups import all_reduce_sum
 
 _ATTRIBUTE = "routing_recorder"
 METRIC_NAMES = ("router_aux_loss", "expert_load_max", "expert_load_entropy", "experts_unused", "tokens_dropped")

@@ -36,7 +36,7 @@ from anabatic.models.lora.adapter_config import (
 )
 from anabatic.models.lora.linear import LoraLinear
 from anabatic.models.quantized import QuantizationKind, QuantizedLinear, ScratchMemory, replace_weight
-from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
+from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor
 from anabatic.plan import layer_names
 
 

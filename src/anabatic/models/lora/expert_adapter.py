@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anabatic.core.errors import ConfigError
-from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor, to_local
+from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor, to_local
 
 EXPERT_WEIGHT_NAMES = ("gate_up_proj", "down_proj")
 """Names of the stacked weights, in the order of the parameters; an adapter is the module `NAME_adapter` beside it."""

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from anabatic.models.quantized import QuantizedWeight
-from anabatic.parallel.process_groups import RankGroup, all_reduce_sum, copy_from_full, gather_full_tensor, to_local
+from anabatic.parallel.collectives import all_reduce_sum
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor, to_local
 from anabatic.parallel.tensor_linear import get_local_bias, reduce_from_parallel_region
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.models.lora import adapter, adapter_config, expert_adapter
-from anabatic.parallel.process_groups import copy_from_full, gather_full_tensor
+from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor
 
 RECORD_KEY = "merged_adapters"
 """Our key of adapter_config.json: adapters that must be merged into the base model before this one."""

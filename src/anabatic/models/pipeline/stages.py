@@ -17,7 +17,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.plan import job_rules
 from anabatic.plan.pipeline_stages import estimate_bubble, split_layers
 

@@ -21,6 +21,7 @@ from anabatic.hub.dataset_name import is_dataset_spec, split_spec
 from anabatic.hub.datasets import RECORD_FILE
 from anabatic.hub.model_download import Hub
 from anabatic.hub.model_upload import UploadTarget
+from anabatic.monitor.run_files import RunFiles
 
 _METHODS = {
     "pretrain": "pretraining",
@@ -108,8 +109,7 @@ def read_card_facts(folder: Path, target: UploadTarget, base_model: str, is_adap
 def _find_evaluation(run: RunFolder, summary: Mapping[str, Any], is_best: bool) -> dict[str, Any]:
     """Return the last evaluation of the step whose model it is."""
     step = summary.get("best_step" if is_best else "steps")
-    rows = json_reader.read_json_lines(run.metrics) if run.metrics.is_file() else iter(())
-    found = [row for row in rows if row.get("kind") == "eval" and row.get("step") == step]
+    found = [row for row in RunFiles(run.root).iter_metrics("eval") if row.get("step") == step]
     return found[-1] if found and step is not None else {}
 
 

@@ -29,8 +29,8 @@ from anabatic.models.lora import adapter
 from anabatic.models.lora.merging import make_merged_record
 from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import save_model
-from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
+from anabatic.parallel.world import World
 from anabatic.recipes.prechecks import data_files
 from anabatic.recipes.training import pretrain, trained_model
 from anabatic.train.checkpoint import dcp_reader, manifest, storage

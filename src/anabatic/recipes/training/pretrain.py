@@ -26,8 +26,8 @@ from anabatic.models.pretrained import (
     require_tokenizer_fits,
     save_model,
 )
+from anabatic.parallel.collectives import barrier
 from anabatic.parallel.pipeline_parameters import gathered_parameters
-from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
 from anabatic.recipes.training.session import log_plan, training_session

@@ -15,7 +15,7 @@ from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import merging
 from anabatic.models.model_init import resolve_weight_dtype
 from anabatic.models.reward_head import RewardOptions
-from anabatic.parallel.process_groups import barrier
+from anabatic.parallel.collectives import barrier
 from anabatic.recipes.training.dpo import PairTask
 from anabatic.recipes.training.sft import finetune_model
 from anabatic.recipes.training.trained_model import TrainableModel

@@ -14,10 +14,10 @@ from anabatic.core.formatting import format_count
 from anabatic.device.device import Device, select_device
 from anabatic.models import division
 from anabatic.models.model_init import count_parameters
-from anabatic.parallel import process_groups as parallel
+from anabatic.parallel.collectives import broadcast_text
 from anabatic.parallel.pipeline_parameters import named_parameters_of_all
-from anabatic.parallel.process_groups import World
 from anabatic.parallel.sharding import ShardingPlan
+from anabatic.parallel.world import World, build_world, count_machine_ranks, init_world, leave_world
 from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
@@ -46,8 +46,8 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
         Failure: the folder cannot be written, or another job works in it; memory ran out.
     """
     device = select_device(job.device)
-    world = parallel.init_world(device)
-    machine = Machine(None, *parallel.count_machine_ranks(world), is_planned=False)
+    world = init_world(device)
+    machine = Machine(None, *count_machine_ranks(world), is_planned=False)
     resolved = resolve(job, machine, find_training_model(job, world))
     job, world = resolved.job, _divide_world(world, resolved.mesh, resolved.job, device)
     with open_run_folder(job, device, world) as folder:
@@ -60,7 +60,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
             job, world = _apply_auto(job, model, device, world)
         with handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
             yield TrainContext(job, folder, device, world, model, checkpoint)
-    parallel.leave_world(world)
+    leave_world(world)
 
 
 def _apply_auto(job: Job, model: ModelFacts, device: Device, world: World) -> tuple[Job, World]:
@@ -74,7 +74,7 @@ def _divide_world(world: World, shape: MeshShape, job: LoopJob, device: Device) 
     settings = job.parallel
     if world.size == 1 or (shape, settings.pipeline_chunks) == (world.shape, world.pipeline_chunks):
         return world
-    return parallel.build_world(device, shape, settings)
+    return build_world(device, shape, settings)
 
 
 def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:
@@ -84,7 +84,7 @@ def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, 
     if checkpoint is not None:
         return model_shape.with_depth(job, checkpoint.state.identity["model.depth"])
     depth = model_shape.choose_depth(job, sizing.get_local_chip(device), world.size)
-    depth = int(parallel.broadcast_text(str(depth), world))  # processors of several machines may differ
+    depth = int(broadcast_text(str(depth), world))  # processors of several machines may differ
     ratio = job.schedule.tokens_per_param or model_shape.TOKENS_PER_PARAM
     log.info(f"model.depth {depth}: about {ratio:g} tokens for each parameter in {job.schedule.minutes:g} minutes")
     return model_shape.with_depth(job, depth)

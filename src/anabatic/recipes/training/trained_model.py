@@ -37,9 +37,10 @@ from anabatic.models.pretrained import (
     save_model,
 )
 from anabatic.models.quantized import iter_quantized_weights
+from anabatic.parallel.collectives import barrier
 from anabatic.parallel.pipeline_parameters import gathered_parameters
-from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
+from anabatic.parallel.world import World
 from anabatic.plan import layer_names
 from anabatic.plan.model_facts import ModelFacts, find_model_facts, max_positions, model_name, with_model
 from anabatic.train.context import TrainContext

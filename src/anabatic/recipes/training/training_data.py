@@ -14,14 +14,15 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching import curriculum
 from anabatic.data.batching.curriculum import DifficultyLevels
-from anabatic.data.batching.loader import Loader, ValidationBatches, WeightedSources, list_source_kinds
+from anabatic.data.batching.loader import Loader, WeightedSources, list_source_kinds
 from anabatic.data.batching.mixture import MixtureStage
+from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy
 from anabatic.data.sequence.dataset import SequenceDataset
 from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.builder_team import join_builder_team
 from anabatic.data.shards.reader import ShardSet, ShardSubset
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.context import TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective

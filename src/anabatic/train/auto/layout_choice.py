@@ -13,7 +13,8 @@ from anabatic.core.errors import Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import Device
 from anabatic.device.table import Chip, DeviceRow
-from anabatic.parallel.process_groups import World, all_gather_text, barrier, broadcast_text, count_machine_ranks
+from anabatic.parallel.collectives import all_gather_text, barrier, broadcast_text
+from anabatic.parallel.world import World, count_machine_ranks
 from anabatic.plan import output, strategy_search
 from anabatic.plan.model_facts import ModelFacts, with_model
 from anabatic.plan.strategy_search import StrategyEstimate

@@ -11,7 +11,8 @@ from typing import Any
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.device.device import Device
-from anabatic.parallel.process_groups import World, all_gather_text
+from anabatic.parallel.collectives import all_gather_text
+from anabatic.parallel.world import World
 from anabatic.plan import strategy_search
 from anabatic.plan.memory_estimate import estimate_peak_memory
 from anabatic.plan.training_setup import TrainingSetup

@@ -14,7 +14,7 @@ from anabatic.core import relaunch
 from anabatic.core.errors import Failure, RestartRequested
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import Device
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 from anabatic.train.auto.state import AUTO_FILE, AutoState, save_state
 from anabatic.train.sizing import StepSizes, find_divisor
 

@@ -17,7 +17,8 @@ from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import json_reader
 from anabatic.core.errors import CheckpointError
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.parallel.process_groups import World, all_gather_text, barrier
+from anabatic.parallel.collectives import all_gather_text, barrier
+from anabatic.parallel.world import World
 from anabatic.plan.training_setup import DIVIDING_SETTINGS, Layout, StrategyName
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.storage import CheckpointInfo

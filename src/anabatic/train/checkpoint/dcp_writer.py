@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from anabatic.parallel.process_groups import RankGroup, is_sharded
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.sharded_tensors import is_sharded
 from anabatic.train.checkpoint.checksums import ChecksumFile, FileEntry
 
 _NEVER = 2**30

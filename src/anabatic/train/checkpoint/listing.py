@@ -10,11 +10,10 @@ from typing import Any
 
 from anabatic.config.loading import yaml_reader
 from anabatic.config.sections.common import Evaluate
-from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_duration, format_size, parse_whole
 from anabatic.core.json_reader import to_finite_number
-from anabatic.core.paths import RunFolder
+from anabatic.monitor.run_files import RunFiles
 from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.run_state import BestTracker
 
@@ -60,16 +59,16 @@ def _describe_checkpoint(path: Path, best: int | None) -> dict[str, Any]:
 
 def find_best_step(run: Path, evaluations: Iterable[dict[str, Any]] | None = None) -> int | None:
     """Return the step of the best evaluation of a run so far, by its `eval.metric`; None without one."""
-    folder = RunFolder(run)
+    files = RunFiles(run)
     try:
-        tree = yaml_reader.read_yaml(folder.config).tree
+        tree = yaml_reader.read_yaml(files.config).tree
     except ConfigError:  # a checkpoint that was copied out of its run
         return None
     judge = Evaluate()
     settings = tree.get("eval")
     judge.metric = settings.get("metric", judge.metric) if isinstance(settings, dict) else judge.metric
     best = BestTracker()
-    for row in json_reader.read_json_lines(folder.metrics) if evaluations is None else evaluations:
+    for row in files.iter_metrics("eval") if evaluations is None else evaluations:
         values = (row.get("step"), row.get("valid_loss"), row.get(f"valid_{judge.metric}"))
         if row.get("kind") == "eval" and None not in map(to_finite_number, values):
             best.record_evaluation(row["step"], row, judge)

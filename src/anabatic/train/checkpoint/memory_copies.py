@@ -29,16 +29,10 @@ from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.device.device import Device, get_free_host_memory
-from anabatic.parallel.process_groups import (
-    RankGroup,
-    World,
-    all_gather_text,
-    barrier,
-    broadcast_text,
-    create_side_group,
-    is_sharded,
-    to_local,
-)
+from anabatic.parallel.collectives import all_gather_text, barrier, broadcast_text
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.sharded_tensors import is_sharded, to_local
+from anabatic.parallel.world import World, create_side_group
 from anabatic.train.checkpoint.memory_store import (
     MEMORY_DIR_VARIABLE,
     MemoryStore,

@@ -26,7 +26,10 @@ from anabatic.core.errors import CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import Device, get_free_host_memory
-from anabatic.parallel.process_groups import RankGroup, World, all_reduce_sum, create_side_group, shard_like, to_local
+from anabatic.parallel.collectives import all_reduce_sum
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.sharded_tensors import shard_like, to_local
+from anabatic.parallel.world import World, create_side_group
 from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import RunState
 from anabatic.train.metrics.device_stats import count_local_processes

@@ -26,7 +26,9 @@ from anabatic.core.errors import AnabaticError, CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
 from anabatic.device.device import Device
-from anabatic.parallel.process_groups import RankGroup, World, all_gather_text, barrier, broadcast_text, gather_text
+from anabatic.parallel.collectives import all_gather_text, barrier, broadcast_text, gather_text
+from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint import checksums, manifest
 from anabatic.train.checkpoint.memory_copies import MemoryCopy
 from anabatic.train.checkpoint.run_state import RunState

@@ -16,7 +16,7 @@ from typing import Any
 from anabatic.core import log
 from anabatic.core.errors import CheckpointError, DataError, Failure
 from anabatic.core.json_reader import JsonlWriter
-from anabatic.parallel.process_groups import all_gather_text
+from anabatic.parallel.collectives import all_gather_text
 from anabatic.train.checkpoint import storage
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver

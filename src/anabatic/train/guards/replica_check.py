@@ -14,7 +14,9 @@ from torch import Tensor
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.parallel.process_groups import World, all_gather_rows, all_gather_text, is_sharded_by_fsdp, to_local
+from anabatic.parallel.collectives import all_gather_rows, all_gather_text
+from anabatic.parallel.sharded_tensors import is_sharded_by_fsdp, to_local
+from anabatic.parallel.world import World
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.context import LoopContext
 from anabatic.train.guards.straggler_rules import CopyMismatch, compare_copies

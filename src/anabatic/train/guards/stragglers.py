@@ -13,7 +13,7 @@ from anabatic.core import log
 from anabatic.device.device import Device, get_device_ids
 from anabatic.monitor.snapshot import DeviceReading, Snapshot
 from anabatic.monitor.sources.selection import find_accelerator_source
-from anabatic.parallel.process_groups import all_gather_rows, all_gather_text, all_reduce_sum
+from anabatic.parallel.collectives import all_gather_rows, all_gather_text, all_reduce_sum
 from anabatic.train.context import LoopContext
 from anabatic.train.guards.straggler_rules import RankTimes, StragglerDetector, StragglerFinding
 from anabatic.train.metrics.rank_times import StepTimes, time_broadcasts, time_products

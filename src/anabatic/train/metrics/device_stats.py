@@ -13,7 +13,7 @@ from anabatic.monitor.sampler import DeviceSampler
 from anabatic.monitor.snapshot import Snapshot
 from anabatic.monitor.sources.selection import DeviceSource, find_accelerator_source
 from anabatic.monitor.usage_window import UsageWindow
-from anabatic.parallel.process_groups import World
+from anabatic.parallel.world import World
 
 MAX_READ_FRACTION = 0.1
 """Of the time at most for reading: a slow npu-smi is asked less often."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anabatic.device.device import Device
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.mesh import RankGroup
 
 MAX_SAMPLES = 8
 """Steps between two rows of which times are kept, the last ones."""

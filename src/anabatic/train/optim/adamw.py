@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anabatic.config.sections.common import Optim
-from anabatic.parallel.process_groups import shard_like, to_local
+from anabatic.parallel.sharded_tensors import shard_like, to_local
 
 MAX_BUCKET_ELEMENTS = 1 << 24
 """Elements of a bucket at most, unless one parameter has more. While the flat kernel updates one, it needs four times

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from anabatic.config.sections.common import Optim, Schedule
 from anabatic.device.device import Device
-from anabatic.parallel.process_groups import (
-    World,
-    all_gather_rows,
+from anabatic.parallel.collectives import all_gather_rows
+from anabatic.parallel.sharded_tensors import (
     gather_full_stack,
     get_local_slices,
     is_sharded_along,
@@ -28,6 +27,7 @@ from anabatic.parallel.process_groups import (
     shard_like,
     to_local,
 )
+from anabatic.parallel.world import World
 from anabatic.train.optim import adamw
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -13,7 +13,7 @@ from typing import Any
 from anabatic.core.formatting import format_count
 from anabatic.core.language import LocalizedText
 from anabatic.core.svg_plot import compute_ticks
-from anabatic.train.report.run_data import LevelCounts, Points
+from anabatic.monitor.run_data import LevelCounts, Points, downsample_points
 from anabatic.train.report.words import as_text, get_text, join_texts
 
 BOX_SIZE = 1000.0
@@ -125,7 +125,7 @@ def draw_chart(
         return None
     x = _make_step_scale(lines, steps)
     y, above = _make_value_scale(lines, zero)
-    sampled_lines = [(line, downsample_points(line.points)) for line in lines]
+    sampled_lines = [(line, downsample_points(line.points, MAX_POINTS)) for line in lines]
     main = next((line for line in lines if line.style == "line"), lines[0])
     values = [value for _, value in main.points if value is not None]
     first, last = main.points[0][0], main.points[-1][0]
@@ -141,52 +141,6 @@ def draw_chart(
         marks=[(x(step) / 10, as_text(text)) for step, text in marks if x.low <= step <= x.high],
         data={"series": [_hover_data(line, points, x, y, write) for line, points in sampled_lines]},
     )
-
-
-def smooth_points(points: Points) -> Points:
-    """Return the moving average, over about a twentieth of the points and centred, so that it does not lag.
-
-    Near the start the window shrinks evenly on both sides, for there a loss is steep; at the end it is cut
-    off. Steps without a value stay without one. Fewer than 12 points are returned as they are.
-    """
-    if len(points) < 12:
-        return points
-    half = max(2, len(points) // 40)
-    sums, counts = [0.0], [0]
-    for _, value in points:
-        sums.append(sums[-1] + (value or 0.0))
-        counts.append(counts[-1] + (value is not None))
-    result: Points = []
-    for i, (step, value) in enumerate(points):
-        reach = min(half, i)
-        first, last = i - reach, min(len(points), i + reach + 1)
-        known = counts[last] - counts[first]
-        result.append((step, (sums[last] - sums[first]) / known if value is not None else None))
-    return result
-
-
-def downsample_points(points: Points, max_points: int = MAX_POINTS) -> Points:
-    """Return about `max_points` points or fewer: of each stretch the first, least, greatest and last, and a gap.
-
-    Unlike averages this keeps every spike and every hole visible.
-    """
-    if len(points) <= max_points:
-        return points
-    stretch = math.ceil(len(points) / (max_points / 4))
-    kept: Points = []
-    for start in range(0, len(points), stretch):
-        part = range(start, min(start + stretch, len(points)))
-        finite = [i for i in part if points[i][1] is not None]
-        keep = {part[0], part[-1]}
-        if finite:
-            keep |= {
-                min(finite, key=lambda i: points[i][1] or 0.0),
-                max(finite, key=lambda i: points[i][1] or 0.0),
-            }
-        if len(finite) < len(part):
-            keep.add(next(i for i in part if points[i][1] is None))
-        kept.extend(points[i] for i in sorted(keep))
-    return kept
 
 
 def make_step_ticks(low: float, high: float) -> list[tuple[float, str]]:

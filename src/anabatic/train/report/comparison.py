@@ -12,11 +12,10 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
+from anabatic.monitor.run_data import Points, RunData
 from anabatic.train.report.data_sources import read_data_sources
-from anabatic.train.report.run_data import Points, RunData
-from anabatic.train.report.words import as_text, describe_duration
+from anabatic.train.report.words import MISSING, as_text, describe_duration
 
-MISSING = "–"
 MAX_COMPARED = 8
 """Runs that have a colour of their own."""
 IGNORED_SETTINGS = ("out",)

@@ -10,22 +10,24 @@ from typing import Any
 from anabatic.core.errors import ConfigError
 from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import write_atomic
-from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card, smooth_points
+from anabatic.monitor.run_data import RunData, read_run, smooth_points
+from anabatic.monitor.run_files import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, SUMMARY_FILE, RunFiles
+from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card
 from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, has_comparable_heldout, read_settings
 from anabatic.train.report.data_sources import describe_data, read_data_sources
 from anabatic.train.report.localized_page import render_page
+from anabatic.train.report.page import describe_notes
 from anabatic.train.report.run_charts import (
     format_four_digits,
     format_percent,
     format_short_count,
     format_three_digits,
 )
-from anabatic.train.report.run_data import RunData, read_run
 from anabatic.train.report.words import get_text, join_texts
 
 FIRST_COLOUR = 11
 """Class of the first run's colour in report.css."""
-_RUN_FILES = ("metrics.jsonl", "events.jsonl", "config.yaml", "summary.json")
+_RUN_FILES = (METRICS_FILE, EVENTS_FILE, CONFIG_FILE, SUMMARY_FILE)
 _CURVES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "train_loss", format_four_digits),
     ("valid_loss", "valid_loss", format_four_digits),
@@ -57,7 +59,7 @@ def require_run_folders(folders: Sequence[Path]) -> None:
         if (before := seen.get(folder.resolve())) is not None:
             raise ConfigError(f"{before} and {folder} are the same run", "name each run once")
         seen[folder.resolve()] = folder
-        if not any((folder / name).is_file() for name in _RUN_FILES):
+        if not RunFiles(folder).has_any(*_RUN_FILES):
             stages = sorted({path.parent.name for path in folder.glob("*/metrics.jsonl")})
             hint = f"name its stages, for example {folder / stages[0]}" if stages else "name the folder of a run"
             raise ConfigError(f"{folder} holds none of {', '.join(_RUN_FILES)}", hint)
@@ -139,7 +141,7 @@ def render_comparison(runs: Sequence[RunData], folders: Sequence[Path], language
 
 
 def _list_notes(run: RunData) -> list[LocalizedText]:
-    notes = list(run.notes)
+    notes = describe_notes(run)
     if not any(run.curves.values()):
         notes.append(get_text("compared.no_metrics"))
     if not read_settings(run.config):

@@ -10,7 +10,7 @@ from anabatic.config.loading import yaml_reader
 from anabatic.core.errors import ConfigError
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
-from anabatic.train.report.run_data import RunData
+from anabatic.monitor.run_data import RunData
 from anabatic.train.report.words import WORDS, get_text, join_texts
 
 MAX_NAMED = 4

@@ -13,7 +13,8 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.train.report import run_data
+from anabatic.monitor.run_data import GeneratedSample, RunData, read_pipeline, read_run
+from anabatic.monitor.run_files import parse_time
 from anabatic.train.report.charts import Chart, FigureCard
 from anabatic.train.report.data_sources import (
     NamedSource,
@@ -23,12 +24,13 @@ from anabatic.train.report.data_sources import (
     parse_sources,
     read_data_sources,
 )
-from anabatic.train.report.localized_page import TEMPLATE_FOLDER, format_date, render_page
+from anabatic.train.report.localized_page import format_date, render_page
+from anabatic.train.report.machine_rows import describe_machine
 from anabatic.train.report.run_charts import build_panels
-from anabatic.train.report.run_data import GeneratedSample, RunData, parse_time, read_pipeline, read_run
 from anabatic.train.report.words import (
     EVENT_WORDS,
     FIELD_WORDS,
+    MISSING,
     WORDS,
     as_text,
     describe_duration,
@@ -40,8 +42,6 @@ from anabatic.train.report.words import (
 MAX_TEXT_CHARS = 4000
 MAX_SAMPLES = 8
 MAX_EVENTS = 200
-MISSING = "–"
-
 _STATE_SIGNS = {"done": "✓", "skip": "✓", "fail": "✕", "interrupted": "…", "run": "…", "stale": "…", "": "○"}
 
 
@@ -93,8 +93,8 @@ def _render_page(
         title=title,
         heading=get_text("report"),
         head=_header_parts(folder, runs),
-        machine=_machine_rows(runs),
-        notes=[(run.name, note) for run in runs for note in run.notes],
+        machine=describe_machine(event for run in runs for event in run.events),
+        notes=[(run.name, note) for run in runs for note in describe_notes(run)],
         bits=_bits_per_byte(runs),
         tasks=_latest_tasks(runs),
         facts=_summary_facts(runs) if table else [],
@@ -106,28 +106,16 @@ def _render_page(
     )
 
 
+def describe_notes(run: RunData) -> list[LocalizedText]:
+    """Return the texts of what is wrong with a run."""
+    return [get_text(key, **figures) for key, figures in run.notes]
+
+
 def _header_parts(folder: Path, runs: Sequence[RunData]) -> list[LocalizedText]:
     ended = max((run.end_time for run in runs if run.end_time is not None), default=None)
     seconds = sum(run.seconds or 0.0 for run in runs)
     parts = [format_date(ended)] if ended else []
     return [*map(as_text, parts), *([describe_duration(seconds)] if seconds else []), as_text(str(folder))]
-
-
-def _machine_rows(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | LocalizedText]]:
-    devices = [event for run in runs for event in run.events if event.get("event") == "device"]
-    names = dict.fromkeys(str(event.get("name", "")) for event in devices if event.get("type") != "cpu")
-    formats = dict.fromkeys(str(event["dtype"]) for event in devices if event.get("dtype"))
-    rows: list[tuple[str, str | LocalizedText]] = [
-        ("processor", run_data.describe_cpu()),
-        ("memory", run_data.describe_memory()),
-    ]
-    if devices:
-        rows.append(("accelerator", ", ".join(names) or get_text("no_accelerator")))
-        rows.append(("number_format", ", ".join(formats) or MISSING))
-    rows.append(("software", " · ".join(f"{name} {version}" for name, version in run_data.list_versions())))
-    if commit := run_data.find_commit(TEMPLATE_FOLDER):
-        rows.append(("commit", commit))
-    return [(get_text(key), value) for key, value in rows]
 
 
 def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:

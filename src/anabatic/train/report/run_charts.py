@@ -8,6 +8,7 @@ from typing import Any
 from anabatic.core.formatting import format_count
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
+from anabatic.monitor.run_data import RunData, smooth_points
 from anabatic.train.report.charts import (
     Chart,
     Curve,
@@ -15,9 +16,7 @@ from anabatic.train.report.charts import (
     draw_chart,
     draw_levels_chart,
     make_figure_card,
-    smooth_points,
 )
-from anabatic.train.report.run_data import RunData
 from anabatic.train.report.words import get_text
 
 _ANSWER_SIDES = ("chosen", "rejected")

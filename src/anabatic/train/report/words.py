@@ -303,6 +303,10 @@ FIELD_WORDS: dict[str, tuple[str, str]] = {
 """Names of what an event says; others are shown as they were written."""
 
 
+MISSING = "–"
+"""Of a table, where a run has no value."""
+
+
 def get_text(key: str, /, **figures: object) -> LocalizedText:
     """Return the text of `key` with its figures; a figure that is a text itself is taken in the same language.
 
