@@ -462,7 +462,7 @@ def log_dataset_summary(shards: ShardSet, cached: bool) -> None:
     kept = "conversations" if shards.is_chat else "documents"
     parts = [_describe_formats(shards.meta["formats"], kept)]
     if shards.is_chat:
-        parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of text learned")
+        parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of target text")
     else:
         parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of text")
     if shards.meta["split"] == "train" and (held_out := shards.counts["held_out"]):
