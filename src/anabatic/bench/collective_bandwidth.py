@@ -55,7 +55,7 @@ class _CollectiveBuffers:
         parallel.all_gather_rows(self.shard_tensor, self.world)
 
     def reduce_scatter(self) -> None:
-        # torch 2.13 renamed it as it did all_gather_into_tensor (`process_groups.world`).
+        # torch 2.13 renamed it as it did all_gather_into_tensor (`process_groups.all_gather_rows`).
         scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
         scatter(self.shard_tensor, self.full_tensor)
 

@@ -68,7 +68,7 @@ def build_datasets(
     """Build every source and pair it with its weight, as `Loader` takes them.
 
     Raises:
-        AnabaticError: as `build_dataset` and `sources.parse_all`.
+        AnabaticError: as `build_dataset` and `sources.parse_sources`.
     """
     build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode, team=team)
     weights = [source.weight for source in sources.parse_sources(specs)]
