@@ -26,7 +26,7 @@ class _Score:
     is_share: bool
     lower_is_better: bool = False
     facts: tuple[tuple[str, str], ...] = ()
-    """Name -> text of what it is to be read with, for example the chance level."""
+    """Name -> text of what it is to be read with, for example the baseline."""
 
 
 def compare_evaluations(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

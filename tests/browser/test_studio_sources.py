@@ -235,7 +235,7 @@ def test_evaluations_stand_side_by_side(page):
     compare(page, "eval-1", "eval-2", "second")
     until(lambda: "counting" in " ".join(texts(page, "#evaluation th[scope=row]")))
     rows = {row.split("\n")[0]: row for row in texts(page, "#evaluation tbody tr")}
-    assert "chance 25.0 % / 0.4 %, 200 items" in rows["spelling"]
+    assert "baseline 25.0 % / 0.4 %, 200 items" in rows["spelling"]
     assert "50.0 % (47.0 – 53.0)" in rows["spelling"] and "runs/eval-2/final_model" in " ".join(rows.values())
     assert rows.keys() >= {"Bits per byte", "spelling", "counting"}
     find(page, "#list input[aria-label='Compare second']").click()

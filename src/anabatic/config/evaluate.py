@@ -11,7 +11,7 @@ from anabatic.config.sections.sandbox import SandboxSettings
 
 @dataclass(kw_only=True)
 class EvalJob:
-    """Measure a model: bits per byte on held-out text, tasks compared with chance."""
+    """Measure a model: bits per byte on held-out text, tasks compared with a baseline."""
 
     model: str = ""
     """Hugging Face folder, run folder, or OWNER/NAME of a hub."""

@@ -1,1 +1,1 @@
-"""Bits per byte and tasks with a chance level."""
+"""Bits per byte and tasks with a baseline."""

@@ -34,7 +34,7 @@ class GroupTotal:
 
 
 def compute_totals(groups: Sequence[TaskGroup], results: Sequence[TaskResult]) -> list[GroupTotal]:
-    """Return the figures of groups that have one: the mean of what counts, or of how far it is from chance."""
+    """Return the figures of groups that have one: the mean of what counts, or of how far it is from the baseline."""
     by_name = {result.task.name: result for result in results}
     found = []
     for group in groups:
@@ -114,7 +114,7 @@ def _format_number(metric: str, value: float) -> str:
 
 
 def _build_rows(results: Sequence[TaskResult], sums: Sequence[GroupTotal]) -> list[list[str]]:
-    rows = [["task", "metric", "value", "95 %", "chance", "items", "shots"]]
+    rows = [["task", "metric", "value", "95 %", "baseline", "items", "shots"]]
     for one in results:
         metric, figure = one.task.main_metric, one.main_estimate
         chance = _format_number(metric, one.chance) if metric not in TEXT_METRICS else "-"

@@ -158,7 +158,7 @@ def _format_content(turn: Message) -> str:
 
 
 def _describe_row(row: PreviewRow) -> str:
-    counts = "" if row.num_tokens is None else f", {row.num_tokens:,} tokens, {row.num_learned:,} of them learned"
+    counts = "" if row.num_tokens is None else f", {row.num_tokens:,} tokens, {row.num_learned:,} of them targets"
     return f"--- {row.location} ({row.kind}{counts})"
 
 

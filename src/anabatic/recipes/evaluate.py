@@ -1,4 +1,4 @@
-"""`anabatic eval`: bits per byte compared with gzip, tasks compared with chance."""
+"""`anabatic eval`: bits per byte compared with gzip, tasks compared with a baseline."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _can_filter_syscalls() -> bool:
 
 
 def _run_program(way: IsolationState, channel: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
-    """Run one program; return the fields of its `Outcome`, or what kept it from starting."""
+    """Run one program; return the fields of its `ProgramOutcome`, or what kept it from starting."""
     limits = ResourceLimits(**message["limits"])
     folder = None if way.mode == NAMESPACES else ProgramFolder(as_nobody=way.mode == CHROOT)
     stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -225,7 +225,7 @@ def _default_schedule() -> Schedule:
 
 @dataclass(kw_only=True)
 class _OnWords:
-    """First in help and templates, as in `config.train_jobs`."""
+    """First in help and templates, as in `config.sections.train_jobs`."""
 
     data: VesselData = field(default_factory=VesselData)
     tracks: TrackSettings = field(default_factory=TrackSettings)

@@ -114,7 +114,7 @@ def test_every_source_in_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         assert not caplog.records
         loss_preview.log_conversations(made, tok, 1)
     (record,) = caplog.records
-    assert "tokens, 4 of them learned, marked [[so]]\n" in record.getMessage()
+    assert "tokens, 4 of them targets, marked [[so]]\n" in record.getMessage()
     assert "[[a0!<|im_end|>]]" in record.getMessage()
 
 

@@ -85,7 +85,7 @@ def test_eval_writes_and_prints_both_parts(run_folder, tmp_path, capsys):
         )
     )
     out = capsys.readouterr().out
-    assert "bits per byte" in out and "gzip -9" in out and "chance" in out
+    assert "bits per byte" in out and "gzip -9" in out and "baseline" in out
     written = json.loads((run_folder / "eval.json").read_text())
     assert written["bits_per_byte"]["bytes"] == (tmp_path / "valid.txt").stat().st_size
     assert list(written["tasks"]) == list(synthetic_tasks.TASKS)

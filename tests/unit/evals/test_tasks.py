@@ -257,7 +257,7 @@ def test_a_column_of_any_name_is_read_from_row(tmp_path):
         ("prompt: x\nchoices: [a, b]\nanswer: 0\nshots_data: {split: train}\n", "data.files or data.task have none"),
         ("tasks: [core]\n", "holds core, which has its own figure"),
         ("tasks: [whole.yaml, 'task:spelling']\n", "is a mean of bits_per_byte, exact, which is no figure"),
-        ("tasks: [whole.yaml]\naggregate: centred\n", "measure bits_per_byte: that has no chance"),
+        ("tasks: [whole.yaml]\naggregate: centred\n", "measure bits_per_byte: that has no baseline"),
     ],
 )
 def test_bad_task_files(tmp_path, text, message):

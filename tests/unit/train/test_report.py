@@ -46,14 +46,14 @@ def test_a_pipeline(demo: tuple[Path, PipelineJob]) -> None:
         "5m36s",
         "Bits per byte lower is better 1.712 17% fewer bits than gzip -9 this model 1.712 gzip -9 2.064",
         "402.7 KiB of held-out text · measured in eval",
-        "spelling 94.5% chance 0.4%",
+        "spelling 94.5% baseline 0.4%",
         "parameters 6.8M training tokens 974.8K optimizer steps 119",
         "peak memory 1.5 GiB",
         "base Pretraining on the standard library's sources ✓ done 3m24s 655.4K 2.010 held-out",
         "chat A short conversation ✓ done 3.2s – –",
         "✕ wrong What is 48 + 35? 73 expected 83",
         "✓ right 你是谁? 我是 anabatic。",
-        "identity 99.0% chance 25.0% · 100 questions",
+        "identity 99.0% baseline 25.0% · 100 questions",
         "assistant 你好!",
         'train: ["stdlib:"]',
         "+1m31s skip step 41, reason gradient norm not finite",
@@ -227,7 +227,7 @@ def test_an_odd_evaluation(tmp_path: Path) -> None:
     bits = {"model": 2.5, "gzip9": None}
     (tmp_path / "eval.json").write_text(json.dumps({"bits_per_byte": bits, "tasks": {"t": task, "u": 4}}))
     text = Page(write_run_report(tmp_path)).text
-    assert "t – chance 150.0%" in text and "2.500" in text and '✕ wrong ["x"] null expected' in text
+    assert "t – baseline 150.0%" in text and "2.500" in text and '✕ wrong ["x"] null expected' in text
 
 
 def test_the_last_evaluation_leads(tmp_path: Path) -> None:

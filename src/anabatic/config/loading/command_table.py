@@ -180,7 +180,7 @@ _COMMAND_ROWS = (
         "eval",
         "anabatic.config.evaluate:EvalJob",
         "anabatic.recipes.evaluate:run",
-        "Measure a model: bits per byte, tasks compared with chance.",
+        "Measure a model: bits per byte, tasks compared with a baseline.",
         output_files=("eval.json",),
         option_aliases=DEVICE_ALIASES,
         positional_setting="model",

@@ -137,7 +137,7 @@ def log_conversations(sets: Sequence[ShardSet | ShardSubset], tokenizer: Any, ma
     """Show the first `max_conversations` conversations of the training data."""
     for name, ids, mask in iter_conversations(sets, max_conversations):
         parts = split_by_loss_mask(ids, mask, tokenizer)
-        head = f"a conversation of {name}: {len(ids):,} tokens, {int(np.count_nonzero(mask[1:])):,} of them learned"
+        head = f"a conversation of {name}: {len(ids):,} tokens, {int(np.count_nonzero(mask[1:])):,} of them targets"
         log.info(
             f"{head}, marked [[so]]\n{format_preview(parts, False)}", f"{head} (green)\n{format_preview(parts, True)}"
         )

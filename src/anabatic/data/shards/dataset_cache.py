@@ -68,7 +68,7 @@ def build_datasets(
     """Build every source and pair it with its weight, as `Loader` takes them.
 
     Raises:
-        AnabaticError: as `build_dataset` and `sources.parse_all`.
+        AnabaticError: as `build_dataset` and `sources.parse_sources`.
     """
     build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode, team=team)
     weights = [source.weight for source in sources.parse_sources(specs)]
@@ -462,7 +462,7 @@ def log_dataset_summary(shards: ShardSet, cached: bool) -> None:
     kept = "conversations" if shards.is_chat else "documents"
     parts = [_describe_formats(shards.meta["formats"], kept)]
     if shards.is_chat:
-        parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of text learned")
+        parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of target text")
     else:
         parts.append(f"{format_count(shards.num_tokens)} tokens, {format_size(shards.num_bytes)} of text")
     if shards.meta["split"] == "train" and (held_out := shards.counts["held_out"]):

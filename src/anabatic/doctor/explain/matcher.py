@@ -117,7 +117,7 @@ class LineCandidate(NamedTuple):
     """Nothing but a number behind one of `_RESULT_WORDS`, which seldom is a code: all lines are searched for one at
     once."""
     needs_exact_match: bool
-    """Some digits of it mean something that `line_grouping` does not know."""
+    """Some digits of it mean something that `LineGrouper` does not know."""
 
 
 class EntryMatch(NamedTuple):

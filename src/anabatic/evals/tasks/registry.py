@@ -96,7 +96,7 @@ def _require_same_metric(group: TaskGroup, inner: Sequence[EvalTask]) -> None:
     texts = [metric for metric in counts if metric in TEXT_METRICS]
     if group.aggregate == "centred" and texts:
         raise ConfigError(
-            f"the group {group.name} is centred, and holds tasks that measure {texts[0]}: that has no chance",
+            f"the group {group.name} is centred, and holds tasks that measure {texts[0]}: that has no baseline",
             "write aggregate: none",
         )
     if group.aggregate == "mean" and texts and len(counts) > 1:

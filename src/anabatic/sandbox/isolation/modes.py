@@ -17,7 +17,7 @@ class IsolationState:
         mode: one of `ISOLATION_MODES`.
         namespace_fd: namespaces: what `namespaces.fork_into_namespace` needs.
         has_seccomp: system calls are filtered.
-        extra_processes: what has to be added to `Limits.processes` for RLIMIT_NPROC; None: a program may start none.
+        extra_processes: what has to be added to `ResourceLimits.processes` for RLIMIT_NPROC; None: a program may start none.
         readable_paths: landlock: files and folders.
         counts_files: what a program writes to files is counted.
         guards: what is guarded -> by what.
