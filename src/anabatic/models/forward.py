@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from anabatic.parallel.context_exchange import HeadExchange
 from anabatic.parallel.context_ring import RingExchange
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.token_split import TokenSplit
+
+if TYPE_CHECKING:
+    from anabatic.models.vision.packed_pictures import PackedPictures
 
 _HIDDEN, _VOCAB = 6, 10
 
@@ -59,6 +62,9 @@ class _BodyOutput:
 
     def __getattr__(self, name: str) -> None:
         return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
 
 
 class _StubBody(nn.Module):
@@ -104,7 +110,8 @@ def _probe_lm_head(model: Any) -> LmHead | None:
             probe._modules[name] = head
         elif name == model.base_model_prefix:
             probe._modules[name] = _StubBody(states)
-    return _match_head(_run_probe(probe), states, weight, getattr(model.config, "final_logit_softcapping", None))
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return _match_head(_run_probe(probe), states, weight, softcap)
 
 
 def _run_probe(probe: Any) -> Tensor:
@@ -136,6 +143,7 @@ class PackedBatch:
         input_ids, position_ids: `[1, T]`.
         targets: `[n]`, the labels of the target tokens.
         target_rows: `[n]`, their rows; None when every token has a target.
+        pictures: pictures whose tokens are among them; positions are then `[4, 1, T]`. None: there are none.
     """
 
     input_ids: Tensor
@@ -143,6 +151,7 @@ class PackedBatch:
     segments: PackedSegments
     targets: Tensor
     target_rows: Tensor | None
+    pictures: PackedPictures | None = None
 
 
 def pack_batch(
@@ -205,6 +214,7 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
             attention_mask=NO_MASK,
             use_cache=False,
             segments=packed.segments,
+            **({} if packed.pictures is None else packed.pictures.compute_features(model)),
         )
     _require_all_attended(model, packed.segments.num_attended_layers - attended_before)
     states: Tensor = out.last_hidden_state.squeeze(0)
@@ -221,7 +231,7 @@ def _require_supported(model: PreTrainedModel) -> None:
             "use a model of another family",
         )
     known = NO_MASK.keys() - (() if has_delta_layers else (delta_states.LAYER_KIND,))
-    unknown = sorted({*(getattr(model.config, "layer_types", None) or ())} - known)
+    unknown = sorted({*(getattr(model.config.get_text_config(), "layer_types", None) or ())} - known)
     if unknown:
         raise DataError(
             f"{type(model).__name__} has layers of the kind {', '.join(unknown)}, in which rows of a batch would mix",
@@ -259,7 +269,8 @@ def compute_target_states(
     """Return the states of the target rows, times the model's logit scale; the output weight; the head."""
     # A plan of its own: recomputation in the backward pass must leave out the same rows.
     segments = copy.copy(packed.segments)
-    segments.output_rows = packed.target_rows
+    if packed.pictures is None:  # features of pictures are added behind the first layers, one of which may be the last
+        segments.output_rows = packed.target_rows
     states = compute_hidden_states(model, replace(packed, segments=segments), received)
     weight, head = _get_lm_head(model)
     if packed.target_rows is not None and not segments.has_dropped_rows:
