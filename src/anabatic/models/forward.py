@@ -143,7 +143,7 @@ class PackedBatch:
         input_ids, position_ids: `[1, T]`.
         targets: `[n]`, the labels of the target tokens.
         target_rows: `[n]`, their rows; None when every token has a target.
-        pictures: pictures whose tokens are among them; positions are then `[4, 1, T]`. None: there are none.
+        pictures: what the tower reads; with tokens of pictures, positions are `[4, 1, T]`. None: it is not run.
     """
 
     input_ids: Tensor
@@ -207,14 +207,18 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
         plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
     recorder = routing.get_recorder(model)
     watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
+    inputs: dict[str, Any] = (
+        {"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}
+    )
+    if packed.pictures is not None:
+        inputs |= packed.pictures.compute_inputs(model, packed.input_ids)
     with rope_scaling.use_length_plan(model, plan), watch:
         out = model.base_model(
-            **({"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}),
+            **inputs,
             position_ids=packed.position_ids,
             attention_mask=NO_MASK,
             use_cache=False,
             segments=packed.segments,
-            **({} if packed.pictures is None else packed.pictures.compute_features(model)),
         )
     _require_all_attended(model, packed.segments.num_attended_layers - attended_before)
     states: Tensor = out.last_hidden_state.squeeze(0)

@@ -244,9 +244,7 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         )
     try:
         with init_empty_weights():
-            model: PreTrainedModel = kind.from_config(
-                config, dtype=dtype, attn_implementation="eager", **_NO_CODE
-            )
+            model: PreTrainedModel = kind.from_config(config, dtype=dtype, attn_implementation="eager", **_NO_CODE)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"

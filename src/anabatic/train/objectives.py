@@ -61,9 +61,7 @@ def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq
     return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world, pack), pack_batch=pack)
 
 
-def see_pictures(
-    objective: Objective, root: ModelRoot, device: Device, world: World, rules: PictureRules
-) -> Objective:
+def see_pictures(objective: Objective, root: ModelRoot, device: Device, world: World, rules: PictureRules) -> Objective:
     """Return `make_next_token_objective`'s for rows with pictures."""
     from anabatic.data.vision.picture_batch import CollatePictures
     from anabatic.models.vision.packed_pictures import make_picture_packing

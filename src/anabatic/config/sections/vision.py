@@ -21,6 +21,7 @@ class Vision:
     """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
 
     def __post_init__(self) -> None:
+        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
         for part in self.train:
             known = ", ".join(MODEL_PARTS)
             require_setting(part in MODEL_PARTS, f'vision.train names "{part}"', f"parts are {known}")

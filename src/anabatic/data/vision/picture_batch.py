@@ -102,7 +102,9 @@ def make_positions(ids: np.ndarray, grids: Sequence[Grid], rules: PictureRules) 
     at_picture = ids == rules.image_token
     expected = sum(map(rules.count_tokens, grids))
     if int(at_picture.sum()) != expected:
-        raise DataError(f"{int(at_picture.sum())} tokens of pictures, {expected} expected", "give --data.cache a new folder")
+        raise DataError(
+            f"{int(at_picture.sum())} tokens of pictures, {expected} expected", "give --data.cache a new folder"
+        )
     found = np.empty((3, len(ids)), dtype=np.int64)
     token = position = 0
     for grid in grids:

@@ -57,7 +57,9 @@ class PictureEncoder(ChatEncoder):
         self._picture_text = find_picture_text(tokenizer, rules)
 
     def _render_batch(self, batch: Sequence[Document]) -> list[rendering.RenderedConversation]:
-        grids = measure_pictures([document.pictures for document in batch], [one.location for one in batch], self._rules)
+        grids = measure_pictures(
+            [document.pictures for document in batch], [one.location for one in batch], self._rules
+        )
         placed = [replace(one, messages=place_pictures(one, self._picture_text)) for one in batch]
         rendered = super()._render_batch(placed)
         return [self._expand(*each) for each in zip(rendered, grids, batch, strict=True)]

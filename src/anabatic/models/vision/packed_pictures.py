@@ -28,21 +28,28 @@ class PackedPictures:
         pixels: `[patches, values of a patch]`, on the device.
         grids: int64 `[pictures, 3]`, on the host: 1, rows and columns of patches.
         inputs: what the tower is given beside the patches, on the device.
+        is_blank: one blank picture without tokens, which gives every trained weight of the tower a gradient of zero.
     """
 
     pixels: Tensor
     grids: Tensor
     inputs: dict[str, Any]
+    is_blank: bool = False
 
-    def compute_features(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Return the argument of the model's body that has the features of all pictures, and those of its first layers."""
+    def compute_inputs(self, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Any]:
+        """Return arguments of the model's body: the features of all pictures, those of its first layers included."""
         _, tower = find_tower(model)
         is_trained = any(parameter.requires_grad for parameter in tower.parameters())
         with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
             features = model.base_model.get_image_features(
                 self.pixels, image_grid_thw=self.grids, return_dict=True, **self.inputs
             )
-        return {"mm_encoder_outputs": {"image": features}}
+        if not self.is_blank:
+            return {"mm_encoder_outputs": {"image": features}}
+        deep = [one for layer in getattr(features, "deepstack_features", None) or () for one in layer]
+        nothing = sum(one.sum() for one in (*features.pooler_output, *deep)) * 0.0
+        embedded = model.get_input_embeddings()(input_ids)
+        return {"input_ids": None, "inputs_embeds": embedded + nothing.to(embedded.dtype)}
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,12 @@ class PicturePacking:
     Attributes:
         tower: its tower, whose sizes decide what it is given.
         merge: patches on a side of a token.
+        is_trained: a part of the tower is: each micro-batch runs it, so that ranks agree on what has a gradient.
     """
 
     tower: Any
     merge: int
+    is_trained: bool
 
     def __call__(
         self, batch: Batch, device: torch.device, causal: bool = True, context: ContextGroup = SINGLE_CONTEXT
@@ -63,13 +72,20 @@ class PicturePacking:
         """Return the batch on the device; arguments as of `pack_batch`."""
         packed = pack_batch(batch, device, causal, context)
         if batch.pictures is None:
-            return packed
+            return replace(packed, pictures=self._make_blank(device)) if self.is_trained else packed
         positions = torch.cat((batch.position_ids[None], batch.pictures.positions))[:, None]
         return replace(
             packed,
             position_ids=send_to_device(positions, device),
             pictures=self._pack_pictures(batch.pictures, device),
         )
+
+    def _make_blank(self, device: torch.device) -> PackedPictures:
+        config = self.tower.config
+        values = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        pixels = torch.zeros(self.merge**2, values)
+        blank = PictureBatch(pixels, [(self.merge, self.merge)], torch.empty(3, 0, dtype=torch.int64))
+        return replace(self._pack_pictures(blank, device), is_blank=True)
 
     def _pack_pictures(self, pictures: PictureBatch, device: torch.device) -> PackedPictures:
         grids = torch.tensor([(1, rows, columns) for rows, columns in pictures.grids])
@@ -107,7 +123,9 @@ class PicturePacking:
             inputs["image_interp_weights"] = send_to_device(weights, device)
         window = getattr(self.tower.config, "window_size", None)
         if window:
-            order, windows = vision_utils.get_vision_window_index(grids, self.merge, window, self.tower.config.patch_size)
+            order, windows = vision_utils.get_vision_window_index(
+                grids, self.merge, window, self.tower.config.patch_size
+            )
             inputs["image_window_index"] = send_to_device(order, device)
             inputs["image_cu_window_seqlens"] = send_to_device(windows, device)
             inputs["image_max_window_seqlen"] = int(windows.diff().max())
@@ -119,4 +137,5 @@ class PicturePacking:
 def make_picture_packing(model: PreTrainedModel) -> PicturePacking:
     """Return what moves batches of a model to its device."""
     _, tower = find_tower(model)
-    return PicturePacking(tower, int(tower.config.spatial_merge_size))
+    is_trained = any(parameter.requires_grad for parameter in tower.parameters())
+    return PicturePacking(tower, int(tower.config.spatial_merge_size), is_trained)

@@ -101,7 +101,9 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start)
         require_weight_files(start)
-        data = build_training_data(job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons, start.pictures)
+        data = build_training_data(
+            job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons, start.pictures
+        )
         _check_rows(context, task, data, start)
 
         root = load_weights(job, start, sharding, device, world)
