@@ -214,8 +214,8 @@ _PICTURE_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_
 
 
 def sees_pictures(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a model that reads pictures as Qwen-VL does: a grid of patches, of which squares
-    become tokens, and a decoder whose layers are all attention."""
+    """Return whether a config.json is of a model that reads pictures as Qwen-VL does: a grid of patches, squares of
+    which become tokens, and a decoder whose layers are all attention."""
     tower, text = config.get("vision_config"), config.get("text_config")
     if not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return False

@@ -64,7 +64,7 @@ def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq
 def see_pictures(objective: Objective, root: ModelRoot, device: Device, world: World, rules: PictureRules) -> Objective:
     """Return `make_next_token_objective`'s for rows with pictures."""
     from anabatic.data.vision.picture_batch import CollatePictures
-    from anabatic.models.vision.packed_pictures import make_picture_packing
+    from anabatic.models.vision.picture_packing import make_picture_packing
 
     pack = make_picture_packing(root.model)
 

@@ -20,8 +20,8 @@ from anabatic.models import fused_ops
 from anabatic.models.forward import compute_summed_loss
 from anabatic.models.fused_layers import install_layers
 from anabatic.models.pretrained import enable_activation_checkpointing, prepare_model
-from anabatic.models.vision.packed_pictures import make_picture_packing
-from anabatic.testing import tiny_vision
+from anabatic.models.vision.picture_packing import make_picture_packing
+from suite import tiny_vision
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
@@ -48,7 +48,7 @@ def make_rows(folder: Path, family: str) -> tuple[PictureRules, list[TokenSegmen
         ids += generator.integers(7, 288, 9).tolist()
         mask = np.zeros(len(ids), np.uint8)
         mask[-6:] = 1
-        rows.append(TokenSegment(np.asarray(ids), mask, pack_grids(pictures) if pictures else b""))
+        rows.append(TokenSegment(np.asarray(ids), mask, pictures=pack_grids(pictures) if pictures else b""))
     return rules, rows
 
 
@@ -99,9 +99,7 @@ def test_packed_rows_equal_transformers_one_by_one(tmp_path: Path, family: str, 
     wanted, found = collect_gradients(plain), collect_gradients(model)
     assert wanted.keys() == found.keys()
     for name, gradient in wanted.items():
-        torch.testing.assert_close(
-            found[name], gradient, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_positions_are_those_of_transformers(tmp_path: Path) -> None:

@@ -68,8 +68,6 @@ class Data:
     long_share: float = 0.05
     """Rows that are too long and cannot be cut are skipped, counted and reported; more than this share of them (and
     more than one) stop the job."""
-    media: str | None = None
-    """Folder that paths of pictures start from; default: the folder of the rows' file. For models that see."""
     cache: str | None = None
     """Folder of tokenised shards; default: ANABATIC_CACHE, else ~/.cache/anabatic."""
     workers: int | None = None

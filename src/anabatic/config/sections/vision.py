@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.sections.common import require_setting
+from anabatic.config.sections.common import Data, require_setting
 
 MODEL_PARTS = ("language", "projector", "tower")
+
+
+@dataclass(kw_only=True)
+class PictureData(Data):
+    __doc__ = Data.__doc__
+
+    media: str | None = None
+    """Folder that paths of pictures start from; default: the folder of the rows' file."""
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from anabatic.data.vision.picture_batch import PictureBatch
+    from anabatic.data.vision.picture_tensors import PictureBatch
 
 SegmentOrigin = tuple[int, int, int, int, int]
 """A piece of the data: number of its source, of the entry in it, of the pass over it, first input, inputs."""
@@ -92,7 +92,7 @@ class TokenSegment:
 
     ids: np.ndarray
     loss_mask: np.ndarray | None = None
-    pictures: bytes = b""
+    pictures: bytes = field(default=b"", kw_only=True)
 
     @property
     def num_inputs(self) -> int:

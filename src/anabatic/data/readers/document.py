@@ -104,8 +104,8 @@ class ColumnMapping:
     level_column: str = ""
     media_folder: str | None = None
 
-    def beside(self, path: Path) -> ColumnMapping:
-        """Return the mapping for a file of rows: without a folder of their own, pictures lie beside it."""
+    def for_file(self, path: Path) -> ColumnMapping:
+        """Return the mapping for a file of rows, whose pictures are next to it unless they have a folder."""
         return replace(self, media_folder=str(path.absolute().parent)) if self.media_folder == "" else self
 
 

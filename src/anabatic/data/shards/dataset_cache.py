@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabatic.config.sections.common import Data
+from anabatic.config.sections.vision import PictureData
 from anabatic.core import cpu_info, json_reader, log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size
@@ -176,7 +177,9 @@ class _TokenizationJob:
         self.source: DataSource = sources.parse_source(spec)
         self.tokenizer_folder = folder
         self.tokenizer_file = hf_folder.find_tokenizer_file(folder)
-        self.data = replace(data, media=None if pictures is None else data.media or "")
+        self.data = data
+        if isinstance(data, PictureData):  # without a model that sees, rows with pictures are refused
+            self.data = replace(data, media=None if pictures is None else data.media or "")
         self.split: Split = split
         self.seq_len = seq_len
         self.loss_policy = learning
@@ -211,7 +214,11 @@ class _TokenizationJob:
             "tokenizer": [_hash_file(self.tokenizer_file.with_name(name)) for name in names],
             "level": list(self.level),
             "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
-            **({} if self.pictures is None else {"pictures": [asdict(self.pictures), self.data.media]}),
+            **(
+                {}
+                if self.pictures is None
+                else {"pictures": [asdict(self.pictures), getattr(self.data, "media", None)]}
+            ),
             "split": [self.split, self.data.valid_fraction] if self.has_holdout else "whole",
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }

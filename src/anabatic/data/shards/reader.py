@@ -191,7 +191,7 @@ class ShardSet:
         if not self.is_chat:
             return TokenSegment(ids)
         mask = np.frombuffer(self._files.read_bytes(f"{entry.shard:05d}.mask", at, n + 1), dtype=np.uint8)
-        return TokenSegment(ids, mask, self._read_pictures(entry) if self.has_pictures else b"")
+        return TokenSegment(ids, mask, pictures=self._read_pictures(entry) if self.has_pictures else b"")
 
     def _read_pictures(self, entry: EntryLocation) -> bytes:
         """Return what names the pictures of an entry; empty: it has none."""

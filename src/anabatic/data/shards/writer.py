@@ -221,7 +221,7 @@ class ShardWriter:
             shard.bytes += int(lengths[begin:end].sum(dtype=np.int64))
 
     def _append_pictures(self, folder: Path, start: int, stop: int, moved: int) -> None:
-        """Append the pictures of the tokens from `start` to `stop` of a folder's only shard, moved by so many tokens."""
+        """Append the pictures of tokens from `start` to `stop` of a folder's only shard, moved by so many tokens."""
         index = np.fromfile(folder / "00000.pix", dtype="<i8").reshape(-1, 2)
         names = (folder / "00000.pic").read_bytes()
         ends = [*index[1:, 1].tolist(), len(names)]

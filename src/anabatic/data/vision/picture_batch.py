@@ -1,4 +1,4 @@
-"""Pictures of a packed micro-batch: their patches as one sequence, the rows of their tokens, and positions in three axes."""
+"""Collates segments with pictures: patches as one sequence, and positions of tokens in three axes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
@@ -16,23 +15,7 @@ from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
-
-Grid = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class PictureBatch:
-    """Pictures of a micro-batch of `T` tokens, in the order of their tokens.
-
-    Attributes:
-        pixels: float32 `[patches, values of a patch]`.
-        grids: rows and columns of patches of each picture.
-        positions: int64 `[3, T]`: time, height and width, from 0 in every segment.
-    """
-
-    pixels: Tensor
-    grids: list[Grid]
-    positions: Tensor
+from anabatic.data.vision.picture_tensors import Grid, PictureBatch
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def measure_pictures(
     if not tasks:
         return [()] * len(rows)
     with ThreadPoolExecutor(min(len(tasks), os.cpu_count() or 1)) as pool:
-        measured = iter(list(pool.map(lambda task: _measure(*task, rules), tasks)))
+        measured = iter(list(pool.map(lambda task: _measure(task[0], task[1], rules), tasks)))
     return [tuple(next(measured) for _ in pictures) for pictures in rows]
 
 
@@ -188,7 +188,7 @@ def find_picture_text(tokenizer: Any, rules: PictureRules) -> str:
             tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
             for parts in ([text], [{"type": "image"}, text])
         )
-    except Exception:  # noqa: BLE001 - templates of text alone raise anything for parts
+    except Exception:  # templates of text alone raise anything for parts
         return "".join(tokens)
     start = bare.find(_PROBE)
     written = seen[start : seen.find(_PROBE)] if start >= 0 and seen.startswith(bare[:start]) else ""

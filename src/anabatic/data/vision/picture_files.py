@@ -17,7 +17,7 @@ from anabatic.core.errors import DataError
 MAX_SOURCE_PIXELS = 64 * 2**20
 """Pixels of a picture before it is made smaller; more are not decoded."""
 _MAX_FILE_BYTES = 64 * 2**20
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Pillow's names of the formats that are read; others would start programs (EPS) or are no pictures of rows."""
 _DEEP_MODES = ("I", "F")
 """First letter of Pillow's modes of more than 8 bits a color, which have no agreed way to 8 bits."""
@@ -57,7 +57,7 @@ def load_picture(source: str) -> Any:
             "pictures are JPEG, PNG, WebP, GIF, BMP or TIFF files",
         ) from error
     except images.DecompressionBombError as error:
-        raise DataError(f"{make_name(source)}: {error}", "make the picture smaller") from error
+        raise _make_size_error(source, "its") from error
     except MemoryError as error:
         raise DataError(f"{make_name(source)}: no memory to decode it", "make the picture smaller") from error
     except _BROKEN as error:
@@ -93,7 +93,9 @@ def _read_bytes(source: str) -> bytes:
 
 def _require_size(source: str, width: int, height: int) -> None:
     if width * height > MAX_SOURCE_PIXELS:
-        raise DataError(
-            f"{make_name(source)}: {width:,} x {height:,} pixels, more than {MAX_SOURCE_PIXELS:,}",
-            "make the picture smaller",
-        )
+        raise _make_size_error(source, f"{width:,} x {height:,}")
+
+
+def _make_size_error(source: str, pixels: str) -> DataError:
+    limit = f"{pixels} pixels are more than {MAX_SOURCE_PIXELS:,}, which are not decoded"
+    return DataError(f"{make_name(source)}: {limit}", "make the picture smaller")

@@ -1,7 +1,7 @@
 """How a model wants its pictures: sizes, normalization and tokens, from the files of its folder.
 
-The arithmetic is that of transformers' Qwen2-VL image processors (models/qwen2_vl/image_processing_pil_qwen2_vl.py), which
-Qwen2.5-VL and Qwen3-VL share.
+The arithmetic is that of transformers' Qwen2-VL image processors, which Qwen2.5-VL and Qwen3-VL share
+(models/qwen2_vl/image_processing_pil_qwen2_vl.py).
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def read_picture_rules(
     """
     file, values = _read_processor(folder)
     tower = config["vision_config"]
-    size = values.get("size") if isinstance(values.get("size"), Mapping) else {}
+    size = values.get("size")
+    size = size if isinstance(size, Mapping) else {}
     low = values.get("min_pixels") or size.get("shortest_edge") or 56 * 56
     high = values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
     try:

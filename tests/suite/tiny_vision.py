@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> Any:
     """Return the configuration of a tiny model: `qwen3_vl` with features for three layers, or `qwen2_5_vl`."""
-    text = dict(
+    text: dict[str, Any] = dict(
         vocab_size=288, hidden_size=32, intermediate_size=48, num_hidden_layers=depth, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=512, tie_word_embeddings=tie, pad_token_id=None,
         bos_token_id=None, eos_token_id=2,
@@ -38,7 +38,7 @@ def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> 
             "mrope_section": [2, 1, 1] if family == "qwen3_vl" else [1, 1, 2],
         },
     )  # fmt: skip
-    tower = dict(
+    tower: dict[str, Any] = dict(
         depth=4, hidden_size=24, num_heads=2, intermediate_size=40, patch_size=PATCH[family], temporal_patch_size=2,
         spatial_merge_size=2, out_hidden_size=32, in_channels=3,
     )  # fmt: skip
