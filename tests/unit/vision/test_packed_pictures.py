@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +61,6 @@ def compute_reference(model: PreTrainedModel, rows: list[TokenSegment], rules: P
     half = [0.5, 0.5, 0.5]
     processor = Qwen2VLImageProcessorPil(size=size, patch_size=rules.patch, image_mean=half, image_std=half)
     total = torch.zeros((), dtype=torch.float64)
-    import json
-
     for row in rows:
         ids = torch.from_numpy(row.ids)[None]
         labels = torch.where(torch.from_numpy(row.loss_mask != 0)[None], ids, -100)
@@ -78,6 +77,7 @@ def collect_gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
 
+@pytest.mark.process  # seconds
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_equal_transformers_one_by_one(tmp_path: Path, family: str, recompute: str) -> None:
@@ -105,8 +105,6 @@ def test_packed_rows_equal_transformers_one_by_one(tmp_path: Path, family: str, 
 def test_positions_are_those_of_transformers(tmp_path: Path) -> None:
     rules, rows = make_rows(tmp_path, "qwen3_vl")
     model = tiny_vision.build_model()
-    import json
-
     for row in rows:
         grids = [(high, wide) for _, high, wide in json.loads(row.pictures or b"[]")]
         ids = torch.from_numpy(row.ids)[None]

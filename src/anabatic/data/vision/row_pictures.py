@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anabatic.data.chat.conversation_formats import find_media_column
+from anabatic.data.chat.conversation_formats import find_media_column, parse_json_list
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name
 
 TAG = "<image>"
@@ -30,7 +31,7 @@ def take_pictures(row: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], 
         raise BadRowError(f'column "{other}" holds video or sound, which are not supported')
     named: list[Any] = []
     for column in PICTURE_COLUMNS:
-        value = row.get(column)
+        value = parse_json_list(row.get(column))
         named += value if isinstance(value, list) else [] if value in (None, "") else [value]
     plain = {key: value for key, value in row.items() if key not in PICTURE_COLUMNS}
     shown: list[Any] = []
@@ -57,6 +58,8 @@ def _take_parts(turn: Any, shown: list[Any]) -> Any:
 
 
 def _resolve(value: Any, folder: str) -> str:
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):  # Parquet tables of data sets
+        return f"data:image/any;base64,{base64.b64encode(value['bytes']).decode()}"
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("url", "path", "image") if value.get(key)), None)
     if not isinstance(value, str) or not value.strip():
