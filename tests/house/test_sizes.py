@@ -75,7 +75,7 @@ def test_settings_per_command() -> None:
 def test_lines_of_the_trainer() -> None:
     own = [path for path in tree.sources() if tree.SRC in path.parents]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in own)
-    assert lines <= LIMITS["main_lines"], f"{lines:,} lines of Python: delete before you add"
+    assert lines <= LIMITS["main_lines"] + LIMITS["vision_lines"], f"{lines:,} lines of Python: delete before you add"
 
 
 def test_pages_print_the_limits() -> None:

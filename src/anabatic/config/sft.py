@@ -7,6 +7,7 @@ from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
 from anabatic.config.sections.train_jobs import Curriculum, TuneJob, WithAuto
+from anabatic.config.sections.vision import PictureData, Vision
 
 
 def _default_schedule() -> Schedule:
@@ -25,7 +26,9 @@ class SftJob(TuneJob, WithAuto):
     """Train only on the assistant's last turn."""
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is split."""
+    data: PictureData = field(default_factory=PictureData)
     curriculum: Curriculum = field(default_factory=Curriculum)
+    vision: Vision = field(default_factory=Vision)
     schedule: Schedule = field(default_factory=_default_schedule)
 
     def __post_init__(self) -> None:

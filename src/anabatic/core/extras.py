@@ -24,6 +24,7 @@ OPTIONAL_PACKAGES = {
     "modelscope_hub": ("modelscope-hub", "modelscope"),
     "py3langid": ("py3langid", "data"),
     "langdetect": ("langdetect", ""),
+    "PIL": ("pillow", "vision"),
 }
 """Module as imported -> (distribution as installed, extra of this package that has it; empty: none). Packages of
 commands add theirs when they are imported."""

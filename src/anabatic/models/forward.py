@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from anabatic.parallel.context_exchange import HeadExchange
 from anabatic.parallel.context_ring import RingExchange
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.token_split import TokenSplit
+
+if TYPE_CHECKING:
+    from anabatic.models.vision.packed_pictures import PackedPictures
 
 _HIDDEN, _VOCAB = 6, 10
 
@@ -69,6 +72,9 @@ class _BodyOutput:
 
     def __getattr__(self, name: str) -> None:
         return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
 
 
 class _StubBody(nn.Module):
@@ -114,7 +120,8 @@ def _probe_lm_head(model: Any) -> LmHead | None:
             probe._modules[name] = head
         elif name == model.base_model_prefix:
             probe._modules[name] = _StubBody(states)
-    return _match_head(_run_probe(probe), states, weight, getattr(model.config, "final_logit_softcapping", None))
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return _match_head(_run_probe(probe), states, weight, softcap)
 
 
 def _run_probe(probe: Any) -> Tensor:
@@ -146,6 +153,7 @@ class PackedBatch:
         input_ids, position_ids: `[1, T]`.
         targets: `[n]`, the labels of the target tokens.
         target_rows: `[n]`, their rows; None when every token has a target.
+        pictures: what the tower reads; with tokens of pictures, positions are `[4, 1, T]`. None: it is not run.
     """
 
     input_ids: Tensor
@@ -153,6 +161,7 @@ class PackedBatch:
     segments: PackedSegments
     targets: Tensor
     target_rows: Tensor | None
+    pictures: PackedPictures | None = None
 
 
 def pack_batch(
@@ -208,9 +217,14 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
         plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
     recorder = routing.get_recorder(model)
     watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
+    inputs: dict[str, Any] = (
+        {"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}
+    )
+    if packed.pictures is not None:
+        inputs |= packed.pictures.compute_inputs(model, packed.input_ids)
     with rope_scaling.use_length_plan(model, plan), watch:
         out = model.base_model(
-            **({"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}),
+            **inputs,
             position_ids=packed.position_ids,
             attention_mask=NO_MASK,
             use_cache=False,
@@ -231,7 +245,7 @@ def _require_supported(model: PreTrainedModel) -> None:
             "use a model of another family",
         )
     known = NO_MASK.keys() - (() if has_delta_layers else (delta_states.LAYER_KIND,))
-    unknown = sorted({*(getattr(model.config, "layer_types", None) or ())} - known)
+    unknown = sorted({*(getattr(model.config.get_text_config(), "layer_types", None) or ())} - known)
     if unknown:
         raise DataError(
             f"{type(model).__name__} has layers of the kind {', '.join(unknown)}, in which rows of a batch would mix",
@@ -269,7 +283,8 @@ def compute_target_states(
     """Return the states of the target rows, times the model's logit scale; the output weight; the head."""
     # A plan of its own: recomputation in the backward pass must leave out the same rows.
     segments = copy.copy(packed.segments)
-    segments.output_rows = packed.target_rows
+    if packed.pictures is None:  # features of pictures are added behind the first layers, one of which may be the last
+        segments.output_rows = packed.target_rows
     states = compute_hidden_states(model, replace(packed, segments=segments), received)
     weight, head = _get_lm_head(model)
     if packed.target_rows is not None and not segments.has_dropped_rows:

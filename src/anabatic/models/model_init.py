@@ -119,7 +119,7 @@ def flops_per_token(model: PreTrainedModel, mean_context: float, logits: bool = 
 
     Source: PaLM (arXiv 2204.02311), appendix B, with the attended length instead of the full sequence.
     """
-    config = model.config
+    config = model.config.get_text_config()
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )

@@ -19,6 +19,7 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -46,8 +47,13 @@ _NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which otherwise asks at the terminal whether to run the code of a model folder."""
 
 
-def resolve_model_folder(path: str | Path, hub: model_download.Hub | None = None, world: World | None = None) -> Path:
+def resolve_model_folder(
+    path: str | Path, hub: model_download.Hub | None = None, world: World | None = None, may_see: bool = False
+) -> Path:
     """Return the model folder for `path`: itself, the best or final model of a run folder, or a hub's `OWNER/NAME`.
+
+    Args:
+        may_see: a model that reads pictures is accepted.
 
     Raises:
         DataError: there is no model, or it is not supported.
@@ -56,7 +62,7 @@ def resolve_model_folder(path: str | Path, hub: model_download.Hub | None = None
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
-            require_supported_folder(folder)
+            require_supported_folder(folder, may_see)
             return folder
     if not root.exists():
         raise paths.make_missing_model_error(str(path))
@@ -78,7 +84,7 @@ def resolve_base_folder(folder: Path, hub: model_download.Hub | None = None, wor
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve_model_folder(name, base_hub, world)
+    base = resolve_model_folder(name, base_hub, world, may_see=True)  # who may not was refused with the adapter
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base
@@ -86,7 +92,7 @@ def resolve_base_folder(folder: Path, hub: model_download.Hub | None = None, wor
 
 def is_adapter(path: str | Path) -> bool:
     """True for an adapter folder, or a run folder with an adapter."""
-    return _holds_adapter(resolve_model_folder(path))
+    return _holds_adapter(resolve_model_folder(path, may_see=True))
 
 
 def _holds_adapter(folder: Path) -> bool:
@@ -108,7 +114,7 @@ def resolve_merged_adapters(
         path, weight = adapter_config.parse_adapter_spec(spec)
         if not (paths.is_hub_id(path, hub) or Path(path).expanduser().exists()):
             raise adapter_config.missing_adapter_error(path)
-        folder = resolve_model_folder(path, hub, world).resolve()
+        folder = resolve_model_folder(path, hub, world, may_see=True).resolve()
         if not _holds_adapter(folder):
             raise adapter_config.whole_model_error(folder)
         adapters = [*_require_same_record(adapters, folder), merging.WeightedAdapter(folder, weight)]
@@ -152,7 +158,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
     Raises:
         DataError: config.json is missing, damaged or of an unknown architecture.
     """
-    return read_config(resolve_base_folder(resolve_model_folder(path)))
+    return read_config(resolve_base_folder(resolve_model_folder(path, may_see=True)))
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -182,6 +188,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     adapters: Sequence[merging.WeightedAdapter] = (),
     quantize: Literal["none", "int8", "nf4"] = "none",
+    may_see: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
@@ -190,12 +197,13 @@ def load_model(
     Args:
         adapters: adapters to merge into the weights first, see `resolve_merged_adapters`.
         quantize: quantize the weights of the linear layers (`quantized.py`) except the head.
+        may_see: a model that reads pictures is accepted.
 
     Raises:
         ConfigError: quantization and adapters to merge are combined.
         DataError: the folder or a file in it is missing, damaged or of an unknown architecture.
     """
-    source = resolve_model_folder(path)
+    source = resolve_model_folder(path, may_see=may_see)
     folder = resolve_base_folder(source)
     model = build_meta_causal_lm(folder, dtype)
     if folder != source:
@@ -225,7 +233,10 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         DataError: config.json is missing, damaged, of an unknown architecture, or of a quantized model.
     """
     config = read_config(folder)
-    config.vocab_size = max(config.vocab_size, min_vocab_size)
+    text_config = config.get_text_config()
+    text_config.vocab_size = max(text_config.vocab_size, min_vocab_size)
+    sees = text_config is not config and getattr(config, "vision_config", None) is not None
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     if quantization := getattr(config, "quantization_config", None):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else type(quantization).__name__
         raise DataError(
@@ -234,9 +245,7 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         )
     try:
         with init_empty_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="eager", **_NO_CODE
-            )
+            model: PreTrainedModel = kind.from_config(config, dtype=dtype, attn_implementation="eager", **_NO_CODE)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise DataError(
             f"{folder} cannot be built: {_first_line(error)}", "is config.json that of a language model?"
@@ -316,9 +325,10 @@ def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Pat
     Raises:
         DataError: it has not.
     """
-    if len(tokenizer) > config.vocab_size:
+    entries = config.get_text_config().vocab_size
+    if len(tokenizer) > entries:
         raise DataError(
-            f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {config.vocab_size}",
+            f"the tokenizer of {folder} has {len(tokenizer)} entries, the model {entries}",
             "use the tokenizer that the model was trained with",
         )
 
@@ -326,6 +336,10 @@ def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Pat
 def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Set packed attention and the fused operators of `device` on a model; its weights may still be missing."""
     model.config._attn_implementation = ATTENTION_NAME
+    if getattr(model.config, "vision_config", None) is not None:
+        from anabatic.models.vision.tower_attention import TOWER_ATTENTION
+
+        model.config.vision_config._attn_implementation = TOWER_ATTENTION
     model.config.use_cache = False
     delta_net.install_delta_layers(model)
     fused_ops.install_fused_ops(model, get_device_ops(device.type))

@@ -79,13 +79,13 @@ def _find_modules(model: PreTrainedModel) -> list[nn.Module]:
     modules: list[nn.Module] | None = model.__dict__.get(_MODULES_KEY)
     if modules is None:
         modules = []
-        if get_length_limit(model.config) is not None:
+        if get_length_limit(model.config.get_text_config()) is not None:
             modules = [module for module in model.modules() if _is_length_dependent(module)]
             if not modules:
                 kinds = sorted(
                     {
                         parameters["rope_type"]
-                        for _, parameters in _rope_parameters(model.config)
+                        for _, parameters in _rope_parameters(model.config.get_text_config())
                         if _depends_on_length(parameters)
                     }
                 )

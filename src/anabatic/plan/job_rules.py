@@ -21,6 +21,7 @@ from anabatic.device.table import Chip
 from anabatic.plan import layer_names
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import ModelFacts
+from anabatic.plan.model_shape import sees_pictures
 from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.shapes.decoder_shape import DecoderShape
 
@@ -70,8 +71,23 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
             seq_len=seq_len,
         )
     yield from _find_strategy_problems(job, mesh)
+    if isinstance(job, SftJob) and sees_pictures(model.config):
+        yield from _find_picture_problems(job, divides_model)
     if isinstance(job, TuneJob) and job.quantize != "none":
         yield from _find_quantize_problems(job, mesh, model.is_whole)
+
+
+def _find_picture_problems(job: SftJob, divides_model: bool) -> Iterator[ConfigError]:
+    """Yield what a training of a model that sees does not do yet."""
+    reasons = {
+        "tensor, context, expert and pipeline ranks": divides_model,
+        "batch.packing false": not job.batch.packing,
+        "quantize": job.quantize != "none",
+        "curriculum.by loss": job.curriculum.use and job.curriculum.by == "loss",
+        "eval.sample_prompts": bool(job.eval.sample_prompts),
+    }
+    for what in (name for name, is_asked in reasons.items() if is_asked):
+        yield ConfigError(f"{job.model} reads pictures, for which {what} is not supported yet", f"leave out {what}")
 
 
 def find_shape_problems(

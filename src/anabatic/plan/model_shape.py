@@ -24,6 +24,7 @@ from anabatic.plan.model_format import describe_wrong_model
 from anabatic.plan.shapes.config_shape import describe_unknown_family, read_shape
 from anabatic.plan.shapes.config_values import MAX_SIZE, refuse_size
 from anabatic.plan.shapes.decoder_shape import DecoderShape
+from anabatic.plan.shapes.tower_shape import count_tower_params
 
 DEFAULT_VOCAB_SIZE = 32_768
 """Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
@@ -115,8 +116,8 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
     config = _read_json_object(file)
     note = _describe_text_part(config)
     if not note:
-        require_text_decoder(config, str(file))
-        note = describe_unknown_family(config)
+        require_text_decoder(config, str(file), may_see=True)
+        note = _describe_tower(config) or describe_unknown_family(config)
     return read_shape(config, str(file)), f"{file}; {note}" if note else str(file)
 
 
@@ -125,6 +126,14 @@ def _describe_text_part(config: Mapping[str, Any]) -> str:
     if str(config.get("model_type")) not in _TEXT_PART_FAMILIES or not isinstance(config.get("vision_config"), Mapping):
         return ""
     return "its text part alone, without the vision tower"
+
+
+def _describe_tower(config: Mapping[str, Any]) -> str:
+    """Return a note about the tower of a model that sees, which the numbers of a plan leave out; empty for others."""
+    if not sees_pictures(config):
+        return ""
+    parameters = count_tower_params(config["vision_config"])
+    return f"the tower has about {formatting.format_count(parameters)} parameters more, which are not planned"
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
@@ -198,15 +207,37 @@ _CLASSIFICATION = "ForSequenceClassification"
 """Architecture of models that return one number for a text: reward models of other programs."""
 
 
-def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
+_SEEING_COMMANDS = ("sft", "merge")
+"""Commands that take models that see; `sft` has a section of settings for them."""
+_TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+_PICTURE_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+def sees_pictures(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a model that reads pictures as Qwen-VL does: a grid of patches, squares of
+    which become tokens, and a decoder whose layers are all attention."""
+    tower, text = config.get("vision_config"), config.get("text_config")
+    if not isinstance(tower, Mapping) or not isinstance(text, Mapping):
+        return False
+    others = [key for key, value in config.items() if key != "vision_config" and value and _is_tower(key, value)]
+    has_sizes = all(type(tower.get(key)) is int for key in _TOWER_SIZES)
+    has_tokens = all(type(config.get(key)) is int for key in _PICTURE_TOKENS)
+    kinds = text.get("layer_types") or ()
+    return has_sizes and has_tokens and not others and all(kind == "full_attention" for kind in kinds)
+
+
+def require_text_decoder(config: Mapping[str, Any], name: str, may_see: bool = False) -> None:
     """Reject a model that is not a text-only decoder.
 
     Args:
         name: name of the config.json, for the message.
+        may_see: a model that reads pictures is accepted, if it is of a kind that is trained here.
 
     Raises:
         DataError: it reads pictures, video or sound, is an encoder or encoder-decoder, or has an invalid size.
     """
+    if may_see and sees_pictures(config):
+        return require_text_decoder(config["text_config"], name)
     for key in _SIZE_KEYS:
         size = config.get(key)
         if isinstance(size, int) and not 0 < size <= MAX_SIZE:
@@ -221,7 +252,9 @@ def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
     if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
         raise DataError(
             f"{name}: {model_name} reads pictures, video or sound ({', '.join(towers[:3])}), which is not supported",
-            f"{_HINT} {_DECODER}; of some such models the text part is published alone",
+            f"only `anabatic {'` and `anabatic '.join(_SEEING_COMMANDS)}` take it; {_HINT} {_DECODER}"
+            if sees_pictures(config)
+            else f"{_HINT} {_DECODER}; of some such models the text part is published alone",
         )
     if config.get("is_encoder_decoder") is True:
         raise DataError(
@@ -246,10 +279,13 @@ def _is_tower(key: str, value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, str) and key.endswith("_tower"))
 
 
-def require_supported_folder(folder: Path) -> None:
+def require_supported_folder(folder: Path, may_see: bool = False) -> None:
     """Reject an unsupported model folder; for an adapter its base model.
 
     A missing folder (a hub id) or an unreadable file is not an error here: later code reports it.
+
+    Args:
+        may_see: as of `require_text_decoder`.
 
     Raises:
         DataError: the model is not supported.
@@ -262,18 +298,18 @@ def require_supported_folder(folder: Path) -> None:
             model_folder = find_model_folder(Path(base))
             config = _read_config_if_there(model_folder / "config.json")
     if config is not None:
-        require_text_decoder(config, str(model_folder / "config.json"))
+        require_text_decoder(config, str(model_folder / "config.json"), may_see)
 
 
-def require_supported_job(tree: Mapping[str, Any]) -> None:
-    """Reject unsupported models of a job's settings before a heavy library is loaded.
+def require_supported_job(tree: Mapping[str, Any], command: str = "") -> None:
+    """Reject unsupported models of the settings of a command's job before a heavy library is loaded.
 
     Raises:
         DataError: a model is not supported.
     """
     for path in _iter_model_paths(tree):
         if (folder := Path(path).expanduser()).is_dir():
-            require_supported_folder(folder)
+            require_supported_folder(folder, command in _SEEING_COMMANDS)
 
 
 def _iter_model_paths(tree: Mapping[str, Any]) -> Iterator[str]:

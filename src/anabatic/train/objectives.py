@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from anabatic.models.preference_loss import KtoLoss, PreferenceLoss, PreferenceO
 from anabatic.models.reward_head import RewardLoss, RewardOptions
 from anabatic.parallel.world import World
 from anabatic.train.validation import evaluate_loss, evaluate_pairs, predict_class_probabilities
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_rules import PictureRules
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,19 @@ def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
     pack = functools.partial(pack_batch, context=world.context_group)
     return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world, pack), pack_batch=pack)
+
+
+def see_pictures(objective: Objective, root: ModelRoot, device: Device, world: World, rules: PictureRules) -> Objective:
+    """Return `make_next_token_objective`'s for rows with pictures."""
+    from anabatic.data.vision.picture_batch import CollatePictures
+    from anabatic.models.vision.picture_packing import make_picture_packing
+
+    pack = make_picture_packing(root.model)
+
+    def validate(batches: ValidationBatches) -> dict[str, Any]:
+        return evaluate_loss(root, batches, device, world, pack)
+
+    return replace(objective, validate=validate, collate=CollatePictures(rules), pack_batch=pack)
 
 
 def make_preference_objective(

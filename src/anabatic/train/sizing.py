@@ -116,7 +116,9 @@ def resolve_sizes(
     micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world, min_steps)
     if settled is not None:
         plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
-    lr, matrix_lr = resolve_learning_rates(plan, job.optim, model.config.hidden_size, global_batch, tuned_lr)
+    lr, matrix_lr = resolve_learning_rates(
+        plan, job.optim, model.config.get_text_config().hidden_size, global_batch, tuned_lr
+    )
     steps = resolve_total_steps(plan, job.schedule, epoch_tokens, tokens, reason, global_batch)
     plan.add_value(
         "epochs", None, steps * global_batch / max(epoch_tokens, 1), f"of {format_count(epoch_tokens)} tokens"

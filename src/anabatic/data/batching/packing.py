@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_tensors import PictureBatch
 
 SegmentOrigin = tuple[int, int, int, int, int]
 """A piece of the data: number of its source, of the entry in it, of the pass over it, first input, inputs."""
@@ -35,6 +38,7 @@ class Batch:
         segment_origins: the pieces, in order.
         row_tokens: of rows padded to one length, the tokens of each that came from the data; empty: the tail alone is
             padded.
+        pictures: what the tokens of pictures stand for; None: there are none.
     """
 
     input_ids: torch.Tensor
@@ -47,6 +51,7 @@ class Batch:
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     segment_origins: list[SegmentOrigin] = field(default_factory=list)
     row_tokens: list[int] = field(default_factory=list)
+    pictures: PictureBatch | None = None
 
     def make_token_mask(self) -> torch.Tensor | None:
         """Return fp32 `[T]`, 1 for tokens that came from the data, 0 for padding; None: nothing is padded."""
@@ -71,6 +76,7 @@ class Batch:
             {name: value.to(device, non_blocking=True) for name, value in self.extra.items()},
             self.segment_origins,
             self.row_tokens,
+            self.pictures,
         )
 
 
@@ -81,10 +87,12 @@ class TokenSegment:
     Attributes:
         ids: `n + 1` token ids: `n` inputs and the token that follows the last one.
         loss_mask: `n + 1` values, 1 where the token is a target; `None`: all are.
+        pictures: the pictures in it, as `data.vision.picture_encoder.pack_grids` writes them; empty: none.
     """
 
     ids: np.ndarray
     loss_mask: np.ndarray | None = None
+    pictures: bytes = field(default=b"", kw_only=True)
 
     @property
     def num_inputs(self) -> int:

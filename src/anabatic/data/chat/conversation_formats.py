@@ -247,7 +247,7 @@ def parse_turns(value: Any, column: str) -> list[Message]:
         BadRowError: no list (nor text that spells one in JSON, as tables do), an empty one, an unknown role, content
             that is not text.
     """
-    value = _parse_json_list(value)
+    value = parse_json_list(value)
     if not isinstance(value, list) or not value:
         raise BadRowError(
             f'"{column}" is empty' if value == [] else f'"{column}" is {json_type_name(value)}, not a list of turns'
@@ -335,7 +335,7 @@ def _is_text_part(part: dict[str, Any]) -> bool:
     return isinstance(kind, str) and kind in _PART_TEMPLATES and isinstance(part.get("text"), str)
 
 
-def _parse_json_list(value: Any) -> Any:
+def parse_json_list(value: Any) -> Any:
     """Return the list that `value` spells in JSON, else `value`."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
@@ -409,7 +409,7 @@ def _parse_system_message(row: RawColumns) -> list[Message]:
 
 def _parse_history(row: RawColumns) -> list[Message]:
     """Earlier turns as `[[question, answer], ...]`."""
-    history = _parse_json_list(row.get("history"))
+    history = parse_json_list(row.get("history"))
     if history in (None, "", []):
         return []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from anabatic.core.errors import DataError
@@ -62,6 +63,7 @@ class Document:
         level: difficulty, where a column for it was asked for; empty: the row has none.
         rejected: of a preference pair, the conversation with the worse answer; `messages` has the better one.
         label: whether a single answer is a good one, where the row says so.
+        pictures: paths and data URIs, in the order of the tags in the turns.
         row_format: what the row was taken for; without a name: it was not a row of a file.
         source_location: file (with the path that was read) and row, for messages; empty: `id` says it.
     """
@@ -75,6 +77,7 @@ class Document:
     row_format: RowFormat = RowFormat()
     source_location: str = field(default="", compare=False)
     label: bool | None = None
+    pictures: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:
@@ -93,11 +96,17 @@ class ColumnMapping:
         text_column: the plain text.
         renamed_columns: (our name, the file's name) of columns that are called otherwise there.
         level_column: the difficulty; empty: it is not read.
+        media_folder: where relative paths of pictures start; None: rows with pictures are refused.
     """
 
     text_column: str = "text"
     renamed_columns: tuple[tuple[str, str], ...] = ()
     level_column: str = ""
+    media_folder: str | None = None
+
+    def for_file(self, path: Path) -> ColumnMapping:
+        """Return the mapping for a file of rows, whose pictures are next to it unless they have a folder."""
+        return replace(self, media_folder=str(path.absolute().parent)) if self.media_folder == "" else self
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def row_to_document(
             unused = (*find_unused(row, (columns.text_column, *_other_used_columns(columns))), *unread)
             return _text_to_document(row[columns.text_column], doc_id, place, columns, unused)
         if form is not None:
-            reject_media(row, "--data.on-bad-row skip")
-            document = form.parse_row(row)
+            turns_row, pictures = _take_pictures(row, columns)
+            document = form.parse_row(turns_row)
             for turns in (document.messages, document.rejected or []):
                 require_turn_order(turns)
                 require_names_put_in(turns)
@@ -61,6 +61,7 @@ def row_to_document(
                 row_format,
                 place,
                 label,
+                pictures,
             )
     except BadRowError as error:
         return RowIssue(
@@ -70,6 +71,20 @@ def row_to_document(
     what = f"{place}: {describe_missing_columns(columns, row)}; the row has {format_column_names(row)}"
     partial_formats, _ = _find_partial_formats(row)
     return RowIssue(what, hint_missing_columns(columns, row), "" if partial_formats else place, tuple(row))
+
+
+def _take_pictures(row: dict[str, Any], columns: ColumnMapping) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the row with tags in place of its pictures, and the pictures.
+
+    Raises:
+        BadRowError: it has pictures, and the job reads none; or video or sound.
+    """
+    if columns.media_folder is None:
+        reject_media(row, "--data.on-bad-row skip")
+        return row, ()
+    from anabatic.data.vision.row_pictures import take_pictures
+
+    return take_pictures(row, columns.media_folder)
 
 
 def _read_level(row: dict[str, Any], columns: ColumnMapping) -> str:

@@ -158,9 +158,9 @@ def _read_pieces(
             if file.piece == WHOLE_FILE:
                 reader = get_reader(path)
                 assert reader is not None  # only files that have one are listed
-                yield from reader(path, file.name, columns)
+                yield from reader(path, file.name, columns.for_file(path))
             else:
-                yield from PIECE_READERS[path.suffix.lower()](path, file.name, columns, file.piece)
+                yield from PIECE_READERS[path.suffix.lower()](path, file.name, columns.for_file(path), file.piece)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 

@@ -52,7 +52,9 @@ _DocumentItems = Iterator["Document | RowIssue"]
 
 def map_columns(data: Data, level_field: str) -> ColumnMapping:
     """Return which column of a file holds what."""
-    return ColumnMapping(data.text_column, tuple(sorted(data.columns.items())), level_field)
+    return ColumnMapping(
+        data.text_column, tuple(sorted(data.columns.items())), level_field, getattr(data, "media", None)
+    )
 
 
 def _read_files(source: DataSource, data: Data, split: Split, level_field: str) -> _DocumentItems:
@@ -61,7 +63,7 @@ def _read_files(source: DataSource, data: Data, split: Split, level_field: str) 
         reader = get_reader(path)
         assert reader is not None  # only files that have one are listed
         try:
-            yield from reader(path, name, columns)
+            yield from reader(path, name, columns.for_file(path))
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 

@@ -9,12 +9,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabatic.config.sections.common import Data
+from anabatic.config.sections.vision import PictureData
 from anabatic.core import cpu_info, json_reader, log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size
@@ -44,6 +45,7 @@ from anabatic.data.tokenizer import hf_folder
 
 if TYPE_CHECKING:  # it imports torch
     from anabatic.data.shards.builder_team import BuilderTeam
+    from anabatic.data.vision.picture_rules import PictureRules
 
 __all__ = ["ShardSet", "build_dataset", "build_datasets", "get_cache_path"]
 
@@ -64,13 +66,14 @@ def build_datasets(
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     encode: Encode = encode_here,
     team: BuilderTeam | None = None,
+    pictures: PictureRules | None = None,
 ) -> list[tuple[ShardSet, float | None]]:
     """Build every source and pair it with its weight, as `Loader` takes them.
 
     Raises:
         AnabaticError: as `build_dataset` and `sources.parse_sources`.
     """
-    build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode, team=team)
+    build = partial(build_dataset, seq_len=seq_len, learning=learning, encode=encode, team=team, pictures=pictures)
     weights = [source.weight for source in sources.parse_sources(specs)]
     return [(build(spec, tokenizer_folder, data, split), weight) for spec, weight in zip(specs, weights, strict=True)]
 
@@ -86,6 +89,7 @@ def build_dataset(
     level: DifficultyLevel = NO_LEVEL,
     encode: Encode = encode_here,
     team: BuilderTeam | None = None,
+    pictures: PictureRules | None = None,
 ) -> ShardSet:
     """Return the tokenised source, from the cache or made now.
 
@@ -106,13 +110,14 @@ def build_dataset(
         level: take the rows of this level of difficulty alone.
         encode: tokenises batches: in this process, or on a cluster, with equal shards.
         team: the processes of other machines that build the same, with equal shards; None: this one builds alone.
+        pictures: how the model wants its pictures; None: it sees none.
 
     Raises:
         ConfigError: the spec cannot be read, or nothing is held out.
         DataError: the source, a row or the tokenizer cannot be used.
         Failure: the cache cannot be written.
     """
-    job = _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, level)
+    job = _TokenizationJob(spec, Path(tokenizer_folder), data, split, seq_len, learning, level, pictures)
     path = job.path
     if path.exists():
         try:
@@ -160,8 +165,10 @@ class _TokenizationJob:
         seq_len: int | None,
         learning: LossPolicy,
         level: DifficultyLevel,
+        pictures: PictureRules | None = None,
     ) -> None:
         self.level = level
+        self.pictures = pictures
         if split == "valid" and not data.valid and data.valid_fraction == 0.0:
             raise ConfigError(
                 "data.valid is empty and data.valid_fraction is 0: nothing to validate on",
@@ -171,6 +178,8 @@ class _TokenizationJob:
         self.tokenizer_folder = folder
         self.tokenizer_file = hf_folder.find_tokenizer_file(folder)
         self.data = data
+        if isinstance(data, PictureData):  # without a model that sees, rows with pictures are refused
+            self.data = replace(data, media=None if pictures is None else data.media or "")
         self.split: Split = split
         self.seq_len = seq_len
         self.loss_policy = learning
@@ -205,6 +214,11 @@ class _TokenizationJob:
             "tokenizer": [_hash_file(self.tokenizer_file.with_name(name)) for name in names],
             "level": list(self.level),
             "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
+            **(
+                {}
+                if self.pictures is None
+                else {"pictures": [asdict(self.pictures), getattr(self.data, "media", None)]}
+            ),
             "split": [self.split, self.data.valid_fraction] if self.has_holdout else "whole",
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }
@@ -283,6 +297,7 @@ class _TokenizationJob:
         backend = load_text_tokenizer(self.key, str(self.tokenizer_folder))
         dtype = "uint16" if max(backend.get_vocab().values()) < 2**16 else "uint32"
         eot = get_eot_id(backend, self.tokenizer_folder)
+        options["has_pictures"] = self.pictures is not None and self.is_chat
         return ShardWriter(folder, "chat" if self.is_chat else "text", dtype, eot, **options)
 
     def _describe(self, formats: FormatCounter) -> dict[str, Any]:
@@ -322,6 +337,7 @@ class _TokenizationJob:
             self.seq_len,
             self.loss_policy,
             self.data.on_bad_row == "skip",
+            self.pictures,
         )
 
         def encode_batches(batches: Iterable[list[Any]]) -> Iterator[Iterable[EncodedEntry]]:

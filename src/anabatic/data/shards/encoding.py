@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.core import extras, log, ray_address
 from anabatic.core.errors import AnabaticError, Failure
@@ -23,6 +23,9 @@ from anabatic.data.chat.preference_pairs import PreferencePairEncoder
 from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
 from anabatic.data.shards.writer import TYPECODES, DocumentCounts, EncodedEntry
 from anabatic.data.tokenizer import hf_folder
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_rules import PictureRules
 
 _AHEAD = 2
 """Batches under way for each core of the cluster."""
@@ -41,6 +44,7 @@ class EncoderSettings:
         tokenizer_folder: has the same path on every machine.
         is_chat: rows are conversations, `learning` and `seq_len` say what is kept of them.
         dtype: `uint16` or `uint32`.
+        pictures: how the model wants its pictures; None: it sees none.
     """
 
     key: str
@@ -50,13 +54,18 @@ class EncoderSettings:
     seq_len: int | None
     learning: LossPolicy
     skip_bad: bool
+    pictures: PictureRules | None = None
 
     def make_encoder(self, counts: DocumentCounts) -> Callable[[list[Any]], Iterable[EncodedEntry]]:
         """Return the encoder, which counts in `counts` what it drops."""
         if not self.is_chat:
             return TextEncoder(load_text_tokenizer(self.key, self.tokenizer_folder))
-        kind = PreferencePairEncoder if self.learning.pairs else ChatEncoder
+        kind: Callable[..., ChatEncoder] = PreferencePairEncoder if self.learning.pairs else ChatEncoder
         tokenizer = _load_chat_tokenizer(self.key, self.tokenizer_folder)
+        if self.pictures is not None:
+            from anabatic.data.vision.picture_encoder import PictureEncoder
+
+            kind = functools.partial(PictureEncoder, rules=self.pictures)
         return kind(tokenizer, counts, seq_len=self.seq_len, learning=self.learning, skip_bad=self.skip_bad)
 
 
@@ -129,7 +138,7 @@ def encode_batch(settings: EncoderSettings, batch: list[Any]) -> tuple[list[tupl
     counts = DocumentCounts()
     entries = settings.make_encoder(counts)(batch)
     typecode = TYPECODES[settings.dtype]
-    packed = [(array(typecode, ids).tobytes(), mask, size, starts) for ids, mask, size, starts in entries]
+    packed = [(array(typecode, entry.ids).tobytes(), *entry[1:]) for entry in entries]
     return packed, asdict(counts)
 
 

@@ -7,6 +7,8 @@ Layout of the folder, little-endian:
     NNNNN.idx     int64 `docs + 1` offsets into the ids
     NNNNN.len     int32 `docs` UTF-8 bytes of each entry's learned text
     NNNNN.mask    uint8 per token, 1 = learned (conversations only)
+    NNNNN.pic     pictures of the entries that have some, one entry's behind the other's; NNNNN.pix has int64 pairs:
+                  an entry's first token, and where its pictures begin (rows with pictures only)
 
 Text lies as one stream per shard: `<|endoftext|> ids... <|endoftext|> ids... <|endoftext|>`. An entry is a
 range of *inputs* of that stream; the target of every input is the token behind it, so the closing
@@ -111,6 +113,7 @@ class ShardSet:
         eot: id of `<|endoftext|>`.
         key: identifies the content.
         counts: what was read and what was dropped, by name.
+        has_pictures: entries may have pictures.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
@@ -129,6 +132,8 @@ class ShardSet:
         for shard in meta["shards"]:
             self._first_docs.append(self._first_docs[-1] + shard["docs"])
         self._files = _FileCache(path)
+        self.has_pictures = bool(meta.get("pictures"))
+        self._picture_index: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> ShardSet:
@@ -181,9 +186,21 @@ class ShardSet:
         ids = np.frombuffer(data, dtype=self.dtype)
         if not self.is_chat:
             return TokenSegment(ids)
-        return TokenSegment(
-            ids, np.frombuffer(self._files.read_bytes(f"{entry.shard:05d}.mask", at, n + 1), dtype=np.uint8)
-        )
+        mask = np.frombuffer(self._files.read_bytes(f"{entry.shard:05d}.mask", at, n + 1), dtype=np.uint8)
+        return TokenSegment(ids, mask, pictures=self._read_pictures(entry) if self.has_pictures else b"")
+
+    def _read_pictures(self, entry: EntryLocation) -> bytes:
+        """Return what names the pictures of an entry; empty: it has none."""
+        index = self._picture_index.get(entry.shard)
+        if index is None:
+            pairs = np.fromfile(self.path / f"{entry.shard:05d}.pix", dtype="<i8").reshape(-1, 2)
+            size = (self.path / f"{entry.shard:05d}.pic").stat().st_size
+            index = self._picture_index[entry.shard] = (pairs[:, 0], np.append(pairs[:, 1], size))
+        tokens, begins = index
+        at = int(np.searchsorted(tokens, entry.offset))
+        if at == len(tokens) or tokens[at] != entry.offset:
+            return b""
+        return self._files.read_bytes(f"{entry.shard:05d}.pic", int(begins[at]), int(begins[at + 1] - begins[at]))
 
     def read_entry(self, i: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the stored ids of entry `i` and, for a conversation, its mask.

@@ -65,12 +65,13 @@ class TextChunk(NamedTuple):
 
 class EncodedEntry(NamedTuple):
     """An entry ready to be written: ids (or their bytes), mask (conversations), UTF-8 bytes, whether it begins a
-    document."""
+    document, its pictures."""
 
     ids: Any
     mask: bytes | None
     num_bytes: int
     is_document_start: bool
+    pictures: bytes = b""
 
 
 def split_long_text(text: str, part_chars: int) -> Iterator[str]:
@@ -149,6 +150,7 @@ class ShardWriter:
         eot: id of `<|endoftext|>`.
         shard_bytes: a shard is closed at the first document that begins beyond this size.
         marks_starts: one more file, `NNNNN.start`, has a byte for each entry: whether it begins a document.
+        has_pictures: two more files, `NNNNN.pic` and `NNNNN.pix`, name the pictures of entries.
     """
 
     folder: Path
@@ -157,6 +159,7 @@ class ShardWriter:
     eot: int
     shard_bytes: int = SHARD_BYTES
     marks_starts: bool = False
+    has_pictures: bool = False
     shards: list[_ShardTotals] = field(default_factory=list)
     _files: list[BinaryIO] = field(default_factory=list)
 
@@ -166,6 +169,9 @@ class ShardWriter:
             self._open_shard()
         shard = self.shards[-1]
         ids = array(TYPECODES[self.dtype], entry.ids)
+        if entry.pictures:
+            self._picture_index.extend((shard.tokens, len(self._pictures)))
+            self._pictures += entry.pictures
         if self.kind == "chat":
             self._offsets.append(shard.tokens)
             self._files[1].write(entry.mask or b"")
@@ -208,9 +214,21 @@ class ShardWriter:
                 _copy_bytes(folder / "00000.mask", self._files[1], start, stop)
             self._offsets.frombytes((offsets[begin:end] + (shard.tokens - start)).tobytes())
             self._lengths.frombytes(lengths[begin:end].tobytes())
+            if self.has_pictures:
+                self._append_pictures(folder, start, stop, shard.tokens - start)
             shard.tokens += stop - start
             shard.docs += end - begin
             shard.bytes += int(lengths[begin:end].sum(dtype=np.int64))
+
+    def _append_pictures(self, folder: Path, start: int, stop: int, moved: int) -> None:
+        """Append the pictures of tokens from `start` to `stop` of a folder's only shard, moved by so many tokens."""
+        index = np.fromfile(folder / "00000.pix", dtype="<i8").reshape(-1, 2)
+        names = (folder / "00000.pic").read_bytes()
+        ends = [*index[1:, 1].tolist(), len(names)]
+        for (token, begin), end in zip(index.tolist(), ends, strict=True):
+            if start <= token < stop:
+                self._picture_index.extend((token + moved, len(self._pictures)))
+                self._pictures += names[begin:end]
 
     def write_meta(self, meta: dict[str, Any], counts: DocumentCounts) -> None:
         """Close the last shard and write `meta.json`; without it the folder is no shard set."""
@@ -227,6 +245,7 @@ class ShardWriter:
             "num_docs": docs,
             "num_bytes": sum(shard.bytes for shard in self.shards),
             "counts": asdict(counts),
+            **({"pictures": True} if self.has_pictures else {}),
             "shards": [asdict(shard) for shard in self.shards],
         }
         (self.folder / "meta.json").write_text(json.dumps(full, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -248,6 +267,7 @@ class ShardWriter:
         self._offsets = array("q")
         self._lengths = array("i")
         self._starts = bytearray()
+        self._pictures, self._picture_index = bytearray(), array("q")
 
     def _close_shard(self) -> None:
         if not self._files:
@@ -261,6 +281,9 @@ class ShardWriter:
         self._shard_file("len", number).write_bytes(self._lengths.tobytes())
         if self.marks_starts:
             self._shard_file("start", number).write_bytes(self._starts)
+        if self.has_pictures:
+            self._shard_file("pic", number).write_bytes(self._pictures)
+            self._shard_file("pix", number).write_bytes(self._picture_index.tobytes())
 
     def _shard_file(self, suffix: str, number: int) -> Path:
         return self.folder / f"{number:05d}.{suffix}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,26 +46,34 @@ def compute_scale(lora: Lora) -> float:
     return alpha / (math.sqrt(lora.r) if lora.use_rslora else lora.r)
 
 
-def find_targets(model: nn.Module, target_modules: list[str]) -> list[str]:
+def find_targets(model: nn.Module, target_modules: list[str], prefixes: tuple[str, ...] = ("",)) -> list[str]:
     """Return the names of the linear layers that match `target_modules`.
+
+    Args:
+        prefixes: how the names begin among which they are looked for.
 
     Raises:
         ConfigError: a name matches the end of no linear layer's name.
     """
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     linear_names = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and name.startswith(prefixes)
     ]
     return layer_names.select_target_modules(linear_names, target_modules)
 
 
-def insert_adapter(model: PreTrainedModel, lora: Lora) -> list[str]:
+def insert_adapter(model: PreTrainedModel, lora: Lora, prefixes: tuple[str, ...] = ("",)) -> list[str]:
     """Freeze the model and insert an uninitialized adapter into every target layer; return their names.
+
+    Args:
+        prefixes: how the names of target layers begin.
 
     Raises:
         ConfigError: a target or a module to save does not exist.
     """
-    targets = find_targets(model, lora.target_modules)
+    targets = find_targets(model, lora.target_modules, prefixes)
     experts = find_expert_targets(model, lora)
     modules_to_save = [_find_modules_to_save(model, end) for end in lora.modules_to_save]
     model.requires_grad_(False)
@@ -97,7 +105,8 @@ def find_expert_targets(model: nn.Module, lora: Lora) -> list[str]:
 
 def quantize_frozen_layers(model: PreTrainedModel, kind: QuantizationKind) -> int:
     """Quantize the frozen linear layers of a model on the meta device, except the head; return how many."""
-    linear_layers = {name: model.get_submodule(name) for name in find_targets(model, ["all-linear"])}
+    prefix = find_language_prefix(model)
+    linear_layers = {name: model.get_submodule(name) for name in find_targets(model, ["all-linear"], (prefix,))}
     frozen = {name: layer for name, layer in linear_layers.items() if not layer.weight.requires_grad}
     scratch = ScratchMemory()
     for name, layer in frozen.items():
@@ -144,9 +153,24 @@ def freeze_parameters(model: PreTrainedModel, settings: Freeze) -> None:
             parameter.data = parameter.data.float()
 
 
+def find_language_prefix(model: nn.Module) -> str:
+    """Return how the names of the decoder begin in a model that sees: `model.language_model.`; empty for others."""
+    config = getattr(model, "config", None)
+    if config is None or getattr(config, "vision_config", None) is None:
+        return ""
+    inner = config.get_text_config()
+    names = [name for name, module in model.named_modules() if name and getattr(module, "config", None) is inner]
+    return f"{names[0]}." if names else ""
+
+
 def find_blocks(model: PreTrainedModel) -> list[str]:
     """Return the names of the decoder's blocks in order: the longest list of modules."""
-    lists = [(name, len(module)) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    prefix = find_language_prefix(model)
+    lists = [
+        (name, len(module))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and name.startswith(prefix)
+    ]
     name, length = max(lists, key=lambda item: item[1], default=("", 0))
     return [f"{name}.{index}" for index in range(length)]
 
@@ -227,11 +251,13 @@ def save_adapter(
     base: Path,
     is_writer: bool = True,
     extra_config: Mapping[str, Any] | None = None,
+    write_extra: Callable[[Path], None] | None = None,
 ) -> None:
     """Write an adapter folder that PEFT loads, atomically. All ranks call it, and the one with `is_writer` writes.
 
     Args:
         extra_config: further keys of adapter_config.json.
+        write_extra: writes further files of the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -267,6 +293,8 @@ def save_adapter(
         save_file(tensors, temporary / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})
         (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tokenizer.save_pretrained(temporary)
+        if write_extra is not None:
+            write_extra(temporary)
 
 
 def _format_target_names(model: PreTrainedModel, adapted: Iterable[str]) -> list[str]:

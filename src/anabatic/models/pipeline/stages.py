@@ -208,7 +208,7 @@ def list_computed_blocks(model: PreTrainedModel) -> list[nn.Module] | None:
 def count_own_layers(model: PreTrainedModel) -> int:
     """Return the number of layers that this rank computes in a forward pass."""
     stage: _Stage | None = model.__dict__.get(_STAGE)
-    return int(model.config.num_hidden_layers) if stage is None else len(stage.own[stage.chunk])
+    return int(model.config.get_text_config().num_hidden_layers) if stage is None else len(stage.own[stage.chunk])
 
 
 def is_tied_across_stages(model: PreTrainedModel) -> bool:

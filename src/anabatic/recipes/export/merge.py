@@ -12,6 +12,7 @@ from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.export.merged_model import find_merged_model
 from anabatic.recipes.prechecks import data_files
+from anabatic.recipes.training.trained_model import make_file_copier
 
 
 def run(job: MergeJob) -> None:
@@ -29,6 +30,7 @@ def run(job: MergeJob) -> None:
         what = f"{parts.named_folder} is no adapter: there is nothing to merge"
         raise ConfigError(what, "give the folder with adapter_config.json, or name some with --adapter")
     model = parts.load_merged_model(parts.dtype)
-    save_model(model, out, parts.load_tokenizer())
+    sees = getattr(model.config, "vision_config", None) is not None
+    save_model(model, out, parts.load_tokenizer(), write_extra=make_file_copier(parts.base_folder) if sees else None)
     what = f"{parts.num_adapters} adapter{'' if parts.num_adapters == 1 else 's'}"
     log.info(f"merged {what}; wrote {format_count(count_parameters(model)[0])} parameters as {parts.dtype} to {out}")

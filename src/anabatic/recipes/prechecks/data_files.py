@@ -22,7 +22,7 @@ from anabatic.data.readers.file_formats import get_reader
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.row_use import require_good_answer
 from anabatic.hub import datasets
-from anabatic.plan import model_facts
+from anabatic.plan import model_facts, model_shape
 
 IsStageOutput = Callable[[str], bool]
 """Whether a path lies where an earlier stage will write."""
@@ -111,7 +111,8 @@ def _read_first_documents(job: Any, name: str) -> list[Document]:
     _, paths = _find_source_files(job, name)
     if not paths or paths[0].name.lower().endswith(_PLAIN_TEXT_SUFFIXES):
         return []
-    columns = ColumnMapping(job.data.text_column, tuple(sorted(job.data.columns.items())))
+    media = str(paths[0].absolute().parent) if _reads_pictures(job) else None
+    columns = ColumnMapping(job.data.text_column, tuple(sorted(job.data.columns.items())), media_folder=media)
     reader = get_reader(paths[0])
     assert reader is not None  # `files` keeps only those that have one
     found: list[Document] = []
@@ -122,6 +123,14 @@ def _read_first_documents(job: Any, name: str) -> list[Document]:
         elif job.data.on_bad_row == "fail":
             item.explain_against_format(form).raise_error()
     return found
+
+
+def _reads_pictures(job: Any) -> bool:
+    """Return whether a job may train a model that sees: its pictures are looked at when the rows are tokenised."""
+    if not hasattr(job, "vision"):
+        return False
+    config = model_facts.read_local_config(job.model)
+    return not config or model_shape.sees_pictures(config)
 
 
 def _wrap_read_errors(items: Iterable[Any], path: Path) -> Iterator[Any]:

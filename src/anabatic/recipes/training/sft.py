@@ -39,7 +39,7 @@ from anabatic.recipes.training.training_data import (
 from anabatic.train import sizing
 from anabatic.train.auto import state as auto_state
 from anabatic.train.context import TrainContext
-from anabatic.train.objectives import Objective, make_next_token_objective
+from anabatic.train.objectives import Objective, make_next_token_objective, see_pictures
 from anabatic.train.optim.optimizer import HeadRates
 from anabatic.train.sizing import StepSizes
 
@@ -101,7 +101,9 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start)
         require_weight_files(start)
-        data = build_training_data(job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons)
+        data = build_training_data(
+            job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons, start.pictures
+        )
         _check_rows(context, task, data, start)
 
         root = load_weights(job, start, sharding, device, world)
@@ -121,6 +123,8 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
             head_rates=task.head_rates,
         )
         objective = task.make_objective(context, root)
+        if start.pictures is not None:
+            objective = see_pictures(objective, root, device, world, start.pictures)
         code = Trainer(context, model, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
     return code
 

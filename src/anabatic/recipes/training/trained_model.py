@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN, require_setting
 from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
+from anabatic.config.sections.vision import Vision
 from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
@@ -48,6 +50,9 @@ from anabatic.train.objectives import Objective
 from anabatic.train.optim.optimizer import HeadRates, Optimizer
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_rules import PictureRules
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,7 @@ class TrainableModel:
         named_folder: its folder, perhaps an adapter's; base_folder: the one with the weights; merged_adapters: adapters
         that go into them.
         lora: settings of the adapter that is trained; None: the model itself is.
+        pictures: how it wants its pictures; None: it sees none.
     """
 
     named_folder: Path
@@ -150,6 +156,7 @@ class TrainableModel:
     tokenizer: Any
     model: PreTrainedModel
     lora: Lora | None
+    pictures: PictureRules | None = None
 
     @property
     def is_adapter(self) -> bool:
@@ -162,7 +169,7 @@ def find_training_model(job: LoopJob, world: World) -> ModelFacts:
     name, hub = model_name(job), getattr(job, "hub", None)
     if not name:
         return find_model_facts(job)
-    folder = resolve_model_folder(name, hub, world)
+    folder = resolve_model_folder(name, hub, world, may_see=hasattr(job, "vision"))
     base = resolve_base_folder(folder, hub, world)
     found = find_model_facts(with_model(job, str(base)))
     if max_positions(found.config) is None:  # config.json leaves it to the default of its family
@@ -191,7 +198,36 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
         tokenizer,
         model,
         lora,
+        _read_picture_rules(job, base_folder, model),
     )
+
+
+def _sees(model: PreTrainedModel) -> bool:
+    return getattr(model.config, "vision_config", None) is not None
+
+
+def _read_picture_rules(job: TuneJob, folder: Path, model: PreTrainedModel) -> PictureRules | None:
+    if not _sees(model):
+        return None
+    from anabatic.data.vision.picture_rules import read_picture_rules
+
+    settings: Vision = job.vision  # type: ignore[attr-defined]  # models that see are refused to jobs without it
+    return read_picture_rules(folder, model.config.to_dict(), settings.min_pixels, settings.max_pixels)
+
+
+def _choose_trained(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
+    """Return how the names begin of what may be trained; of a model of text alone everything."""
+    settings: Vision = getattr(job, "vision", None) or Vision()
+    if not _sees(model):
+        if settings != Vision():
+            log.warn("the model sees no pictures: the settings of vision are not used")
+        return ("",)
+    from anabatic.models.vision import model_parts
+
+    parts = model_parts.choose_parts(settings.train, is_full)
+    prefixes = model_parts.find_trained_prefixes(model, parts)
+    log.info(f"a model that sees; trained: {', '.join(parts)}")
+    return prefixes
 
 
 def _build_meta_model(
@@ -209,7 +245,7 @@ def _build_meta_model(
         if tuner != needed and getattr(job, section) != type(getattr(job, section))():
             log.warn(f"tuner is {tuner}: the settings of {section} are not used")
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
-    lora = None
+    lora, prefixes = None, _choose_trained(job, model, tuner == "full")
     if named_folder != base_folder:
         layer_names.require_adapter_tuner(named_folder, job.tuner)
         lora = adapter.insert_saved_adapter(model, named_folder)
@@ -218,10 +254,13 @@ def _build_meta_model(
         (log.warn if unused else log.info)(f"continuing with the adapter {named_folder} of rank {lora.r}{note}")
     elif tuner == "lora":
         lora = job.lora
-        targets = adapter.insert_adapter(model, lora)
+        targets = adapter.insert_adapter(model, lora, prefixes)
         log.info(f"LoRA of rank {lora.r} in {len(targets)} layers, scaled by {adapter.compute_scale(lora):g}")
     elif tuner == "freeze":
         adapter.freeze_parameters(model, job.freeze)
+    elif prefixes != ("",):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(prefixes))
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(trained)
@@ -269,17 +308,32 @@ def load_weights(
     return root
 
 
+def make_file_copier(source: Path) -> Callable[[Path], None]:
+    """Return what copies the files of a model that sees, beside its weights, into a folder."""
+    from anabatic.models.vision.processor_files import copy_processor_files
+
+    return functools.partial(copy_processor_files, source)
+
+
 def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], None]:
     """Return what writes a Hugging Face folder of the model as it is, or an adapter's; every rank calls it."""
     merged = merging.make_merged_record(start.merged_adapters)
+    keep_files = None if start.pictures is None else make_file_copier(start.base_folder)
 
     def save_folder(folder: Path) -> None:
         with gathered_parameters(start.model, world.pipeline_group, start.lora is not None):
             if start.lora is None:
-                save_model(start.model, folder, start.tokenizer, world.is_main_process)
+                save_model(start.model, folder, start.tokenizer, world.is_main_process, keep_files)
             elif world.pipeline_group.rank == 0:
                 adapter.save_adapter(
-                    start.model, folder, start.tokenizer, start.lora, start.base_folder, world.is_main_process, merged
+                    start.model,
+                    folder,
+                    start.tokenizer,
+                    start.lora,
+                    start.base_folder,
+                    world.is_main_process,
+                    merged,
+                    keep_files,
                 )
         barrier(world)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.config.sections.common import Data
 from anabatic.config.sections.train_jobs import Curriculum, LoopJob
@@ -27,6 +27,9 @@ from anabatic.train.context import TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
 from anabatic.train.sizing import StepSizes
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_rules import PictureRules
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def build_training_data(
     seq_len: int,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     lessons: Curriculum | None = None,
+    pictures: PictureRules | None = None,
 ) -> TrainingData:
     """Tokenise the sources, or take them from the cache. One process of each machine builds, the others wait and open.
 
@@ -78,7 +82,7 @@ def build_training_data(
     """
     levels = valid = None
     with join_builder_team(world, data.cache) as team:
-        options: dict[str, Any] = {"seq_len": seq_len, "learning": learning, "team": team}
+        options: dict[str, Any] = {"seq_len": seq_len, "learning": learning, "team": team, "pictures": pictures}
         if lessons is not None and lessons.use and lessons.by != "loss":  # that one needs the model: `tune`
             levels = _split_by_level(lessons, data, tokenizer_folder, options)
         if levels is None:

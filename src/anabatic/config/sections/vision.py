@@ -1,0 +1,41 @@
+"""Settings of models that see: which of their parts are trained, and how large their pictures become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabatic.config.sections.common import Data, require_setting
+
+MODEL_PARTS = ("language", "projector", "tower")
+
+
+@dataclass(kw_only=True)
+class PictureData(Data):
+    __doc__ = Data.__doc__
+
+    media: str | None = None
+    """Folder that paths of pictures start from; default: the folder of the rows' file."""
+
+
+@dataclass(kw_only=True)
+class Vision:
+    """Models that see."""
+
+    train: list[str] = field(default_factory=list)
+    """Parts that are trained: language, projector, tower; default: language, and with tuner full the projector too."""
+    max_pixels: int | None = None
+    """Larger pictures are made smaller; default: what the model's preprocessor_config.json says."""
+    min_pixels: int | None = None
+    """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
+
+    def __post_init__(self) -> None:
+        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
+        for part in self.train:
+            known = ", ".join(MODEL_PARTS)
+            require_setting(part in MODEL_PARTS, f'vision.train names "{part}"', f"parts are {known}")
+        for name in ("max_pixels", "min_pixels"):
+            pixels = getattr(self, name)
+            require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
+        low, high = self.min_pixels, self.max_pixels
+        fits = low is None or high is None or low <= high
+        require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")

@@ -1,0 +1,161 @@
+"""How a model wants its pictures: sizes, normalization and tokens, from the files of its folder.
+
+The arithmetic is that of transformers' Qwen2-VL image processors, which Qwen2.5-VL and Qwen3-VL share
+(models/qwen2_vl/image_processing_pil_qwen2_vl.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabatic.core import json_reader
+from anabatic.core.errors import ConfigError, DataError
+
+PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
+_BICUBIC = 3
+"""Pillow's number, the default of these processors."""
+_MAX_RATIO = 200
+"""Longer side over shorter side, at most."""
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+"""Defaults of the processor: those of OpenAI's CLIP."""
+
+
+@dataclass(frozen=True)
+class PictureRules:
+    """What decides the patches and tokens of a picture.
+
+    Attributes:
+        image_token: id of the token that a picture is made of; start_token, end_token: those around it.
+        patch: side of a patch in pixels; merge: patches on a side of a token; frames: equal frames of a still picture.
+        min_pixels, max_pixels: of the resized picture.
+        resample: Pillow's number of the filter.
+        scale: factor on a value from 0 to 255, before `(x - mean) / std` for each color.
+    """
+
+    image_token: int
+    start_token: int
+    end_token: int
+    patch: int
+    merge: int
+    frames: int
+    min_pixels: int
+    max_pixels: int
+    resample: int
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def unit(self) -> int:
+        """Side of a token in pixels."""
+        return self.patch * self.merge
+
+    def fit_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of patches of a picture of so many pixels.
+
+        Raises:
+            ValueError: one side is more than 200 times the other.
+        """
+        if max(height, width) > _MAX_RATIO * min(height, width):
+            raise ValueError(f"one side is more than {_MAX_RATIO} times the other ({width} x {height} pixels)")
+        unit = self.unit
+        # Python's round goes to the even number, as the processor's does.
+        rows, columns = (round(side / unit) for side in (height, width))
+        if rows * columns * unit**2 > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
+        elif rows * columns * unit**2 < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
+        return rows * self.merge, columns * self.merge
+
+    def count_tokens(self, grid: tuple[int, int]) -> int:
+        """Return the tokens of a picture with that many rows and columns of patches."""
+        return grid[0] * grid[1] // self.merge**2
+
+
+def read_picture_rules(
+    folder: Path, config: Mapping[str, Any], min_pixels: int | None = None, max_pixels: int | None = None
+) -> PictureRules:
+    """Return the rules of a model folder.
+
+    Args:
+        config: the model's config.json.
+        min_pixels, max_pixels: in place of the folder's own.
+
+    Raises:
+        ConfigError: the smallest size is above the largest.
+        DataError: the folder has no description of its pictures, or a damaged one.
+    """
+    file, values = _read_processor(folder)
+    tower = config["vision_config"]
+    size = values.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    low = values.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    high = values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    try:
+        rules = PictureRules(
+            image_token=int(config["image_token_id"]),
+            start_token=int(config["vision_start_token_id"]),
+            end_token=int(config["vision_end_token_id"]),
+            patch=int(values.get("patch_size") or tower["patch_size"]),
+            merge=int(values.get("merge_size") or tower["spatial_merge_size"]),
+            frames=int(values.get("temporal_patch_size") or tower["temporal_patch_size"]),
+            min_pixels=int(low if min_pixels is None else min_pixels),
+            max_pixels=int(high if max_pixels is None else max_pixels),
+            resample=int(values.get("resample", _BICUBIC)),
+            scale=float(values.get("rescale_factor", 1 / 255)) if values.get("do_rescale", True) else 1.0,
+            mean=_read_colors(values, "image_mean", _CLIP_MEAN, 0.0),
+            std=_read_colors(values, "image_std", _CLIP_STD, 1.0),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file}: no description of pictures that is known here: {error!r}", "copy it again") from error
+    if min(rules.patch, rules.merge, rules.frames, rules.min_pixels, *(each > 0 for each in rules.std)) < 1:
+        raise DataError(f"{file}: a size or a deviation is not above 0", "copy it again")
+    if rules.min_pixels > rules.max_pixels:
+        raise ConfigError(
+            f"pictures have at least {rules.min_pixels:,} and at most {rules.max_pixels:,} pixels",
+            "set vision.min_pixels and vision.max_pixels to sizes that fit each other",
+        )
+    if (rules.patch, rules.merge) != (tower.get("patch_size"), tower.get("spatial_merge_size")):
+        raise DataError(
+            f"{file}: patches of {rules.patch} pixels, {rules.merge} on a side of a token; config.json has"
+            f" {tower.get('patch_size')} and {tower.get('spatial_merge_size')}",
+            "use the files of one model",
+        )
+    return rules
+
+
+def _read_processor(folder: Path) -> tuple[Path, Mapping[str, Any]]:
+    """Return what describes the pictures: a file of its own, or a part of the processor's (transformers 5)."""
+    for name, part in ((PREPROCESSOR_FILE, None), (PROCESSOR_FILE, "image_processor")):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            tree = json_reader.read_json_file(file)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}", "copy it again") from error
+        values = tree.get(part) if part and isinstance(tree, dict) else tree
+        if isinstance(values, dict):
+            return file, values
+    raise DataError(
+        f"{folder} has no {PREPROCESSOR_FILE}, which says what the model's pictures are like",
+        "copy all files of the model, not its weights alone",
+    )
+
+
+def _read_colors(values: Mapping[str, Any], name: str, usual: tuple[float, ...], off: float) -> tuple[float, ...]:
+    """Return a number for each of three colors."""
+    if not values.get("do_normalize", True):
+        return (off,) * 3
+    found = values.get(name, usual)
+    colors = tuple(float(each) for each in (found if isinstance(found, (list, tuple)) else [found] * 3))
+    if len(colors) != 3:
+        raise ValueError(f"{name} has {len(colors)} numbers")
+    return colors

@@ -1,0 +1,25 @@
+"""Pictures of a micro-batch as tensors on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
+
+@dataclass(frozen=True)
+class PictureBatch:
+    """Pictures of a micro-batch of `T` tokens, in the order of their tokens.
+
+    Attributes:
+        pixels: float32 `[patches, values of a patch]`.
+        grids: rows and columns of patches of each picture.
+        positions: int64 `[3, T]`: time, height and width, from 0 in every segment.
+    """
+
+    pixels: Tensor
+    grids: list[Grid]
+    positions: Tensor

@@ -1,0 +1,1 @@
+"""Models that see: their parts, and the forward pass of their towers."""

@@ -1,0 +1,76 @@
+"""The parts of a model that sees, by what they are: language model, tower, and the projector between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.models.lora.adapter import find_language_prefix
+
+PartPrefixes = dict[str, tuple[str, ...]]
+"""Part -> how the names of its modules begin."""
+
+
+def find_tower(model: PreTrainedModel) -> tuple[str, Any]:
+    """Return the name and the module of the tower: what is configured by `vision_config`.
+
+    Raises:
+        DataError: there is none.
+    """
+    config = model.config.vision_config
+    for name, module in model.named_modules():
+        if getattr(module, "config", None) is config and isinstance(module, PreTrainedModel):
+            return name, module
+    raise DataError(f"{type(model).__name__} has no tower that its vision_config describes", "use another model")
+
+
+def find_part_prefixes(model: PreTrainedModel) -> PartPrefixes:
+    """Return the parts of a model that sees.
+
+    The projector is what makes states of the language model's width of the tower's, inside the tower or beside it:
+    children of the tower with a matrix of that many outputs that are not its blocks, and modules beside both.
+    """
+    language = find_language_prefix(model)
+    tower_name, tower = find_tower(model)
+    blocks = max((child for child in tower.children() if isinstance(child, nn.ModuleList)), key=len, default=None)
+    width = getattr(tower.config, "out_hidden_size", model.config.get_text_config().hidden_size)
+    inside = [
+        f"{tower_name}.{name}."
+        for name, child in tower.named_children()
+        if child is not blocks
+        and any(isinstance(one, nn.Linear) and one.out_features == width for one in child.modules())
+    ]
+    base = f"{model.base_model_prefix}."
+    beside = [
+        f"{base}{name}."
+        for name, _ in model.base_model.named_children()
+        if f"{base}{name}." not in (language, f"{tower_name}.")
+    ]
+    projector = (*inside, *beside)
+    in_tower = [f"{tower_name}.{name}" for name, _ in tower.named_parameters()]
+    rest = tuple(name for name in in_tower if not name.startswith(projector))
+    head = tuple(f"{name}." for name, _ in model.named_children() if name != model.base_model_prefix)
+    return {"language": (language, *head), "projector": projector, "tower": rest or (f"{tower_name}.",)}
+
+
+def choose_parts(parts: Sequence[str], is_full: bool) -> tuple[str, ...]:
+    """Return what is trained: as named, else the language model, and of a whole model its projector too."""
+    return tuple(parts) or (("language", "projector") if is_full else ("language",))
+
+
+def find_trained_prefixes(model: PreTrainedModel, parts: Sequence[str]) -> tuple[str, ...]:
+    """Return how the names of what is in `parts` begin.
+
+    Raises:
+        ConfigError: the model has no such part.
+    """
+    found = find_part_prefixes(model)
+    for part in parts:
+        if not found[part]:
+            what = f"vision.train names {part}, and {type(model).__name__} has none that is known"
+            raise ConfigError(what, "leave it out")
+    return tuple(prefix for part in parts for prefix in found[part])

@@ -1,0 +1,120 @@
+"""A model that sees, trained by `anabatic sft` on colored shapes: its first loss, its pictures, resumed and merged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+import anabatic
+from anabatic.core import json_reader
+from anabatic.data.chat.rendering import render_conversations
+from anabatic.data.vision.patches import make_patches
+from anabatic.data.vision.picture_files import load_picture
+from anabatic.data.vision.picture_rules import read_picture_rules
+from suite import tiny_vision
+
+pytestmark = pytest.mark.process
+OPTIONS: dict[str, Any] = {
+    "batch.seq_len": 96, "batch.micro_batch_tokens": 384, "batch.global_batch_tokens": 384, "log.every": 1,
+    "data.valid_fraction": 0.0, "save.every": 20, "device.dtype": "fp32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, pictures and rows, every fifth without a picture."""
+    folder = tmp_path_factory.mktemp("vision")
+    tiny_vision.save_seeing_model(folder / "model")
+    tiny_vision.write_shapes(folder / "shapes", rows=40, text_every=5)
+    return folder
+
+
+def train(place: Path, out: str, **options: Any) -> Path:
+    """Fine-tune the model; return the run folder."""
+    dotted = {key.replace("__", "."): value for key, value in options.items()}
+    rows = dotted.pop("rows", place / "shapes" / "rows.jsonl")
+    anabatic.sft(model=place / "model", data=rows, out=place / out, **{**OPTIONS, **dotted})
+    return place / out
+
+
+def read_losses(run: Path) -> list[float]:
+    return [row["loss"] for row in json_reader.read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
+
+
+def compute_loss(model: Any, place: Path, row: dict[str, Any], picture: str) -> float:
+    """Return the mean loss of a row's answer by transformers alone, with this picture."""
+    tokenizer = tiny_vision.build_tokenizer()
+    rules = read_picture_rules(place / "model", model.config.to_dict())
+    image = load_picture(str(place / "shapes" / picture))
+    grid = rules.fit_grid(image.size[1], image.size[0])
+    pads = "<|image_pad|>" * rules.count_tokens(grid)
+    turns = [dict(turn) for turn in row["messages"]]
+    turns[0]["content"] = turns[0]["content"].replace("<image>", f"<|vision_start|>{pads}<|vision_end|>")
+    (rendered,) = render_conversations([turns], tokenizer)
+    ids = torch.from_numpy(rendered.ids)[None]
+    labels = torch.where(torch.from_numpy(rendered.mask != 0)[None], ids, -100)
+    with torch.no_grad():
+        out = model(
+            input_ids=ids,
+            labels=labels,
+            mm_token_type_ids=(ids == rules.image_token).int(),
+            pixel_values=torch.from_numpy(make_patches(image, rules, grid)),
+            image_grid_thw=torch.tensor([(1, *grid)]),
+        )
+    return float(out.loss)
+
+
+def test_the_first_loss_is_that_of_transformers(place: Path) -> None:
+    rows = [json.loads(line) for line in (place / "shapes" / "rows.jsonl").read_text().splitlines()]
+    row = rows[1]
+    (place / "shapes" / "one.jsonl").write_text(json.dumps(row))
+    run = train(place, "first", rows=place / "shapes" / "one.jsonl", schedule__max_steps=1, tuner="lora")
+    model = AutoModelForImageTextToText.from_pretrained(place / "model")
+    assert read_losses(run)[0] == pytest.approx(compute_loss(model, place, row, row["images"][0]), rel=1e-5)
+
+
+def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -> None:
+    more: dict[str, Any] = {
+        "tuner": "lora", "schedule__max_steps": 40, "optim__lr": 0.01, "lora__r": 8, "vision__train": ["language"],
+    }  # fmt: skip
+    run = train(place, "shapes-lora", **more)
+    losses = read_losses(run)
+    assert losses[-1] < 0.5 * losses[0]
+
+    stopped = place / "stopped"
+    shutil.copytree(run, stopped, ignore=shutil.ignore_patterns("final_model", "checkpoint-40", "summary*"))
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text().replace(str(run), str(stopped)))
+    train(place, "stopped", **more)
+    first, second = (load_file(one / "final_model" / "adapter_model.safetensors") for one in (run, stopped))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert not any("visual" in name for name in first)
+
+    anabatic.merge(model=run, out=place / "merged")
+    names = {path.name for path in (place / "merged").iterdir()}
+    assert {"preprocessor_config.json", "video_preprocessor_config.json", "chat_template.jinja"} <= names
+    model = AutoModelForImageTextToText.from_pretrained(place / "merged")
+    rows = [json.loads(line) for line in (place / "shapes" / "rows.jsonl").read_text().splitlines()[1:9]]
+    for row in (one for one in rows if "images" in one):
+        right = row["images"][0]
+        color = right.partition("-")[0]
+        other = next(name for name in tiny_vision.COLORS if name != color)
+        wrong = right.replace(color, other)
+        assert compute_loss(model, place, row, right) < compute_loss(model, place, row, wrong)
+
+
+def test_a_whole_model_keeps_its_frozen_tower(place: Path) -> None:
+    run = train(place, "full", tuner="full", schedule__max_steps=2)
+    before = load_file(place / "model" / "model.safetensors")
+    after = load_file(run / "final_model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert all("merger" in name for name in changed if "visual" in name)
+    assert any("visual.merger" in name for name in changed) and any("language_model" in name for name in changed)

@@ -1,0 +1,48 @@
+"""Parts of models that see, and what is known of them without weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabatic.core.errors import DataError
+from anabatic.models.lora import adapter
+from anabatic.models.vision.model_parts import choose_parts, find_part_prefixes, find_trained_prefixes
+from anabatic.plan import model_shape
+from anabatic.plan.shapes.tower_shape import count_tower_params
+from suite import tiny_vision
+
+FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_is_in_one_part(family: str) -> None:
+    model = tiny_vision.build_model(family)
+    parts = find_part_prefixes(model)
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(prefixes) for prefixes in parts.values()) == 1, name
+    trained = find_trained_prefixes(model, choose_parts([], is_full=True))
+    names = [name for name, _ in model.named_parameters() if name.startswith(trained)]
+    assert any("merger" in name for name in names) and not any("blocks" in name for name in names)
+    targets = adapter.find_targets(model, ["all-linear"], find_trained_prefixes(model, choose_parts([], False)))
+    assert targets and all("language_model" in name for name in targets)
+    assert adapter.find_blocks(model)[0] == "model.language_model.layers.0"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_of_the_tower_are_counted(family: str) -> None:
+    model = tiny_vision.build_model(family)
+    expected = sum(one.numel() for one in model.model.visual.parameters())
+    assert count_tower_params(model.config.to_dict()["vision_config"]) == expected
+
+
+def test_which_models_are_taken() -> None:
+    config = tiny_vision.make_config().to_dict()
+    assert model_shape.sees_pictures(config)
+    model_shape.require_text_decoder(config, "config.json", may_see=True)
+    with pytest.raises(DataError, match="reads pictures, video or sound") as refused:
+        model_shape.require_text_decoder(config, "config.json")
+    assert "only `anabatic sft` and `anabatic merge` take it" in str(refused.value.hint)
+    for change in ({"audio_config": {"x": 1}}, {"image_token_id": None}, {"vision_config": {"hidden_size": 8}}):
+        assert not model_shape.sees_pictures(config | change)
+    linear = {**config["text_config"], "layer_types": ["linear_attention", "full_attention"]}
+    assert not model_shape.sees_pictures(config | {"text_config": linear})

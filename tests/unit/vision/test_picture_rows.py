@@ -1,0 +1,206 @@
+"""Rows with pictures: how they are written, what is refused, and their tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from anabatic.config.sections.common import Data
+from anabatic.config.sections.vision import PictureData, Vision
+from anabatic.core.errors import ConfigError, DataError
+from anabatic.data.chat.loss_mask import LossPolicy
+from anabatic.data.readers.document import ColumnMapping, RowIssue
+from anabatic.data.readers.row_parsing import row_to_document
+from anabatic.data.shards.dataset_cache import build_dataset
+from anabatic.data.shards.reader import ShardSet
+from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, ShardWriter
+from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from suite import tiny_vision
+
+START, END, PICTURE = 3, 4, 5
+
+
+def write_header(path: Path, width: int, height: int) -> None:
+    """Write a PNG file that says how large it is, and has no pixels."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", 0))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer, its processor's file, and good and bad pictures."""
+    folder = tmp_path_factory.mktemp("rows")
+    tiny_vision.save_seeing_model(folder / "model", depth=1)
+    tiny_vision.draw_shape(folder / "a.png", "red", "square")
+    Image.open(folder / "a.png").save(folder / "b.jpg")
+    (folder / "torn.jpg").write_bytes((folder / "b.jpg").read_bytes()[:300])
+    (folder / "torn.png").write_bytes((folder / "a.png").read_bytes()[:90])
+    (folder / "text.png").write_text("no picture")
+    (folder / "drawn.svg").write_text("<svg/>")
+    write_header(folder / "bomb.png", 20_000, 20_000)
+    write_header(folder / "large.png", 9000, 8000)
+    Image.new("L", (3000, 4)).save(folder / "thin.png")
+    Image.new("I;16", (64, 64)).save(folder / "deep.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rules(place: Path) -> PictureRules:
+    return read_picture_rules(place / "model", tiny_vision.make_config().to_dict())
+
+
+def make_row(images: Any, text: str = "<image>Which?") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "red"}], "images": images}
+
+
+def build(place: Path, rules: PictureRules, rows: list[dict[str, Any]], **options: Any) -> ShardSet:
+    """Tokenise rows that stand next to the pictures."""
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"valid_fraction": 0.0, "cache": str(place / "cache")} | options.pop("data", {})
+    return build_dataset(
+        str(place / "rows.jsonl"), place / "model", PictureData(**settings), "train", pictures=rules,
+        **{"seq_len": 200, **options},
+    )  # fmt: skip
+
+
+def read_uri(place: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode((place / 'a.png').read_bytes()).decode()}"
+
+
+def test_all_spellings_give_the_same_tokens(place: Path, rules: PictureRules) -> None:
+    uri = read_uri(place)
+    part = {"type": "image_url", "image_url": {"url": uri}}
+    turns = make_row([])["messages"]
+    said = {"from": "gpt", "value": "red"}
+    rows = [
+        make_row(["a.png"]),
+        make_row([str(place / "a.png")]),
+        make_row(f"file://{place / 'a.png'}"),
+        make_row([uri]),
+        make_row('["a.png"]'),
+        make_row(["a.png"], "Which?"),
+        {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "Which?"}]}, turns[1]]},
+        {"conversations": [{"from": "human", "value": "<image>Which?"}, said], "image": "a.png"},
+        {"query": "<image>Which?", "response": "red", "images": [{"path": "a.png"}]},
+    ]
+    shards = build(place, rules, rows)
+    entries = [shards.read_entry(number) for number in range(len(rows))]
+    ids, mask = entries[0]
+    assert all(np.array_equal(ids, other) for other, _ in entries)
+    first = ids.tolist().index(START)
+    assert ids[first : first + 6].tolist() == [START, *[PICTURE] * 4, END]
+    assert mask is not None and mask.sum() == 4 and not mask[ids == PICTURE].any()
+
+
+def test_several_pictures_and_none(place: Path, rules: PictureRules) -> None:
+    rows = [make_row(["a.png", "b.jpg"], "<image> and <image>?"), make_row([], "Which?")]
+    shards = build(place, rules, rows, learning=LossPolicy(turns="all"))
+    pieces = [shards.read_segment(entry := shards.locate_entry(number), 0, entry.num_inputs) for number in (0, 1)]
+    assert [Path(name).name for name, _, _ in json.loads(pieces[0].pictures)] == ["a.png", "b.jpg"]
+    assert not pieces[1].pictures
+    ids, mask = pieces[0].ids, pieces[0].loss_mask
+    assert mask is not None and (ids == PICTURE).sum() == 8
+    assert mask[ids != PICTURE].all() and not mask[ids == PICTURE].any()
+
+
+BAD = {
+    "missing": (make_row(["no.png"]), "no.png: No such file"),
+    "torn jpeg": (make_row(["torn.jpg"]), "torn.jpg: the picture is torn"),
+    "torn png": (make_row(["torn.png"]), "torn.png: the picture is torn"),
+    "no picture": (make_row(["text.png"]), "text.png: not a picture"),
+    "svg": (make_row(["drawn.svg"]), "drawn.svg: not a picture"),
+    "bomb": (make_row(["bomb.png"]), "bomb.png: .* pixels are more than 67,108,864"),
+    "large": (make_row(["large.png"]), "large.png: 9,000 x 8,000 pixels are more than"),
+    "thin": (make_row(["thin.png"]), "thin.png: one side is more than 200 times the other"),
+    "deep": (make_row(["deep.png"]), "deep.png: I;16 has more than 8 bits"),
+    "folder": (make_row(["."]), "Is a directory"),
+    "base64": (make_row(["data:image/png;base64,@@"]), "broken base64"),
+    "address": (make_row(["https://a.example/b.png"]), "is an address in a network, and nothing is fetched"),
+    "more tags": (make_row(["a.png"], "<image><image>?"), "2 x <image> in the turns, 1 pictures"),
+    "no pictures": (make_row([], "<image>?"), "1 x <image> in the turns, 0 pictures"),
+    "own token": (make_row(["a.png"], "<image><|image_pad|>"), "2 tokens of pictures in the text, 1 pictures"),
+    "number": (make_row([3]), "a picture is a number"),
+    "video": (make_row(["a.png"]) | {"videos": ["a.mp4"]}, 'column "videos" holds video or sound'),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_row_is_an_error_or_counted(place: Path, rules: PictureRules, case: str) -> None:
+    row, what = BAD[case]
+    rows = [make_row(["a.png"]), row, make_row(["b.jpg"])]
+    with pytest.raises(DataError, match=f"rows.jsonl: line 2: .*{what}"):
+        build(place, rules, rows)
+    shards = build(place, rules, rows, data={"on_bad_row": "skip"})
+    assert shards.num_docs == 2 and shards.counts["bad"] + shards.counts["unread"] == 1
+    assert [bool(shards.read_segment(shards.locate_entry(n), 0, 5).pictures) for n in (0, 1)] == [True, True]
+
+
+def test_a_row_that_does_not_fit_names_its_tokens(place: Path, rules: PictureRules) -> None:
+    rows = [make_row([], "long " * 20), make_row(["a.png", "a.png"], "<image><image>?")]
+    with pytest.raises(DataError, match=r"line 2: \d+ tokens, 4 \+ 4 of them of pictures; batch.seq_len is 24"):
+        build(place, rules, rows, seq_len=24)
+
+
+def test_pictures_lie_in_their_own_folder(place: Path, rules: PictureRules, tmp_path: Path) -> None:
+    tiny_vision.draw_shape(tmp_path / "far.png", "blue", "circle")
+    with pytest.raises(DataError, match="far.png: No such file"):
+        build(place, rules, [make_row(["far.png"])])
+    assert build(place, rules, [make_row(["far.png"])], data={"media": str(tmp_path)}).num_docs == 1
+
+
+def test_models_of_text_refuse_pictures(place: Path) -> None:
+    row = make_row(["a.png"])
+    assert isinstance(row_to_document(row, "id", "here", ColumnMapping()), RowIssue)
+    (place / "rows.jsonl").write_text(json.dumps(row))
+    for kind in (Data, PictureData):
+        with pytest.raises(DataError, match='column "images" holds pictures'):
+            build_dataset(str(place / "rows.jsonl"), place / "model", kind(valid_fraction=0.0), "train")
+
+
+def test_parts_of_a_source_keep_their_pictures(tmp_path: Path) -> None:
+    """Shards that several machines wrote are joined, with entries that have pictures and some that have none."""
+    entries = [
+        EncodedEntry([7] * (4 + n), bytes([1] * (4 + n)), 1, True, b'[["%d",2,2]]' % n * (n % 3 > 0)) for n in range(9)
+    ]
+    whole = _write(tmp_path / "whole", [entries])
+    joined = _write(tmp_path / "joined", [entries[:4], entries[4:]])
+    for number, entry in enumerate(entries):
+        for shards in (whole, joined):
+            place = shards.locate_entry(number)
+            assert shards.read_segment(place, 0, place.num_inputs).pictures == entry.pictures
+
+
+def _write(folder: Path, parts: list[list[EncodedEntry]]) -> ShardSet:
+    meta = {"key": "k", "source": "s", "split": "train", "seq_len": 99, "part_chars": 9, "formats": {}}
+    folder.mkdir()
+    target = ShardWriter(folder, "chat", "uint16", 0, shard_bytes=40, has_pictures=True)
+    for number, part in enumerate(parts):
+        made = folder / f"part{number}"
+        made.mkdir()
+        writer = (
+            target if len(parts) == 1 else ShardWriter(made, "chat", "uint16", 0, marks_starts=True, has_pictures=True)
+        )
+        for entry in part:
+            writer.append_entry(entry)
+        if writer is not target:
+            writer.write_meta(meta, DocumentCounts())
+            target.append_shard(made)
+    target.write_meta(meta, DocumentCounts())
+    return ShardSet.open(folder)
+
+
+def test_settings() -> None:
+    assert Vision(train=["language,projector", "tower"]).train == ["language", "projector", "tower"]
+    with pytest.raises(ConfigError, match='vision.train names "eyes"'):
+        Vision(train=["eyes"])
+    with pytest.raises(ConfigError, match="vision.min_pixels is 9"):
+        Vision(min_pixels=9, max_pixels=8)
