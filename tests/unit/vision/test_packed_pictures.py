@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from anabatic.models.fused_layers import install_layers
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,7 +20,6 @@ from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
 from anabatic.device.ops import get_device_ops
 from anabatic.models import fused_ops
 from anabatic.models.forward import compute_summed_loss
-from anabatic.models.fused_layers import install_layers
 from anabatic.models.pretrained import enable_activation_checkpointing, prepare_model
 from anabatic.models.vision.picture_packing import make_picture_packing
 from suite import tiny_vision
