@@ -92,7 +92,7 @@ class _RunMetrics:
 
     @property
     def version(self) -> str:
-        """What was read, in a word: another word after anything new."""
+        """Digest of what was read; it changes with anything new."""
         return f"{self._token}.{self._file.offset}"
 
     @property

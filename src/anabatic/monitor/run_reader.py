@@ -41,7 +41,7 @@ _STATE_STYLES: dict[str, Style] = {
 
 @dataclass
 class RunStatus:
-    """What a run has written so far.
+    """Progress of a run, from its files.
 
     Attributes:
         state: running, running elsewhere (rows come, but no process of this machine holds the folder), finished,

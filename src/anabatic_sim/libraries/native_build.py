@@ -79,7 +79,7 @@ SIMULATED_COMMANDS = {"npu-smi": "anabatic_sim.fake_npu_smi", "msprof": "anabati
 """Programs of the simulated machine: name -> module."""
 _MSPROF = Path("tools/profiler/bin/msprof")
 _MSPROF_SCRIPT = Path("tools/profiler/profiler_tool/analysis/msprof/msprof.py")
-"""Where a CANN installation has them: torch_npu's profiler looks for the script next to the program."""
+"""Location in a CANN installation: torch_npu's profiler looks for the script next to the program."""
 LAUNCHER_COMMANDS = {"torchrun": "anabatic.launch.local.simulated_torchrun"}
 """Programs of the environment with a faster start on a simulated machine: name -> module."""
 
@@ -115,27 +115,27 @@ class SimulatorBuild:
 
     @property
     def library_folder(self) -> Path:
-        """What continues LD_LIBRARY_PATH."""
+        """Addition to LD_LIBRARY_PATH."""
         return self.root / "lib"
 
     @property
     def program_folder(self) -> Path:
-        """What continues PATH."""
+        """Addition to PATH."""
         return self.root / "bin"
 
     @property
     def launcher_folder(self) -> Path:
-        """What stands before it in PATH where the whole of `anabatic` is installed."""
+        """Entry before it in PATH if all of `anabatic` is installed."""
         return self.root / "launchers"
 
     @property
     def cann_folder(self) -> Path:
-        """What ASCEND_HOME_PATH names."""
+        """Value of ASCEND_HOME_PATH."""
         return self.root / "cann"
 
     @property
     def entry_point_folder(self) -> Path:
-        """What tells torch to load cann_python/anabatic_sim_torch.py: part of PYTHONPATH."""
+        """Part of PYTHONPATH that makes torch load cann_python/anabatic_sim_torch.py."""
         return self.root / "python"
 
 
@@ -483,7 +483,7 @@ _ATB_SYMBOL = re.compile(r"_ZNK?3atb\w*")
 
 @dataclass(frozen=True)
 class _StubLanguage:
-    """How the source of stubs begins, and how one is written; `@` is its symbol."""
+    """Head of the stubs' source, and the text of one stub; `@` is its symbol."""
 
     prologue: str
     function: str

@@ -27,7 +27,7 @@ from anabatic.data.tokenizer import hf_folder
 _AHEAD = 2
 """Batches under way for each core of the cluster."""
 _RETRIES = 3
-"""How often a batch whose worker was lost is tried again."""
+"""Retries of a batch whose worker was lost."""
 Batches = Iterable[list[Any]]
 EncodedBatches = Iterator[Iterable[EncodedEntry]]
 
