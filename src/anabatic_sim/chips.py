@@ -1,4 +1,4 @@
-"""What the simulated runtime says about a chip. Speeds and memory are in `device.table`; here is the rest.
+"""Facts of the simulated runtime about a chip. Speeds and memory are in `device.table`; here is the rest.
 
 Sources: platform_config/*.ini of CANN 8.1.RC1 (cores, clock, L2). The SoC names are what `aclrtGetSocName` returns.
 Of the 950 family the cores are published (`device.table`), and the clock follows from them and the peak; its L2 cache

@@ -41,7 +41,7 @@ Options:
 
 
 class SmiRefusedError(Exception):
-    """What the tool says instead; it goes to stdout, as the real one's does."""
+    """Message of the tool instead; it goes to stdout, as the real one's does."""
 
 
 def driver_version() -> str:

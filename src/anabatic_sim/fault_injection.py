@@ -51,7 +51,7 @@ class InjectedFault:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a slow device takes, or the milliseconds that a slow link adds."""
+        """Slowdown factor of a device, or milliseconds added by a slow link."""
         return float(self.value or _SLOW_RANGES[self.kind][2]) if self.kind in _SLOW_RANGES else 0.0
 
     def to_struct_values(self) -> tuple[int, int, int, int, float]:

@@ -30,9 +30,9 @@ CANN_VARIABLE = "ANABATIC_SIM_CANN"
 _SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 OTHER_FILE_HINT = "choose another file with --report or --trace"
-"""What to do when what a simulation writes cannot be written."""
+"""Hint if the output of a simulation cannot be written."""
 OTHER_CACHE_HINT = "choose another cache with ANABATIC_CACHE"
-"""What to do when the simulator's own folder cannot be written."""
+"""Hint if the simulator's own folder cannot be written."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `npu-smi` prints, letter by letter: pure functions from readings to text.
+"""Print as `npu-smi` does, letter by letter: pure functions from readings to text.
 
 The layouts were read off captured outputs of drivers 23.0 to 26.0 (ms-swift, telegraf, gpustat, vendor documents) and
 hicann/driver's npu_info_print.c: cells are padded by printf and never cut.

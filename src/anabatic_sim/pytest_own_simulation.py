@@ -33,7 +33,7 @@ _DROPPED_VARIABLES = (
     "PYTEST_XDIST_TESTRUNUID",
     "PYTEST_CURRENT_TEST",
 )
-"""What the new process must not inherit: it starts its own machine and is pytest's only process."""
+"""Variables that the new process must not inherit: it starts its own machine and is pytest's only process."""
 _LAUNCHER = (
     "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
     "from anabatic_sim.standalone_command import main; sys.exit(main())"

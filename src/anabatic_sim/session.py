@@ -32,7 +32,7 @@ from anabatic_sim.program_name import IS_STANDALONE, PROGRAM
 CANN_PYTHON = Path(__file__).parent / "cann_python"
 """Modules that CANN has and programs import: acl, tbe."""
 PROCESS_BYTES = 256 << 20
-"""What one process with torch and torch_npu holds before it does anything (measured: 230 to 260 MB)."""
+"""Memory of one process with torch and torch_npu before it does anything (measured: 230 to 260 MB)."""
 
 
 def run_simulation(

@@ -33,7 +33,7 @@ COUNTER_NAMES = (
     *("hbm_total", "hbm_used", "hbm_peak", "busy_ns", "paper_ns", "operators", "syncs", "h2d_calls", "h2d_bytes"),
     *("d2h_calls", "d2h_bytes", "d2d_calls", "d2d_bytes", "collectives", "collective_bytes", "allocations"),
 )
-"""What is counted for each device (`SimDevice`)."""
+"""Counters of each device (`SimDevice`)."""
 
 
 class SimFault(ctypes.Structure):

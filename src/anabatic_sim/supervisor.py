@@ -24,7 +24,7 @@ from anabatic.core.errors import UserError
 from anabatic_sim import shared_memory
 
 GRACE_SECONDS = 3.0
-"""What still runs when COMMAND has ended is asked to end, and killed after this time."""
+"""Seconds until processes that outlive COMMAND are killed; they are asked to end first."""
 _INTERRUPT_WINDOW = 2.0
 """Seconds within which a SIGINT to us and one to the supervisor are the same one, sent to the group."""
 _PR_SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER

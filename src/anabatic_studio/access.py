@@ -1,4 +1,4 @@
-"""Who may use the studio: whoever has its token, under a name of this machine, from a page of its own.
+"""Restrict access to the studio: a request needs its token, under a name of this machine, from a page of its own.
 
 The studio starts programs, so its address must not be open to other users of the machine, to pages of other sites
 (cross-site request forgery) or to foreign names that point at this machine (DNS rebinding). The address of who asks
@@ -30,7 +30,7 @@ _SAME_SITE = ("same-origin", "none")
 
 @dataclass(frozen=True)
 class LoginCookie:
-    """What a browser gets for the token.
+    """Cookie that a browser gets for the token.
 
     Browsers send a cookie to every port of a host, so also to another user's server that listens at our port after we
     have ended. It is therefore not the token, and it is worth nothing at the next start.

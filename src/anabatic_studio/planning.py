@@ -103,7 +103,7 @@ def _locate_problems(problems: list[dict[str, Any]], values: dict[str, Any], lin
 
 
 def _names_value(message: str, value: Any) -> bool:
-    """Whether a message is about a value that is a text, or about one of a list."""
+    """Return True if a message is about a text value, or one of a list."""
     items = value if isinstance(value, list) else [value]
     return any(
         isinstance(item, str) and item and re.search(rf"(?<![\w./-]){re.escape(item)}(?![\w/-])", message)
@@ -122,7 +122,7 @@ def _list_settings() -> frozenset[str]:
 
 
 def _is_setting(word: str) -> bool:
-    """Whether a word of a message is a setting, or a section of settings, of some command."""
+    """Return True if a word of a message is a setting, or a section of settings, of some command."""
     return any(key == word or key.startswith(f"{word}.") for key in _list_settings())
 
 

@@ -47,7 +47,7 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class StudioParts:
-    """What the paths use."""
+    """Parts that the paths use."""
 
     job: StudioJob
     root: Path

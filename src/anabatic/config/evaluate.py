@@ -35,7 +35,7 @@ class EvalJob:
     seed: int = 0
     """Of the examples drawn at random and of the bootstrap."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: what this model has answered before is not asked again; never: all is asked anew."""
+    """auto: cached answers of this model are reused; never: recompute."""
     seq_len: int | None = None
     """Longest segment for the loss; default: the model's maximum, at most 2048."""
     tokens: int | None = None

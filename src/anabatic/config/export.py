@@ -111,7 +111,7 @@ class PushJob:
     """[hf:|ms:]OWNER/NAME, created if it does not exist; without a prefix on the hub of ANABATIC_HUB, else Hugging
     Face."""
     private: bool = True
-    """A repository that is created is seen by its owner alone; false: by everybody."""
+    """A new repository is private; false: public."""
     revision: str | None = None
     """Branch; created on Hugging Face if it does not exist. Default: the main one."""
     license: str | None = None

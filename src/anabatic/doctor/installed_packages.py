@@ -1,4 +1,4 @@
-"""What is installed below a root folder that nothing is executed in: Python packages, by the names of their folders."""
+"""Find Python packages below a root folder by the names of their folders; nothing is executed there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SITE_PACKAGES_PATTERNS = (
     "/*/.pyenv/versions/*/lib/python3*/site-packages",
     "/usr/lib/python3*/site-packages", "/usr/lib/python3/dist-packages",
 )  # fmt: skip
-"""Where the images of Ascend (`/usr/local/python3.x`), conda, venv, pip, pyenv and Debian put packages."""
+"""Package folders of the images of Ascend (`/usr/local/python3.x`), conda, venv, pip, pyenv and Debian."""
 _INFO_FOLDER = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)\.(?:dist|egg)-info$")
 _MAX_FOLDERS = 200
 

@@ -1,4 +1,4 @@
-"""What error codes and error texts mean: entries from the YAML files in `knowledge/`, and a user's own.
+"""Meanings of error codes and error texts: entries from the YAML files in `knowledge/`, and a user's own.
 
 An entry is found by a code (`EI0006`, `507015`, `hccl:9`, `-8020`) or by a text. A text is compared without regard to
 upper and lower case; `*` in it stands for anything on the same line. There are no regular expressions: a file that a

@@ -190,7 +190,7 @@ def find_denied_devices(machine: TargetMachine) -> list[str]:
 
 
 def run_npu_smi(words: list[str], seconds: float, variables: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `npu-smi` prints; None: there is no such program."""
+    """Return the output of `npu-smi`; None if it is not installed."""
     program = subprocess_runner.find_program("npu-smi", SMI_FOLDERS)
     if program is None:
         return None
@@ -201,7 +201,7 @@ def run_npu_smi(words: list[str], seconds: float, variables: Mapping[str, str]) 
 
 
 def run_nvidia_smi(seconds: float) -> dict[str, Any] | None:
-    """What `nvidia-smi` says of each GPU, as CSV; None: there is no such program."""
+    """Return the output of `nvidia-smi` for each GPU, as CSV; None if it is not installed."""
     program = subprocess_runner.find_program("nvidia-smi", SMI_FOLDERS)
     if program is None:
         return None
@@ -212,7 +212,7 @@ def run_nvidia_smi(seconds: float) -> dict[str, Any] | None:
 
 
 def run_hccn_tool(cards: list[int], deadline: float) -> dict[str, Any] | None:
-    """What `hccn_tool` says of each card's network: card -> {link, tls}; None: there is no such program."""
+    """Return the network state from `hccn_tool`: card -> {link, tls}; None if it is not installed."""
     program = subprocess_runner.find_program("hccn_tool", ("/usr/local/Ascend/driver/tools", "/usr/bin"))
     if program is None:
         return None
@@ -228,7 +228,7 @@ def run_hccn_tool(cards: list[int], deadline: float) -> dict[str, Any] | None:
 
 
 def probe_sandbox() -> dict[str, Any] | None:
-    """What keeps programs of a model in, tried; None: it cannot be found out."""
+    """Return the isolation of programs of a model, by a trial; None if it cannot be determined."""
     try:
         found = sandbox_runner.probe_protections()
     except AnabaticError:

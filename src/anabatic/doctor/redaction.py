@@ -1,4 +1,4 @@
-"""What must not leave a machine: tokens, keys, passwords, names of people."""
+"""Remove what must not leave a machine: tokens, keys, passwords, names of people."""
 
 from __future__ import annotations
 

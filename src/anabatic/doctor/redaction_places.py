@@ -1,4 +1,4 @@
-"""Where machines and people live: public addresses, home folders, names of users."""
+"""Find names of machines and people: public addresses, home folders, names of users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTEXT_CHARS = 40
 _VERSION_CONTEXT = re.compile(
     r"(?i)(?:version|ver|release|driver|firmware|cann|toolkit|v|[=<>~^])[\"']?[\s:=]{0,5}[\"']?$"
 )
-"""What stands before four numbers that are a version."""
+"""Words before four numbers that are a version."""
 _FOUR = r"(?=[0-9])(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
 _IPV4 = re.compile(
     rf"(?=[0-9])(?:(?<![\w./-])|(?<=//)|(?<=[0-9]-))({_FOUR})(?!\w|\.[0-9]|-(?![0-9]))|"

@@ -21,7 +21,7 @@ _COUNTED = (
     "generated", "cached", "reasoning", "think", "prefix", "suffix", "middle", "next", "last", "first", "train",
     "valid", "seen", "global", "local",
 )  # fmt: skip
-"""What stands before `token` where it is a piece of a text."""
+"""Words before `token` where it is a piece of a text."""
 _TEXT = "".join(rf"(?<!{before}[ _-]token)" for before in _COUNTED)
 _HOLDERS = (
     "api",
@@ -38,7 +38,7 @@ _HOLDERS = (
     "service",
     "app",
 )
-"""What stands before `tokens` where they are secrets."""
+"""Words before `tokens` where they are secrets."""
 HOLDER_WORDS = "|".join(_HOLDERS)
 _TOKEN = (
     rf"(?=token)(?:token(?!s){_TEXT}(?!iz|_?type|[ _-](?:id|per|count|embed|budget|limit)|/)|"
@@ -68,7 +68,7 @@ _PROSE_WORDS = (
     "is|are|for|of|was|not|and|or|required|to|in|file|has|have|cannot|does|must|may|should|will|expired|incorrect|"
     "invalid|authentication|prompt|from|with|on|by|at|as|if|changed|the|a|an"
 )
-"""What follows the word password where there is none."""
+"""Words after "password" where no password follows."""
 _TOKEN_PREFIXES = (
     "(?:hf|api_org|sk|pk|rk|gh[oprsu]|glpat|gldt|glrt|github_pat|xox[a-z]|xapp|dckr_pat|npm|pypi|wandb_v1|JDC|r8|nvapi|gsk|"
     "tvly|SG|dop_v1|doo_v1|shp(?:at|ss|ca|pa)|sq0[a-z]{3}|lin_api|ntn|atlasv1|hv[sb]|rubygems|glsa|PMAK|sntrys|figd|"
@@ -353,7 +353,7 @@ TOKEN_PATTERNS: tuple[str, ...] = (
     r"(?=(?:[A-Za-z]{0,60}\d){3})[A-Za-z0-9]{32,128}(?![\w/+.-])",
     r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+",
 )
-"""What looks like a token, or names a person, wherever it stands."""
+"""Patterns of tokens and of names of people, anywhere in a text."""
 
 YAML_BLOCK_PATTERN = (
     rf"(?i)^(?P<indent>[ \t]{{0,60}})(?:(?:- )?[\"']?[\w.-]{{0,60}}(?:{SECRET_WORDS})[\w.-]{{0,60}}[\"']?[ "
@@ -362,7 +362,7 @@ YAML_BLOCK_PATTERN = (
     r"(?P=indent)(?:[ \t]{1,60}|- ))(?P<secret>\S[^\n]{0,4000}"
     r"(?:\n(?P=indent)(?:[ \t]{1,60}|- )\S[^\n]{0,4000}){0,200})"
 )
-"""What YAML puts on the lines below a key."""
+"""Values that YAML puts on the lines below a key."""
 
 REDACTION_RULES: tuple[re.Pattern[str], ...] = (
     *(re.compile(rf"(?P<secret>{whole})") for whole in BLOCK_PATTERNS),
@@ -370,7 +370,7 @@ REDACTION_RULES: tuple[re.Pattern[str], ...] = (
     *(re.compile(rf"(?i)(?:{head})(?P<secret>{secret})") for head, secret in KEYED_PATTERNS),
     *(re.compile(rf"(?P<secret>{token})") for token in TOKEN_PATTERNS),
 )
-"""What is removed of a text, the group `secret`, in this order."""
+"""Patterns applied in this order; the group `secret` is removed."""
 LINES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
     (
         re.compile(rf"(?i)\b(?:{program})\b(?:\"[^\"\n]{{0,400}}\"|'[^'\n]{{0,400}}'|\\\n|[^\n|;]){{0,2000}}"),

@@ -30,14 +30,14 @@ _MAX_BLANKS = 16
 _SUSPECT = re.compile(
     rf"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\\%&^\[]|[^\x00-\x7f]+|(?<=\S)[ \t]{{{_MAX_BLANKS + 1},}}|\r(?=\n)|[^\n](?=\x08)"
 )
-"""Where something may stand that readers do not see, or see as another character."""
+"""Position of a character that readers do not see, or see as another one."""
 _INVISIBLE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]{0,40}[ -/]{0,4}[@-~]|\x1b[\]PX^_]|\x1b[ -/]{0,3}[0-Z^-~]|[^\n]\x08|"
     r"\\{1,2}(?:x1b|u001b|0?33|e)\[[0-9;]{0,20}[A-Za-z]|\^\[\[[0-9;]{0,20}[A-Za-z]|\[[0-9;]{1,20}m|"
     r"\\{1,2}u(?:200[b-f]|202[a-e]|206[0-9]|feff|00ad)|(?<=[^\x00]\x00[^\x00])\x00|\x00(?=[^\x00]\x00[^\x00]\x00)",
     re.IGNORECASE,
 )
-"""What a terminal or a page does not show."""
+"""Characters that a terminal or a page does not show."""
 _ESCAPED = re.compile(
     r"\\{1,2}u(?P<json>[0-9a-f]{4})|\\{1,2}x(?P<byte>[2-7][0-9a-f])|%(?:25){0,3}(?P<address>3d|3a|22|27|20|26|7b|7d)|"
     r"&\#x0{0,4}(?P<page>[0-9a-f]{2,4});|&\#0{0,4}(?P<decimal>[0-9]{2,5});|&(?P<name>quot|apos|amp|nbsp|equals|colon);",
@@ -99,7 +99,7 @@ class FoldedText:
         self.text = content
         self._originals: list[str] | None = None
         self._head = ""
-        """What patterns do not see before the first character."""
+        """Characters hidden from patterns before the first visible one."""
         if disguised := list(_find_disguised(content)):
             self._fold(content, disguised)
 

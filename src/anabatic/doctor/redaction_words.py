@@ -32,7 +32,7 @@ _KEYS = (
 """Words for any key."""
 
 SECRET_MARK, KEY_MARK = "\ue000", "\ue001"
-"""What patterns see in the place of a word for a secret, and of one for a key that may be none."""
+"""Stand-ins that patterns see for a word for a secret, and for one for a possible key."""
 
 
 def _compile(apart: str, joined: str) -> re.Pattern[str]:

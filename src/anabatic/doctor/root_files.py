@@ -20,7 +20,7 @@ _MAX_LINKS = 40
 
 
 class RootFiles:
-    """What a root folder holds. `reads` remembers the answers, for a bundle."""
+    """Files of a root folder. `reads` remembers the answers, for a bundle."""
 
     def __init__(self, root: str | Path = "/") -> None:
         self.root = os.path.abspath(root)
@@ -66,14 +66,14 @@ class RootFiles:
             return None
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything of that name."""
+        """Return True if the name exists."""
         found = self._stat_path(path) is not None
         if found:
             self.reads.setdefault(path, None)
         return found
 
     def is_dir(self, path: str) -> bool:
-        """Whether it is a folder."""
+        """Return True if it is a folder."""
         found = self._stat_path(path)
         return found is not None and stat.S_ISDIR(found.st_mode) and self.exists(path)
 

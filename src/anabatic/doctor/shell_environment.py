@@ -157,12 +157,12 @@ DISCOURAGED_SETTINGS: tuple[tuple[str, LocalizedText], ...] = (
         "anabatic asks the device table; replacing torch.cuda hides mistakes",
         "anabatic 查设备表；替换 torch.cuda 会掩盖错误")),
 )  # fmt: skip
-"""What guides set and this program would not (Ascend/pytorch docs, hicann/hccl hccl_env, mstt advisor rules)."""
+"""Variables in guides that this program never sets (Ascend/pytorch docs, hicann/hccl hccl_env, mstt advisor rules)."""
 
 
 @dataclass(frozen=True)
 class ShellSyntax:
-    """How a shell sets a variable."""
+    """Return the shell line that sets a variable."""
 
     format_set: Callable[[str, str], str]
     format_prepend: Callable[[str, str], str]

@@ -19,7 +19,7 @@ MAX_OUTPUT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a program said."""
+    """Output of a program."""
 
     code: int | None
     """Exit code, negative for a signal; None: it did not end in time."""

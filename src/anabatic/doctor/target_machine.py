@@ -19,7 +19,7 @@ BUNDLE_FOLDER = "/anabatic-doctor"
 SIMULATION_VARIABLE = "ANABATIC_SIM_SEGMENT"
 """Variable that `anabatic sim` gives its command."""
 SMI_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools")
-"""Where npu-smi lies when PATH does not name its folder."""
+"""Locations of npu-smi outside PATH."""
 HUAWEI_PCI_VENDOR, NVIDIA_PCI_VENDOR = "0x19e5", "0x10de"
 """PCI vendors."""
 _ACCELERATOR_PCI_CLASS, _DISPLAY_PCI_CLASS = "0x12", "0x03"
@@ -27,7 +27,7 @@ _ACCELERATOR_PCI_CLASS, _DISPLAY_PCI_CLASS = "0x12", "0x03"
 
 
 class FactSource(Protocol):
-    """What is known besides files; the live one asks, a recorded one remembers."""
+    """Facts in addition to files: asked on a live machine, remembered in a recorded one."""
 
     def get(self, name: str) -> Any:
         """Return a JSON value; None: not known, or no answer in time."""
@@ -72,7 +72,7 @@ class TargetMachine:
     facts: FactSource
     is_env_known: bool = True
     notes: dict[str, Any] = field(default_factory=dict)
-    """What one check found out and others use."""
+    """Facts that one check finds and others use."""
 
     def get_fact(self, name: str, kind: type) -> Any:
         """Return a fact of the type `kind`, an empty one when it is not known."""
@@ -81,12 +81,12 @@ class TargetMachine:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its NPUs are simulated."""
+        """True if its NPUs are simulated."""
         return bool(self.env.get(SIMULATION_VARIABLE))
 
     @functools.cached_property
     def is_container(self) -> bool:
-        """Whether it is a container (docker, podman, containerd, Kubernetes)."""
+        """True if it is a container (docker, podman, containerd, Kubernetes)."""
         marks = (self.files.exists("/.dockerenv"), self.files.exists("/run/.containerenv"))
         is_marked = "container" in self.env or "KUBERNETES_SERVICE_HOST" in self.env
         groups, mounts = (self.files.read_text(path) or "" for path in ("/proc/1/cgroup", "/proc/mounts"))
@@ -128,7 +128,7 @@ class TargetMachine:
 
     @property
     def has_npu(self) -> bool:
-        """Whether there are Ascend NPUs, real or simulated, usable or not."""
+        """True if there are Ascend NPUs, real or simulated, usable or not."""
         return bool(self.npu_node_numbers or self.num_pci_npus or self.is_simulated)
 
     @functools.cached_property
@@ -145,7 +145,7 @@ class TargetMachine:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether there are NVIDIA GPUs, usable or not."""
+        """True if there are NVIDIA GPUs, usable or not."""
         return bool(self.gpu_node_names or self.num_pci_gpus)
 
     @property

@@ -1,4 +1,4 @@
-"""What a model has answered before, kept by content: a run that was stopped continues, and equal texts are never scored
+"""Keep a model's answers by content: a stopped run continues, and equal texts are never scored
 twice by the same model."""
 
 from __future__ import annotations

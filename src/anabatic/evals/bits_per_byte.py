@@ -23,11 +23,10 @@ _GZIP_FORMAT = 31
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """What the held-out text costs.
+    """Cost of the held-out text.
 
     The model reads every document alone, cut into segments, and pays for the end of each document as well. gzip reads
-    all documents as one stream, in the order of the source, so it may look back across their borders: the comparison
-    favours gzip.
+    all documents as one stream, in the order of the source, so it can look back across their borders, which favors it.
 
     Attributes:
         model_bits: bits per UTF-8 byte under the model.

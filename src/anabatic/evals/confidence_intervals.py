@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals of 95 %."""
+"""Confidence intervals of 95 %."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hard every conversation is for the model as it is now: its mean loss per target token.
+"""Difficulty of every conversation for the current model: its mean loss per target token.
 
 Measured once, before the training, and kept in the run folder: a run that continues, whatever the model has learned by
 then and wherever it runs, parts the rows as it did.

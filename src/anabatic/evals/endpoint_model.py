@@ -161,7 +161,7 @@ class EndpointModel:
 
 
 class _RetriableError(Exception):
-    """What may be over in a moment; `failure` is what is said when it is not."""
+    """Temporary error; `failure` is reported if it persists."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))

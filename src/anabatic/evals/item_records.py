@@ -1,4 +1,4 @@
-"""What came of each item, as it is written to samples.jsonl, and the figures over all of them."""
+"""Results of each item, as written to samples.jsonl, and the figures over all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How likely a model finds the ends of many texts: packed forward passes, logits at the scored tokens alone."""
+"""Likelihood of the ends of many texts: packed forward passes, logits at the scored tokens alone."""
 
 from __future__ import annotations
 

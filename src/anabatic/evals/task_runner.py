@@ -72,11 +72,11 @@ class EvalOptions:
 
 @dataclass
 class TaskResult:
-    """What came of a task.
+    """Result of a task.
 
     Attributes:
         estimates: metric -> figure with its interval.
-        chance: what guessing scores.
+        chance: baseline, the score of guessing or of the best constant answer.
         num_truncated: items that were longer than the context and were cut from the left; num_empty: replies without a
         word.
         num_cached: answers that were there already; seconds: the rest took.
@@ -100,7 +100,7 @@ class TaskResult:
 
     @property
     def centred_score(self) -> float:
-        """How far it is from chance (0) to perfect (1)."""
+        """Score rescaled so that the baseline is 0 and perfect is 1."""
         return (self.main_estimate.value - self.chance) / (1 - self.chance)
 
 

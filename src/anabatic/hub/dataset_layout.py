@@ -1,4 +1,4 @@
-"""Which files of a repository belong to which subset and split.
+"""Assign the files of a repository to subsets and splits.
 
 The rules are those of the hubs: `configs` in the front matter of README.md, otherwise the names of files and folders
 (https://huggingface.co/docs/hub/datasets-file-names-and-splits and .../datasets-manual-configuration).
@@ -192,7 +192,7 @@ def _find_splits_by_name(paths: Sequence[str], folder: str) -> dict[str, list[st
 
 
 def _has_keyword(part: str, words: Sequence[str]) -> bool:
-    """Whether a name contains a word between its ends, dots, blanks, digits, `-` and `_`."""
+    """Return True if a name contains a word between its ends, dots, blanks, digits, `-` and `_`."""
     return any(re.search(rf"(?:^|[-._ 0-9]){word}(?:$|[-._ 0-9])", part) for word in words)
 
 

@@ -58,7 +58,7 @@ class DatasetName:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the revision is a commit, which always has the same files."""
+        """True if the revision is a commit, which always has the same files."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def pin(self, commit: str) -> DatasetName:

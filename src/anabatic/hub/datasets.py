@@ -31,7 +31,7 @@ _CACHE_HINT = "choose another place with ANABATIC_CACHE"
 
 
 class _HubClient(Protocol):
-    """What both hubs offer; each is a module."""
+    """Interface of both hubs; each is a module."""
 
     def get_endpoint(self) -> str: ...
     def is_offline(self) -> bool: ...
@@ -83,7 +83,7 @@ class DatasetSnapshot:
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a hub says of a commit."""
+    """Facts about a commit."""
 
     commit: str
     files: tuple[HubFile, ...]

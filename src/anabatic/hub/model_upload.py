@@ -21,7 +21,7 @@ _WEIGHT_PATTERNS = ["*.safetensors", "*.gguf"]
 
 @dataclass(frozen=True)
 class UploadTarget:
-    """Where a model goes.
+    """Destination of a model.
 
     Attributes:
         name: `OWNER/NAME`; it is created if it does not exist.

@@ -46,7 +46,7 @@ class Repo:
 
     @property
     def other_source_hint(self) -> str:
-        """Where else its files may come from."""
+        """Other hosts of its files."""
         return f"set MODELSCOPE_ENDPOINT to a mirror, {_OTHER_HUB[self.kind]}"
 
     def make_url(self, resource: str = "", **query: str) -> str:

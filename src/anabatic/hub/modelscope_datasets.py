@@ -50,7 +50,7 @@ def list_dataset_files(name: DatasetName) -> tuple[str, list[HubFile]]:
     if recorded and digest != recorded:
         raise DataError(
             f"ms:{name.repo}@{revision} was recorded with the files {recorded}, and now has others ({digest})",
-            f"leave out ~{recorded} to read the files of now, or copy the cache of the machine that has the old ones",
+            f"leave out ~{recorded} to read the current files, or copy the cache of the machine that has the old ones",
         )
     return f"{revision}~{digest}", files
 

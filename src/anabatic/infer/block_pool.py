@@ -1,4 +1,4 @@
-"""Who has which block of the cache: counted, shared between equal beginnings, taken back from the oldest.
+"""Assign blocks of the cache: counted, shared between equal prefixes, reclaimed from the oldest.
 
 Full blocks are known by a digest of all tokens up to their end, so a request that begins like an earlier one takes its
 blocks instead of reading those tokens again (the idea of vLLM's automatic prefix caching). A request's blocks are laid

@@ -1,4 +1,4 @@
-"""How much memory an engine's cache gets, decided once, before the first request."""
+"""Choose the memory of an engine's cache, once, before the first request."""
 
 from __future__ import annotations
 

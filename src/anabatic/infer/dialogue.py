@@ -16,7 +16,7 @@ ChatTurn = dict[str, str]
 
 @dataclass
 class Dialogue:
-    """Who said what so far, and how the next answer is made.
+    """A conversation so far, and the settings of the next answer.
 
     A model without a chat template has no turns: every line is continued alone.
 

@@ -38,7 +38,7 @@ class PromptTooLong(DataError):
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How busy an engine is.
+    """Load of an engine.
 
     Attributes:
         running, waiting: requests.

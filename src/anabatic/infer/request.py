@@ -18,7 +18,7 @@ TopLogprobs = list[tuple[int, float]]
 
 
 class TokenConstraint(Protocol):
-    """What an answer has to look like, token by token."""
+    """Constraint on an answer, token by token."""
 
     def allowed_tokens(self) -> Tensor:
         """Return which tokens may come next, bool `[V]` on the host."""

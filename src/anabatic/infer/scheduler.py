@@ -1,4 +1,4 @@
-"""Who reads how many tokens in the next step, and who has to wait for room."""
+"""Plan the tokens that each request reads in the next step; a request without room waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIN_PROMPT_TOKENS = 64
 
 
 class PromptPace:
-    """How many tokens of prompts are read in a given time, from the latest steps; the latest count most.
+    """Measure the prompt tokens read in a given time, from the latest steps; the latest count most.
 
     Args:
         seconds: that a step of several requests should take.
@@ -30,7 +30,7 @@ class PromptPace:
 
     @property
     def max_prompt_tokens(self) -> int | None:
-        """What a step may read; None: nothing was measured so far."""
+        """Limit of a step; None before the first measurement."""
         return (
             max(_MIN_PROMPT_TOKENS, int(self._target_seconds * self._tokens / self._seconds)) if self._seconds else None
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 REPLACEMENT_CHARACTER = "\ufffd"
-"""What a decoder writes for bytes that are no character, or not yet."""
+"""Replacement for bytes that are not, or not yet, a character."""
 
 _MAX_UTF8_BYTES = 4
 """Bytes of the longest UTF-8 character (RFC 3629)."""

@@ -19,7 +19,7 @@ from anabatic.infer.tool_call_reader import CallReader, JsonValueScanner, Parsed
 
 ToolCallStyle = Literal["hermes", "llama3"]
 VLLM_PARSERS: dict[ToolCallStyle, str] = {"hermes": "hermes", "llama3": "llama3_json"}
-"""What vLLM calls the two (docs.vllm.ai, "Tool Calling")."""
+"""Names of the two in vLLM (docs.vllm.ai, "Tool Calling")."""
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 _PROBE_NAME = "probe0name"
 
@@ -95,7 +95,7 @@ def make_forced_parser(names: Collection[str], tool_name: str | None) -> ToolCal
 
 
 class _CallParser:
-    """What the parsers of calls share: the call that is being read, and the text that is held until it is decided."""
+    """Common part of the parsers: the call that is being read, and the text that is held until it is decided."""
 
     def __init__(self, names: Collection[str], several: bool) -> None:
         self._names, self._allows_several = names, several

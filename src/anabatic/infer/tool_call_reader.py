@@ -112,7 +112,7 @@ _PUNCTUATION: dict[str, dict[str, str]] = {
     "comma": {",": "next key", "}": "close"},
     "close": {},
 }
-"""What may come next in an object, and what is expected after it."""
+"""Tokens that may come next in an object, and the state after them."""
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _Part = Literal["key", "name", "arguments", "other"]
 

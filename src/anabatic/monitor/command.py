@@ -28,7 +28,7 @@ from anabatic.monitor.screen import StyledLine, UtilizationHistory, colorize_lin
 from anabatic.monitor.sources.selection import MachineSource
 
 FIRST_READING_SECONDS = 15.0
-"""How long the first reading may take; npu-smi is ended after ten."""
+"""Seconds allowed for the first reading; npu-smi is stopped after ten."""
 _DRAW_SECONDS = 0.5
 """Seconds without a picture on a terminal."""
 _QUIT_KEYS = ("q", "Q", "\x1b")
@@ -37,14 +37,14 @@ MIN_INTERVAL = 0.1
 _MAX_REPLAY_PAUSE = 2.0
 """Between two frames of a recording."""
 _DEFAULT_WIDTH = 120
-"""Where the output is no terminal and COLUMNS is not set."""
+"""Width if the output is not a terminal and COLUMNS is not set."""
 
 OutputFormat = Literal["screen", "json", "csv"]
 
 
 @dataclass(frozen=True)
 class MonitorOptions:
-    """What the command was asked for.
+    """Options of the command.
 
     Attributes:
         once: one reading, then end.

@@ -1,4 +1,4 @@
-"""Which devices and processes are shown."""
+"""Select the devices and processes to show."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _RANK_FIGURES = (
 
 @dataclass
 class RunStatus:
-    """What a run has written so far.
+    """Progress of a run, from its files.
 
     Attributes:
         state: running, running elsewhere (rows come, but no process of this machine holds the folder), finished,

@@ -15,7 +15,7 @@ MAX_READ_FRACTION = 0.5
 
 @dataclass(frozen=True)
 class Frame:
-    """What is known now.
+    """Current state.
 
     Attributes:
         number: counts the readings, failed ones too.

@@ -78,7 +78,7 @@ class DeviceColumn:
 
 @dataclass(frozen=True)
 class ScreenRow:
-    """What a cell may ask about."""
+    """Data that a cell can show."""
 
     device: DeviceReading
     label: str

@@ -1,4 +1,4 @@
-"""What a job's devices did between two moments: mean, least and most of utilisation, memory and power."""
+"""Usage of a job's devices between two moments: mean, minimum and maximum of utilisation, memory and power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values are written: `n/a` for what is not known, bars, small histories."""
+"""Format values: `n/a` for an unknown value, bars, small histories."""
 
 from __future__ import annotations
 

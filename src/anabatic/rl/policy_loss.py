@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass
 class TokenLogProbs:
-    """What a loss is made of.
+    """Inputs of a loss.
 
     Attributes:
         logprobs: fp32 `[n]`, log-probabilities under the model, with gradient.
@@ -37,7 +37,7 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class ClipRange:
-    """How far the ratio of new to old probability counts: from `1 - low` to `1 + high`."""
+    """Clipping range of the ratio of new to old probability: from `1 - low` to `1 + high`."""
 
     low: float
     high: float

@@ -29,7 +29,7 @@ from anabatic.sandbox.entry_point_tests import check_entry_point
 from anabatic.sandbox.sandbox_runner import Sandbox
 
 ScoreFunction = Callable[[Rollout, Question], float]
-"""What one answer is worth; raises `RewardCallError` where the reward fails, `UnjudgedAnswer` where nobody can tell."""
+"""Reward of one answer; raises `RewardCallError` where the reward fails, `UnjudgedAnswer` where nobody can tell."""
 
 _SOFT_FRACTION = 4
 """The last so-many-th part of the room is where a long answer begins to cost."""
@@ -76,7 +76,7 @@ def score_length(rollout: Rollout, question: Question, room: int) -> float:
 
 
 def score_with_file(rollout: Rollout, question: Question, file: RewardWorker, function: str) -> float:
-    """What a user's function returns for `(text, row)`."""
+    """Result of a user's function for `(text, row)`."""
     value = file.call_function(function, rollout.text, describe_rollout(rollout, question))
     if not isinstance(value, float) or not math.isfinite(value):
         raise RewardCallError(f"{function} returned {value!r:.100}, not a finite number")

@@ -25,7 +25,7 @@ _SHARED_PROMPT_TOKENS = 96
 answer then lies in one piece of the cache, which is read without copying (docs/dev)."""
 
 TurnFunction = Callable[[Question, list[Message]], "str | None"]
-"""What is said to a conversation so far, None: it is over; raises `RewardCallError` where it cannot tell."""
+"""Next user turn of a conversation, None at its end; raises `RewardCallError` where it cannot tell."""
 
 
 @dataclass

@@ -190,7 +190,7 @@ class RolloutBatches:
         self.state = state
 
     def _count_targets(self, rollouts: Sequence[Rollout]) -> int:
-        """What the summed loss of these is divided by."""
+        """Divisor of the summed loss."""
         if self.algorithm.normalizer == "token":
             return sum(one.num_chosen for one in rollouts)
         return len(rollouts) * (self.job.sampling.max_new_tokens if self.algorithm.normalizer == "room" else 1)

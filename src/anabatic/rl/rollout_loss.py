@@ -29,7 +29,7 @@ from anabatic.rl.policy_loss import ClipRange, RlAlgorithm, TokenLogProbs, kl_di
 from anabatic.rl.rollout import Rollout
 
 METRIC_NAMES = ("logprob_diff", "kl_engine", "clipped", "entropy")
-"""What is added up beside the loss, means over an answer's tokens or over all, as the loss itself:
+"""Metrics summed together with the loss, means over an answer's tokens or over all, as the loss itself:
 
 `logprob_diff` |log-probability in training - in the engine|; `kl_engine` the engine's less the training's, an estimate
 of how far the two are apart; `clipped` share of the tokens whose ratio lies beyond its bounds; `entropy` minus the

@@ -21,7 +21,7 @@ from anabatic.sandbox.program_process import PROGRAM_NAME, ProgramScope, TestRep
 from anabatic.sandbox.trusted_helpers import list_code_names, list_trusted_definitions
 
 TESTS_NAME = "<tests>"
-"""What tracebacks call the tests."""
+"""Name of the tests in tracebacks."""
 _HELPERS_NAME = "<helpers>"
 _LOADER_NAMES = ("load_tests", "setUpModule", "tearDownModule")
 """Names by which `unittest` lets a module choose its tests: only the tests' own count."""

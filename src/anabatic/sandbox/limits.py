@@ -21,7 +21,7 @@ _MINIMUMS: dict[str, float] = {
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """What one program may use.
+    """Resource limits of one program.
 
     Attributes:
         seconds: wall time.
@@ -51,7 +51,7 @@ class ResourceLimits:
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """What became of a program.
+    """Result of a program.
 
     Attributes:
         status: how it ended.

@@ -1,4 +1,4 @@
-"""What a program reaches for that a solution does not need: a way to the tests that run beside it, or to their judge.
+"""Find accesses that a solution does not need: a way to the tests that run beside it, or to their judge.
 
 A program without such a reach is judged by its tests in its own process, as in ordinary Python (`joint_process.py`).
 The analysis follows names, not values, so it allows what can be followed (`harmless_names.py`): modules of a list, as
@@ -26,7 +26,7 @@ _REACHING_NAMES = frozenset(
 _REACHING_METHODS = frozenset(("__reduce__", "__reduce_ex__"))
 """Methods by which a copy sets attributes of anything."""
 _STOPPABLE_LOOPS = re.compile(r"\bitertools\b|__next__")
-"""What a StopIteration of a function ends as if it were through, in tests; their `map`, `filter`, `iter` do not."""
+"""Callables that a StopIteration of a function ends silently, in tests; their `map`, `filter`, `iter` do not."""
 _BUILTIN_PATTERNS = frozenset(
     ("bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
 )

@@ -22,7 +22,7 @@ TestReport = Literal["", "touched", "shadowed"]
 functions, of which the program defines some, and are to pass with the program's, too."""
 ScopeStep = Callable[[ProgramScope], TestReport | None]
 PROGRAM_NAME = "<program>"
-"""What tracebacks call the source."""
+"""Name of the source in tracebacks."""
 OUT_OF_MEMORY = b"memory"
 _CPU_GRACE_SECONDS = 2
 """Seconds of processor time between the signal that a program may catch and the one that it may not."""
@@ -127,7 +127,7 @@ def _execute_source(code: CodeType, source: str, before: ScopeStep | None, after
 
 
 def _exit_code(given: object) -> int:
-    """What Python's own interpreter makes of the argument of `sys.exit`."""
+    """Return the exit code that Python derives from the argument of `sys.exit`."""
     if given is None:
         return 0
     if isinstance(given, int):

@@ -59,7 +59,7 @@ ALLOWED_OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(builtins, name) for name in _UNARY_OPERATIONS},
     **{name: getattr(operator, name) for name in _BINARY_OPERATIONS},
 }
-"""What may be asked for."""
+"""Allowed operations."""
 
 
 class RpcPeer:

@@ -50,7 +50,7 @@ _INHERITED_VARIABLES = ("LD_LIBRARY_PATH",)
 
 @dataclass(frozen=True)
 class Protections:
-    """What keeps programs in.
+    """Active protections against programs.
 
     Attributes:
         mode: `namespaces`, `landlock`, or `limits`: processor time, memory, files, and nothing else.
@@ -64,7 +64,7 @@ class Protections:
 
     @property
     def missing_guards(self) -> list[str]:
-        """What is needed and not guarded."""
+        """Required guards that are missing."""
         return [name for name in REQUIRED_GUARDS if name not in self.guards]
 
 

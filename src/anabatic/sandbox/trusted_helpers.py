@@ -1,4 +1,4 @@
-"""What the tests of a program take from its task: definitions of the prompt that the program need not be asked for."""
+"""Find helpers that tests take from the task: definitions of the prompt that the program need not be asked for."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _CHROOT_MODULES = (
     "unicodedata", "unittest._log", "unittest.async_case", "unittest.mock", "urllib.parse", "uuid", "weakref",
     "xml.etree.ElementTree", "zlib", "zoneinfo",
 )  # fmt: skip
-"""What programs may import where they see no files of Python's."""
+"""Modules that programs may import without access to Python's files."""
 
 
 def main(handle: int, name: str, more: list[str]) -> NoReturn:

@@ -20,7 +20,7 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class PrebuiltLibraries:
-    """What a folder of compiled libraries was made for and from."""
+    """Origin and target of a folder of compiled libraries."""
 
     torch: str
     """`2.13.0`: CPU and CUDA builds of one version have the same ABI, which torch_npu relies on, too."""

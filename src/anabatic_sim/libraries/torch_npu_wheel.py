@@ -27,7 +27,7 @@ from anabatic.core.paths import make_write_error, open_atomic_folder
 from anabatic_sim.machine_spec import OTHER_CACHE_HINT
 
 SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
-"""What wheels exist for (PyPI)."""
+"""Platforms that have wheels (PyPI)."""
 CANN_RELEASES = {
     "2.6.0": "8.5.0",
     "2.7.1": "9.2.0",
@@ -69,7 +69,7 @@ class TorchNpuWheel:
 
     version: str
     folder: Path
-    """What continues PYTHONPATH."""
+    """Addition to PYTHONPATH."""
     cann_release: str
 
 

@@ -27,7 +27,7 @@ _WRITERS = {
     "text": (export.export_profile, export.analyze_profile),
     "db": (database.export_database, database.analyze_database),
 }
-"""What --export and --analyze write, by --type."""
+"""Files that --export and --analyze write, by --type."""
 _POLL_SECONDS = 0.5
 """torch_npu's parser looks for the tables every 0.1 s, and writes no timeline if the export ends before it sees them:
 an export that is too fast loses that race (torch_npu 2.13, profiler/analysis/prof_common_func/_task_manager.py)."""

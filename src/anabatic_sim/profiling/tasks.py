@@ -1,5 +1,5 @@
-"""What the simulated runtime wrote while torch_npu's profiler ran (csrc/runtime/profile_data.cpp), as tasks with names
-and times.
+"""Read what the simulated runtime wrote while torch_npu's profiler ran (csrc/runtime/profile_data.cpp), as tasks with
+names and times.
 
 Times are nanoseconds since 1970: the raw clock of the files plus the difference in start_info, as torch_npu computes
 it.
@@ -40,7 +40,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Task:
-    """What ran on a device."""
+    """Task of a device."""
 
     device: int
     number: int

@@ -89,7 +89,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class RunNote:
-    """What the user wrote about a run."""
+    """The user's notes about a run."""
 
     text: str = ""
     tags: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from anabatic.config.sections.common import require_setting
 
 @dataclass(kw_only=True)
 class TrackSettings:
-    """How AIS files become segments of words; rows of words (.jsonl) keep the words they have."""
+    """Conversion of AIS files to segments of words; rows of words (.jsonl) keep the words they have."""
 
     format: Literal["motion", "compact", "cell", "char"] = "motion"
     """Words of a point: ours without place and clock (motion) or with them (compact), or the source project's two."""

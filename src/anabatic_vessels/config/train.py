@@ -21,7 +21,7 @@ Features = Literal["motion", "transponder", "heading", "location"]
 
 @dataclass(kw_only=True)
 class VesselData:
-    """Which vessels are read, and who is held out.
+    """Sources of vessels, and the held-out share.
 
     Sources are JSON-lines files of words, as `anabatic classify words` writes them, or AIS tables (CSV, Parquet), which
     are cut into segments and turned into words here; not both at once.
@@ -55,13 +55,13 @@ class VesselData:
 
     @property
     def holds_out(self) -> bool:
-        """Whether somebody is to be held out."""
+        """True if vessels are to be held out."""
         return self.valid != [NO_HELDOUT]
 
 
 @dataclass(kw_only=True)
 class VesselBatch(BatchSettings):
-    """How many segments enter a step. They are packed side by side without padding."""
+    """Segments per step. They are packed side by side without padding."""
 
     seq_len: int | None = None
     """Longest segment, in words; a longer one loses its end, with a warning. Default: 1024, or the model's positions
@@ -86,7 +86,7 @@ class VesselEvaluate(Evaluate):
     tokens: int = 1_000_000_000
     """Held-out words per evaluation; the whole held-out set when it is smaller."""
     metric: Literal["loss", "accuracy", "macro_f1", "vessel_accuracy", "vessel_macro_f1"] = "loss"  # type: ignore[assignment]
-    """What makes a model the best; per segment, or per vessel by its segments together (geometric mean)."""
+    """Criterion of the best model; per segment, or per vessel by its segments together (geometric mean)."""
 
     def __post_init__(self) -> None:
         require_setting(self.every >= 0, f"eval.every is {self.every}", "use 0 or more steps")
@@ -103,12 +103,12 @@ class WordEvaluate(VesselEvaluate):
     """Held-out vessels during training, early stopping."""
 
     metric: Literal["loss", "accuracy"] = "loss"
-    """What makes a model the best: the lowest held-out loss, or the most words predicted."""
+    """Criterion of the best model: the lowest held-out loss, or the most words predicted."""
 
 
 @dataclass(kw_only=True)
 class MaskSettings:
-    """Which words are hidden. Words of the clock and the end of a point never are."""
+    """Masking of words. Words of the clock and the end of a point never are."""
 
     ratio: float = 0.15
     """Share of the words that may be hidden, which are."""
@@ -144,26 +144,26 @@ class ClassifierHead:
     features: list[Features] = field(default_factory=list)
     """Groups of numbers of a segment that the head reads beside the words; empty: words alone."""
     width: int = 64
-    """How many numbers the layers that read these make of them; the first one is four times as wide."""
+    """Width of the layers that read these numbers; the first one is four times as wide."""
     features_dropout: float = 0.4
     """Inside of these layers, in training."""
     features_hidden: float = 0.1
     """Share of the segments whose numbers are hidden in training, so that words alone can be asked, too."""
     trees: int = 0
-    """Rounds of boosted trees on these numbers beside the network; what both say is averaged. 0: none; 250 is good."""
+    """Boosting rounds on these numbers; tree and network probabilities are averaged. 0: none; 250 is good."""
     trees_share: float = 0.6
-    """What the trees count in the mean; the network counts the rest. 1: it is asked for words without numbers alone."""
+    """Weight of the trees in the mean; the network has the rest. 1: the network is for words without numbers only."""
     vessel_trees: int = 0
     """Rounds of boosted trees on mean, least and most of these numbers over a vessel's day, beside what is said of each
     of its segments. 0: none; 120 is good."""
     vessel_share: float = 0.3
-    """What these count in the geometric mean of both."""
+    """Weight of these in the geometric mean of both."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more, by the inverse of their share of the training segments."""
     crop: float = 1.0
     """In every pass a segment is read from a random run of its points, at least this share of them; 1: whole."""
     vessel_weights: Literal["none", "sqrt", "equal"] = "sqrt"
-    """How much a segment counts: the same; 1 / sqrt of the segments of its vessel; or all vessels the same."""
+    """Weight of a segment: equal; 1 / sqrt of the segments of its vessel; or all vessels the same."""
     label_smoothing: float = 0.05
     """Share of the target that is spread over all classes."""
     backbone_lr: float = 1.0

@@ -92,7 +92,7 @@ def read_messages(path: Path, column_map: dict[str, str], bad_rows: BadRowPolicy
 
 @dataclass
 class _Messages:
-    """What is known of the messages of one file.
+    """Facts about the messages of one file.
 
     Attributes:
         path: the file.

@@ -42,7 +42,7 @@ REQUIRED_COLUMNS = ("time", "lat", "lon")
 USER_COLUMNS = tuple(name for name in COLUMN_ALIASES if name != "date")
 """Columns that `tracks.columns` can name."""
 WHOLE_FILE = "FILE"
-"""What `tracks.columns` gives as the vessel's column where each file holds one vessel."""
+"""Value of `tracks.columns` for the vessel's column if each file has one vessel."""
 _MEASURES = ("time", "lat", "lon", "sog", "cog", "heading")
 """Columns that are also found behind a word such as `position_` or before one such as `_utc`."""
 _PREFIXES = frozenset(
@@ -80,7 +80,7 @@ _ZONE = re.compile(r"(?:utc|gmt)\s*([+-]\d{1,2})(?::?(\d\d))?$")
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Which columns of a file are read.
+    """Columns of a file that are read.
 
     Attributes:
         names: column -> name in the file.

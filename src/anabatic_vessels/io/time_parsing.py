@@ -16,7 +16,7 @@ from anabatic_vessels.io.track import Ints
 NO_TIME = np.iinfo(np.int64).min
 """Value of a time that is missing or cannot be parsed."""
 DateOrder = Literal["day", "month"]
-"""What stands first in dates such as 04/03/2026."""
+"""First part of dates such as 04/03/2026."""
 
 _EPOCH_NUMBER = re.compile(r"\d{9,19}(\.\d*)?")
 _ZONED_TIME = re.compile(r".*\d(Z|[+-]\d\d:?\d\d)")

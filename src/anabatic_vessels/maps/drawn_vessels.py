@@ -43,7 +43,7 @@ class DrawnVessel:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the predicted class differs from the true class."""
+        """True if the predicted class differs from the true class."""
         return bool(self.predicted and self.truth and self.predicted != self.truth)
 
     @property

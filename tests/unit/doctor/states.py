@@ -146,6 +146,8 @@ STATES: dict[str, State] = {
         {"tbe.numpy", "release.compatible"}),
     # Python, torch, torch_npu
     "python too new": State(A2, {"facts": {"python": {"version": "3.14.0", "libc": "glibc 2.39"}}}, {"python.wheel"}),
+    "two distributions with the same files": State(
+        A2, {"packages": {"anabatic": "0.1.0", "anabatic-sim": "0.1.0"}}, {"python.two_simulators"}),
     "libc too old": State(A2, {"facts": {"python": {"version": "3.10.2", "libc": "glibc 2.17"}}}, {"python.libc"}),
     "no torch": State(A2, {"packages": {"torch": None, "torch-npu": None}, "facts": {"import": None}},
                       {"torch.none", "torch_npu.none"}),

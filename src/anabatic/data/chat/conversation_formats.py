@@ -441,7 +441,7 @@ _EMPTY_VALUES = ("", "[]", "null")
 _MEDIA_PART_TYPES = ("image", "video", "audio", "file")
 """In the type of a content part: `image`, `image_url`, `input_image`, `input_audio`, `video_url`, `file`."""
 TEXT_ONLY_HINT = "models of text alone are trained and asked: use rows of text"
-"""What can be done."""
+"""Possible fix."""
 
 
 def find_media_column(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which part of a conversation is learned, and what happens to one that is too long."""
+"""Select the target tokens of a conversation, and shorten, split or drop one that is too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TruncationStrategy = Literal["right", "left", "delete", "split"]
 
 @dataclass(frozen=True)
 class LossPolicy:
-    """What is learned of a conversation.
+    """Target tokens of a conversation.
 
     Attributes:
         turns: what the assistant says, its last turn alone, or every token.
@@ -49,7 +49,7 @@ class LossPolicy:
 
 
 DEFAULT_LOSS_POLICY = LossPolicy()
-"""What `pretrain` takes of conversations."""
+"""Policy of `pretrain` for conversations."""
 
 
 def select_target_turns(messages: Sequence[dict[str, Any]], turns: LossTurns, name: str) -> list[bool] | None:

@@ -1,4 +1,4 @@
-"""How a call of the python tool stands in what the assistant says: the code that was run, then what came of it.
+"""Format of a python-tool call in an answer: the code, then its output.
 
 The names are those of nanochat (nanochat/tokenizer.py).
 """

@@ -217,7 +217,7 @@ def _build_rendered(
 
 
 def _mask_tool_outputs(rendered: RenderedConversation, start: int, end: int) -> None:
-    """What a tool has said stands in the assistant's turn and is not the assistant's: from `start` to `end`, both
+    """Mask the output of a tool, which is in the assistant's turn but not written by it: from `start` to `end`, both
     included. One that is never closed ends with the turn."""
     ids, mask = rendered.ids, rendered.mask
     closing = (ids == end) | (mask == 0)
@@ -275,7 +275,7 @@ def _common_suffix_length(one: str, two: str, start: int) -> int:
 
 
 def _generation_prompt_length(before: list[Message], text: str, render: RenderFn, start: int) -> int:
-    """Where the model begins to speak when it answers: a probe may share the first characters with what is said."""
+    """Return the length of the generation prompt: a probe may share the first characters with what is said."""
     try:
         header = render(before, True)
     except DataError:  # some templates refuse to speak after a system message alone

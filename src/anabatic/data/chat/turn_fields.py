@@ -14,7 +14,7 @@ TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "name", "tool_call_i
 
 
 class BadRowError(Exception):
-    """What is wrong with a row, without its place; `hint` where there is one of its own."""
+    """Error in a row, without its position; `hint` where there is one of its own."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

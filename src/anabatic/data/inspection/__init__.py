@@ -1,1 +1,1 @@
-"""What data holds before a training reads it: lengths, languages, duplicates, leaks."""
+"""Inspect data before training: lengths, languages, duplicates, leaks."""

@@ -9,7 +9,7 @@ from anabatic.data.readers.document import Document, Message
 
 
 class RowText(NamedTuple):
-    """What a row says.
+    """Text of a row.
 
     Attributes:
         text: a text, or what the turns of a conversation say, of pairs with the worse answer.

@@ -1,4 +1,4 @@
-"""What every reader yields: a document, or what is wrong with a row."""
+"""Output of every reader: a document, or an issue with a row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHOLE_FILE = FilePiece()
 
 
 class RowFormat(NamedTuple):
-    """What a row was taken for: the name of its format and the columns that were read.
+    """Detected format of a row: the name of the format and the columns that were read.
 
     A column that has another name in the file stands as `ours=theirs`. `unused` are columns with something in them
     that nothing reads, and keys of turns as `messages[].KEY`; without metadata (`row_use`).
@@ -90,7 +90,7 @@ class Document:
 
 @dataclass(frozen=True)
 class ColumnMapping:
-    """Which column of a file holds what.
+    """Columns of a file and their meaning.
 
     Attributes:
         text_column: the plain text.
@@ -174,7 +174,7 @@ def hash_id(row_id: str) -> bytes:
 
 
 def is_held_out(doc_id: str, fraction: float) -> bool:
-    """Whether a document belongs to the held-out share; depends on nothing but its id.
+    """Return True for a document of the held-out share; depends on nothing but its id.
 
     The id's BLAKE2b hash (64 bits) is compared with `fraction` of the hash's range, so that a larger fraction
     holds out a superset and adding files moves no other document.

@@ -263,7 +263,7 @@ def _iter_text_blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _find_block_end(buffer: bytes) -> int:
-    """Where to end a block: after a blank line, else a line, else a word, else a character."""
+    """Return the end of a block: after a blank line, else a line, else a word, else a character."""
     for mark in (b"\n\n", b"\n", b" "):
         if (found := buffer.rfind(mark)) > 0:
             return found + len(mark)

@@ -1,4 +1,4 @@
-"""Which documents of a source are held out, where no held-out sources are named."""
+"""Hold out documents of a source, where no held-out sources are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HeldOutCount(Protocol):
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Which documents of a source belong to which split.
+    """Assignment of documents to splits.
 
     Attributes:
         fraction: share held out.

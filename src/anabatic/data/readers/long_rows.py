@@ -37,7 +37,7 @@ class LongRowCounter:
         self.longest_tokens = max(self.longest_tokens, tokens)
 
     def exceeds_limit(self, rows: int) -> bool:
-        """Whether more than the stated share of `rows`, and more than one, are skipped."""
+        """Return True if more than the stated share of `rows`, and more than one, are skipped."""
         return self.count > max(1.0, self.max_fraction * rows)
 
     def check_fraction(self, rows: int, other: str = "") -> None:

@@ -206,7 +206,7 @@ def _describe_row_format(
     settings: ColumnMapping,
     unused: tuple[str, ...] = (),
 ) -> RowFormat:
-    """What is said of rows with these columns (under our names); without a format they are plain text."""
+    """Describe rows with these columns (under our names); without a format they are plain text."""
     wanted_columns = (settings.text_column,) if form is None else (*form.required_columns, *form.optional_columns)
     file_name = dict(settings.renamed_columns)
     used = (f"{name}={file_name[name]}" if name in file_name else name for name in columns if name in wanted_columns)

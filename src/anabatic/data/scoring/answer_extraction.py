@@ -1,4 +1,4 @@
-"""What a reply says, and whether that is right: pure functions of texts, for evaluation and for rewards alike."""
+"""Extract the answer of a reply and compare it: pure functions of texts, for evaluation and for rewards alike."""
 
 from __future__ import annotations
 

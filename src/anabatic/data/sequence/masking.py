@@ -1,4 +1,4 @@
-"""Which words are hidden for the model to guess, and by what; drawn again in every pass over the data.
+"""Mask words for the model to guess; drawn again in every pass over the data.
 
 Words are hidden after they became ids, each group of words with its own share, so that the many words of a
 position do not crowd out the few of the motion.

@@ -181,7 +181,7 @@ class BuilderTeam:
 
     @property
     def is_builder(self) -> bool:
-        """Whether this process builds."""
+        """True if this process builds."""
         return self._own is not None
 
     def wait_for_builders(self) -> None:

@@ -468,7 +468,7 @@ _OTHERWISE: dict[TruncationStrategy, str] = {
     "left": "nothing to learn is in what is kept of them: keep their beginnings with --truncation-strategy right",
     "split": "nothing to learn is in their parts",
 }
-"""What else can be done about long conversations."""
+"""Other fixes for long conversations."""
 _ADVICE_FRACTION = 0.05
 """Share of the rows whose loss is worth advice."""
 

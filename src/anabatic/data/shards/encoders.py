@@ -1,4 +1,4 @@
-"""What turns batches of documents into token ids for the shards, and counts what it drops."""
+"""Turn batches of documents into token ids for the shards, and count what is dropped."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _AHEAD = 2
 """Batches under way for each core of the cluster."""
 _RETRIES = 3
-"""How often a batch whose worker was lost is tried again."""
+"""Retries of a batch whose worker was lost."""
 Batches = Iterable[list[Any]]
 EncodedBatches = Iterator[Iterable[EncodedEntry]]
 

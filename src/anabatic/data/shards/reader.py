@@ -42,7 +42,7 @@ _REBUILD_HINT = "delete the folder; it is built again from the sources"
 
 
 class EntryLocation(NamedTuple):
-    """Where an entry lies: its shard, its first token there and its number of inputs; and in which pass it is read."""
+    """Location of an entry: its shard, its first token there and its number of inputs; and in which pass it is read."""
 
     shard: int
     offset: int

@@ -33,7 +33,7 @@ _SAFE_SPLIT_PATTERN = re.compile(r"\S\n(?=\S)")
 
 @dataclass
 class DocumentCounts:
-    """What was read and what was dropped; `num_*` of the meta file are sums over what was kept.
+    """Counts of read and dropped documents; `num_*` of the meta file are sums over what was kept.
 
     `longest` are the tokens of the longest conversation that was cut, split or left out.
     """

@@ -34,10 +34,10 @@ SPLIT_PATTERN = "|".join(
         r"\s+",
     )
 )
-"""How text is split into words before merging (Oniguruma syntax, as in the GPT-4 family of tokenizers)."""
+"""Pattern that splits text into words before merging (Oniguruma syntax, as in the GPT-4 family of tokenizers)."""
 
 MIN_VOCAB_SIZE = 280
-"""What `TokenizerTrainJob` accepts at least."""
+"""Minimum that `TokenizerTrainJob` accepts."""
 
 MAX_CHUNK_CHARS = 50_000
 """Longest piece of text handed to the trainer, in characters: memory stays bounded with long documents."""

@@ -1,4 +1,4 @@
-"""How well tokenizers compress: UTF-8 bytes per token on several kinds of text."""
+"""Measure the compression of tokenizers: UTF-8 bytes per token on several kinds of text."""
 
 from __future__ import annotations
 

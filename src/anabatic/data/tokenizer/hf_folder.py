@@ -203,7 +203,7 @@ def render_chat(
 
 
 TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
-"""What templates end in beside jinja's own errors: they join what is no text, divide, count too far."""
+"""Errors of templates in addition to jinja's own: they join what is no text, divide, count too far."""
 
 
 def _apply_chat_template(tokenizer: Any, messages: list[dict[str, Any]], /, **how: Any) -> Any:

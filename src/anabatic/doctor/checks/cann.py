@@ -22,7 +22,7 @@ _REQUIRED_COMPONENTS = ("runtime", "compiler")
 """torch_npu looks for these folders (`_cann_package_check` of 2.13.0)."""
 TBE_PACKAGES = ("attrs", "numpy", "decorator", "sympy", "cffi", "pyyaml", "pathlib2", "psutil", "protobuf", "scipy",
                 "requests", "absl-py")  # fmt: skip
-"""What the operator compiler imports (requirements of the ascendai/cann images)."""
+"""Modules that the operator compiler imports (requirements of the ascendai/cann images)."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def find_set_env_script(machine: TargetMachine) -> str:
 
 
 def check_cann(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Where it is and which."""
+    """Check location and version."""
     home, found = machine.env.get("ASCEND_HOME_PATH", ""), find_active_cann(machine)
     if home and not machine.files.is_dir(home):
         yield make_result("cann.gone", root=home, script=find_set_env_script(machine))
@@ -140,7 +140,7 @@ def _split_path_variable(machine: TargetMachine, name: str) -> list[str]:
 
 
 def check_set_env(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Whether the variables of its set_env.sh are there."""
+    """Check that the variables of its set_env.sh are set."""
     found = find_active_cann(machine)
     if machine.is_simulated:
         yield make_result("set_env.simulated")
@@ -177,7 +177,7 @@ _CANN_LIBRARY_PATTERN = r"(/ascend-toolkit/[^/]+|/cann(-[^/]+)?)/lib64$"
 
 
 def check_toolkit(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Whether it is whole and of one version."""
+    """Check that it is complete and of one version."""
     found = find_active_cann(machine)
     if found is None or not machine.has_npu:
         return
@@ -194,7 +194,7 @@ def check_toolkit(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def check_kernels(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Whether the operators for this chip are installed."""
+    """Check that the operators for this chip are installed."""
     found = find_active_cann(machine)
     if not machine.has_npu or machine.is_simulated:
         return

@@ -327,7 +327,7 @@ def _check_renamed(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def _check_task_queue(machine: TargetMachine) -> Iterator[CheckResult]:
-    """What rides on the task queue (Ascend/pytorch docs, PER_STREAM_QUEUE.md and TORCH_NPU_LAZY_FUSION.md)."""
+    """Check features of the task queue (Ascend/pytorch docs, PER_STREAM_QUEUE.md and TORCH_NPU_LAZY_FUSION.md)."""
     env = machine.env
     if env.get("TASK_QUEUE_ENABLE") != "0" and env.get("ASCEND_LAUNCH_BLOCKING") != "1":
         return

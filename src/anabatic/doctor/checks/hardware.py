@@ -22,7 +22,7 @@ _CONTAINER_MOUNTS = (
     "/etc/ascend_install.info",
     "/usr/local/bin/npu-smi",
 )
-"""What the vendor's container pages mount besides the libraries."""
+"""Files that the vendor's container pages mount in addition to the libraries."""
 HOT_CELSIUS = 85
 """Degrees C from which a GPU or NPU is worth a word; both throttle some ten degrees above."""
 
@@ -102,7 +102,7 @@ def check_driver(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def check_container_mounts(machine: TargetMachine) -> Iterator[CheckResult]:
-    """What a container needs of its host."""
+    """Check what a container needs from its host."""
     if not machine.is_container or not machine.npu_node_numbers or machine.is_simulated:
         return
     if not machine.files.is_dir(f"{_DRIVER_FOLDER}/lib64"):
@@ -128,7 +128,7 @@ def detect_ops_folder(machine: TargetMachine) -> str:
 
 
 def check_chip(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Which chip, and whether one trains on it."""
+    """Check the chip, and that it can train."""
     if not machine.has_npu:
         return
     name, folder = detect_soc_name(machine), detect_ops_folder(machine)

@@ -149,7 +149,7 @@ def check_open_files(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def check_sandbox(machine: TargetMachine) -> Iterator[CheckResult]:
-    """What keeps programs that a model has written from files and network (evaluation, rewards, the python tool)."""
+    """Check the isolation of programs that a model has written (evaluation, rewards, the python tool)."""
     sandbox_facts = machine.get_fact("sandbox", dict)
     guards, missing = sandbox_facts.get("guards"), sandbox_facts.get("missing")
     if not isinstance(guards, dict) or not isinstance(missing, list):

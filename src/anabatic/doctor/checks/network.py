@@ -83,7 +83,7 @@ def check_device_addresses(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def check_device_links(machine: TargetMachine) -> Iterator[CheckResult]:
-    """What hccn_tool says of the devices' network ports."""
+    """Check the devices' network ports with hccn_tool."""
     if not machine.npu_node_numbers or machine.is_simulated:
         return
     link_facts = machine.get_fact("hccn", dict)

@@ -45,7 +45,7 @@ def record_npu_notes(machine: TargetMachine) -> None:
 
 
 def check_npu_smi(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Whether npu-smi answers, and with how many devices."""
+    """Check that npu-smi answers, and count its devices."""
     if not machine.has_npu:
         return
     npu_smi_facts, table = machine.get_fact("npu-smi", dict), parse_info_table(machine)

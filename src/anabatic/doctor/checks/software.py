@@ -75,7 +75,7 @@ def check_python(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def check_torch(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Which torch, and whether its build fits the devices."""
+    """Check the version of torch, and that its build fits the devices."""
     version = machine.package_versions.get("torch", "")
     if not machine.package_versions:
         yield make_result("torch.unknown")
@@ -105,7 +105,7 @@ def _is_cuda_build(machine: TargetMachine, version: str) -> bool:
 
 
 def check_torch_npu(machine: TargetMachine) -> Iterator[CheckResult]:
-    """Which torch_npu, and whether it is for this torch."""
+    """Check the version of torch_npu, and that it is for this torch."""
     wheel, torch = machine.package_versions.get("torch-npu", ""), machine.package_versions.get("torch", "")
     if not machine.package_versions:
         yield make_result("torch_npu.unknown")
@@ -153,7 +153,7 @@ def check_version_matrix(machine: TargetMachine) -> Iterator[CheckResult]:
 
 
 def check_imports(machine: TargetMachine) -> Iterator[CheckResult]:
-    """What a child that imported torch and torch_npu told."""
+    """Report of a child process that imported torch and torch_npu."""
     import_facts = machine.get_fact("import", dict)
     if not import_facts:
         if not machine.files.is_live:

@@ -15,7 +15,7 @@ from anabatic.doctor.findings.check_result import Status
 
 @dataclass(frozen=True)
 class ValueRule:
-    """What a variable may hold."""
+    """Rule for the values of a variable."""
 
     is_valid: Callable[[str], bool]
     expected: LocalizedText
@@ -63,7 +63,7 @@ class VariableRule:
     """torch_npu throws when the value does not fit."""
     harmful_values: tuple[HarmfulValue, ...] = ()
     replacement: str = ""
-    """What to set when the value does not fit; empty: unset it."""
+    """Value to set instead of an invalid one; empty: unset it."""
 
 
 _ZERO_OR_ONE = match_one_of("0", "1")

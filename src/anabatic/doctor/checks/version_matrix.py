@@ -1,4 +1,4 @@
-"""Which releases of driver, CANN, torch_npu, torch and Python belong together: tables, and how to read a version.
+"""Compatible releases of driver, CANN, torch_npu, torch and Python: tables, and the reading of versions.
 
 Sources: COMPATIBILITY.md and SUPPORT.en.md of Ascend/pytorch, its release notes up to TorchNPU 26.2.0, that of TorchNPU
 7.2.0 on hiascend.com (what may be mixed), release notes of CANN 8.5 to 9.1 (drivers), hicann/release-management,

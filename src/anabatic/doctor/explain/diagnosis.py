@@ -57,7 +57,7 @@ class LogFinding:
 
 @dataclass
 class LogReport:
-    """What was found, the first cause in front."""
+    """Findings, the first cause in front."""
 
     findings: list[LogFinding]
     silent_ranks: list[int]

@@ -40,14 +40,14 @@ class LogFile:
     name: str
     path: Path | None
     rank: int | None = None
-    """What the file's name says."""
+    """Facts from the file's name."""
     is_named: bool = True
     """Not found in a folder: when it cannot be read, that is an error."""
 
 
 @dataclass
 class LogSelection:
-    """What is to be read, and what was left out and why."""
+    """Files to read, and files left out with the reason."""
 
     files: list[LogFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

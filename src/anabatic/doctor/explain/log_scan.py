@@ -37,7 +37,7 @@ _WARNING_LINE = re.compile(
     rb"\s*(?:\x1b\[[\d;]*m|\[rank\d+\]: ?|\([A-Za-z_][\w .=,:-]{0,80}\) ?){0,6}"
     rb"(?:\[W(?:\d{4} |\]| )|W\d{4} |\[?WARN(?:ING)?[\]: ]|20\d\d-\d\d-\d\d[ T][\d:.,]+ (?:- )?WARN)"
 )
-"""How glog, plogs and Python's logging begin a warning."""
+"""Start of a warning in glog, plogs and Python's logging."""
 _FRAME_LINE = re.compile(rb'^[^"\n]*?  File "[^"\n]+", line \d+, in \S', re.MULTILINE)
 _EXCEPTION_LINE = re.compile(
     rb"(?:(?:[^\n\]( ][^\n\]]{0,119})?\] *|\([^)\n]{0,80}\) *)*[A-Za-z_][\w.]*(?::|\s*$)"  # fits in one way at most
@@ -52,7 +52,7 @@ _SightingKey = tuple[str, str, "int | None", bool]
 
 @dataclass
 class Sighting:
-    """Where one entry was seen first in one file and rank, and how often there."""
+    """First position and count of one entry in one file and rank."""
 
     entry: KnowledgeEntry
     code: str
@@ -61,7 +61,7 @@ class Sighting:
     line: int
     text: str
     offset: int
-    """Where in `text` that stands which was recognised."""
+    """Position in `text` of the recognized part."""
     time: datetime | None
     role: str
     """That of the entry; a note when the line is only a warning: connections that are tried again, and the like."""
@@ -71,7 +71,7 @@ class Sighting:
     """Position among all sights, in the order of reading."""
     count: int = 1
     reason: str = ""
-    """What a line beside it says, where the line itself names no reason."""
+    """Reason from a neighboring line, where the line itself names none."""
 
 
 @dataclass

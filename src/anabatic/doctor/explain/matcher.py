@@ -46,7 +46,7 @@ _RETURNED_NUMBER = re.compile(
     rb"[a-z]?\]?%(gap)s(?:is(?: :)?|[:=\[(,])?%(gap)s[\[(]?%(gap)s(?:0x([0-9a-f]{5})|(\d{6}|-8\d{3}))(?![0-9a-z]|\.\d)"
     % {b"gap": _GAP}
 )
-"""What follows one of `_RETURN_WORDS`."""
+"""Text after one of `_RETURN_WORDS`."""
 _RESULT_NUMBER = re.compile(
     rb"(?:result|status|errno|failed)%(gap)s[=:]%(gap)s\[?(?!\d00000)(\d{6})(?![0-9a-z])" % {b"gap": _GAP}
 )
@@ -74,19 +74,19 @@ _HCCL_GROUP = re.compile(rb"hccl_?(?:comm_?init|get_?root_?info|create_?sub_?com
 _HCCL_MEMORY = ("hccl:3", "hccl:24")
 """Results that mean the same in both."""
 _HCCL_MODULE_ERRNO = re.compile(rb"errno\[0x0*5000([0-9a-f]{3})\]")
-"""How HCCL's own log writes its result: module 5, then the result."""
+"""Result in HCCL's own log: module 5, then the result."""
 _LINE_PREFIX = (
     rb"(?:\x1b\[[\d;]*m|\([A-Za-z_][\w .=,:-]{0,80}\) ?|(?:ERROR|CRITICAL) [\d:. -]{0,24}\[?[\w.]{1,60}:\d{0,6}\] ?"
     rb"|\[[^\]]{0,24}\] ?|\d{0,5}: ?)*"
 )
-"""What stands before a line: `[rank3]:`, the `3:` of `srun --label`, `(Worker pid=7)` of Ray, the logger of vLLM.
+"""Prefix of a line: `[rank3]:`, the `3:` of `srun --label`, `(Worker pid=7)` of Ray, the logger of vLLM.
 
 A line fits in one way at most, or thirty `[a]: ` in a row would be tried in 2^30 ways.
 """
 _EXCEPTION_LINE = re.compile(_LINE_PREFIX + rb"([A-Za-z_][\w.]*(?:Error|Exception)|Exception)(?::|\s*$)")
 """The last line of a Python traceback."""
 _TRACEBACK_LINE = re.compile(_LINE_PREFIX + rb"(?:  |Traceback )")
-"""What stands before it."""
+"""Text before it."""
 _INFO_LINE = re.compile(rb"\s*\[(?:info|debug|event|trace)\]")
 _ERROR_WORDS = re.compile(rb"error|fail|^\s*e[a-z0-9]+: ")
 
@@ -103,7 +103,7 @@ class TextPattern(NamedTuple):
 
 
 class LineCandidate(NamedTuple):
-    """What may stand in a line, judged without its digits."""
+    """Possible matches in a line, judged without its digits."""
 
     patterns: tuple[TextPattern, ...]
     has_code: bool
@@ -130,18 +130,18 @@ class EntryMatch(NamedTuple):
     offset: int
     """Byte of the line at which it begins."""
     reason: str = ""
-    """What it says, where that is known better than from the lines beside it."""
+    """Its meaning, where the neighboring lines tell less."""
 
 
 @dataclass(frozen=True)
 class MatchedLine:
-    """What is known in a line of a block, and in others that say the same."""
+    """Matches in a line of a block, and in equal lines."""
 
     index: int
     """Of the first of these lines."""
     matches: list[EntryMatch]
     count: int
-    """How many they are."""
+    """Number of equal lines."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -416,7 +416,7 @@ _CODE_LETTERS = re.compile(rb"E(?:[A-Z]|RR|)$")
 _WITHIN_NUMBER = re.compile(rb"[A-Za-z.]*")
 """Between digits of one number in hexadecimal, or before its fraction."""
 _WARNING_LINE = re.compile(rb"WARN|(?:^|[\]:\s])\[?W[ \]]")
-"""Whether a line is a warning depends on the number of its digits: such lines are read one by one."""
+"""A warning is recognized by the number of its digits: such lines are read one by one."""
 
 
 class LineGrouper:

@@ -33,7 +33,7 @@ class TableFault:
     """Line of the first of them."""
     count: int
     text: str
-    """What the table says of each."""
+    """Values of the table for each."""
 
 
 def find_table_faults(block: bytes, lines: Sequence[bytes] | None = None) -> list[TableFault]:

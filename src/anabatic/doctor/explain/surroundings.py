@@ -1,4 +1,4 @@
-"""What stands around a line: the reason beside a headline that names none, and the frames that say where it was."""
+"""Read the context of a line: the reason near a headline that names none, and the stack frames."""
 
 from __future__ import annotations
 

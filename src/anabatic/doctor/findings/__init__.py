@@ -1,1 +1,1 @@
-"""What checks can find: messages and fixes, in English and Chinese."""
+"""Findings of checks: messages and fixes, in English and Chinese."""

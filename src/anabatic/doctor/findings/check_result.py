@@ -35,15 +35,15 @@ class CheckResult:
 
     @property
     def status(self) -> Status:
-        """How it is."""
+        """State."""
         return self.finding_type.status
 
     def describe_result(self, language: Language) -> str:
-        """What was seen."""
+        """Observation."""
         return self.finding_type.result_text.render_in(language, self._localize_values(language))
 
     def describe_fix(self, language: Language) -> str:
-        """What to do; empty when there is nothing."""
+        """Fix; empty if there is none."""
         return (
             self.finding_type.fix_text.render_in(language, self._localize_values(language))
             if self.finding_type.fix_text

@@ -1,4 +1,4 @@
-"""What can be true of chips, driver and container: one row a verdict."""
+"""Findings about chips, driver and container, one row each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be true of variables, memory, disks, processors and network: one row a verdict."""
+"""Findings about variables, memory, disks, processors and network, one row each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be true of CANN, torch and torch_npu: one row a verdict."""
+"""Findings about CANN, torch and torch_npu, one row each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the rows of a task lie: named files, a data set in a folder of the user's, or one fetched from the hub."""
+"""Find the rows of a task: named files, a data set in a folder of the user's, or one fetched from the hub."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What was asked for: tasks in order, each once, and groups with the names of their tasks."""
+    """Requested evaluation: tasks in order, each once, and groups with the names of their tasks."""
 
     tasks: list[PlannedTask]
     groups: list[TaskGroup]

@@ -19,7 +19,7 @@ _TEMPLATE_ERRORS = (
     TemplateError, ArithmeticError, LookupError, NameError, TypeError, ValueError, AttributeError, MemoryError,
     RecursionError, re.error,
 )  # fmt: skip
-"""What a template may raise, and one that was compiled with a row."""
+"""Errors of a template, and of one that was compiled with a row."""
 _ONE_EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 

@@ -19,7 +19,7 @@ from anabatic.infer.request import Request
 
 @dataclass(frozen=True)
 class TextDelta:
-    """What came of a request since the last piece.
+    """New output of a request since the last piece.
 
     Attributes:
         index: which of the ticket's requests.

@@ -1,5 +1,5 @@
-"""What every request passes first: a name of this machine, a key where one is asked for, a body that is neither too
-large nor too slow.
+"""Checks that every request passes first: a name of this machine, a key where one is asked for, a body that is
+neither too large nor too slow.
 
 The name is looked at against DNS rebinding: a page of a foreign site whose name has been pointed at 127.0.0.1 asks
 with that name in Host, and what is bound to this machine alone must not answer it.

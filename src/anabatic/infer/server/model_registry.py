@@ -1,4 +1,4 @@
-"""What is served under which name, and how a request of a client becomes requests of an engine."""
+"""Served models by name, and the conversion of client requests to requests of an engine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ServedModel:
 
     @functools.cached_property
     def tool_call_style(self) -> tool_call_parser.ToolCallStyle | None:
-        """How calls of tools are written; None: in no way that is known."""
+        """Format of tool calls; None if it is unknown."""
         return tool_call_parser.detect_style(self.engine.tokenizer)
 
     @functools.cached_property
@@ -119,7 +119,7 @@ def _model_object(name: str, created: int) -> dict[str, Any]:
 
 
 class InputClassifier(Protocol):
-    """What answers `POST /v1/classify`: a class and its probability for each input."""
+    """Handler of `POST /v1/classify`: a class and its probability for each input."""
 
     def predict_by_passes(self, texts: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """Yield once after every forward pass; the last one has all answers."""
@@ -151,7 +151,7 @@ class ModelRegistry:
 
     @property
     def model_names(self) -> list[str]:
-        """What is served, in the order in which it is listed."""
+        """Names of served models, in the order of the list."""
         return [*(served.name for served in self.models), *self.classifiers]
 
     def describe_model(self, name: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class ServerMetrics:
 
 
 class _EngineCollector:
-    """How busy the engines are, asked when Prometheus asks."""
+    """Load of the engines, read when Prometheus asks."""
 
     def __init__(self, models: list[ServedModel], worker: EngineWorker) -> None:
         self._models, self._worker = models, worker

@@ -1,4 +1,4 @@
-"""What a request may cost before its tokens are counted: rows, texts, bytes. Each bound is found in a moment.
+"""Limit the cost of a request before its tokens are counted: rows, texts, bytes. Each bound is found in a moment.
 
 Lists are counted before their rows are read one by one. The bounds of the server that reads the request stand in
 `CURRENT_LIMITS`: validation of a body has no other way to know them.

@@ -1,4 +1,4 @@
-"""What may be asked. Names and meanings are those of OpenAI's API (platform.openai.com/docs/api-reference); fields of
+"""Schemas of requests. Names and meanings are those of OpenAI's API (platform.openai.com/docs/api-reference); fields of
 vLLM's that OpenAI's has not are marked.
 
 Fields that change an answer and that we do not know how to honour are refused, not ignored.
@@ -69,7 +69,7 @@ class TextPart(StrictModel):
 
 
 class FunctionCall(BaseModel):
-    """What the model asked a tool to do."""
+    """A tool call's function and arguments."""
 
     name: Utf8Str
     arguments: Utf8Str
@@ -135,7 +135,7 @@ class ChatTool(StrictModel):
 
 
 class FunctionName(StrictModel):
-    """Which function."""
+    """Name of a function."""
 
     name: Utf8Str
 
@@ -170,14 +170,14 @@ class ResponseFormat(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """How an answer is streamed."""
+    """Options of a streamed answer."""
 
     include_usage: FalseIfNull = False
     include_obfuscation: StrictFlag | None = None
 
 
 class GenerationRequest(StrictModel):
-    """What all requests for text share."""
+    """Fields that all requests for text share."""
 
     model: Utf8Str | None = None
     temperature: Annotated[FiniteNumber, Field(ge=0, le=2)] | None = None

@@ -37,7 +37,7 @@ def count_usage(requests: Sequence[Request], n: int) -> dict[str, Any]:
 
 @dataclass
 class CompletionBuilder:
-    """How one request is answered: its identity, and whether it is a conversation.
+    """Build the answer to one request from its identity and kind.
 
     Attributes:
         is_chat: a conversation; False: a text that continues.
@@ -232,7 +232,7 @@ def _encode_event(body: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """What is new of one call.
+    """New part of one tool call.
 
     Attributes:
         index: number of the call within its answer, from 0.

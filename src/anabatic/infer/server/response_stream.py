@@ -23,7 +23,7 @@ from anabatic.infer.server.response_builder import StreamFormatter
 
 
 class ResponseBuilder(Protocol):
-    """How a request is answered, whole or told bit by bit."""
+    """Answer a request, as a whole or in pieces."""
 
     def build_response(self, answers: Sequence[Completion], requests: Sequence[Request], n: int) -> dict[str, Any]:
         """Return the object of finished answers."""

@@ -26,7 +26,7 @@ JsonObject = dict[str, Any]
 
 @dataclass
 class ResponsesBuilder:
-    """How one response is answered.
+    """Build the events of one response.
 
     Attributes:
         request: what was asked; parts of it are repeated.

@@ -105,7 +105,7 @@ class TextFormat(StrictModel):
 
 
 class TextSettings(StrictModel):
-    """How the answer is written."""
+    """Format of the answer."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
@@ -113,7 +113,7 @@ class TextSettings(StrictModel):
 
 
 class ReasoningSettings(StrictModel):
-    """How much is thought."""
+    """Amount of reasoning."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
@@ -121,7 +121,7 @@ class ReasoningSettings(StrictModel):
 
 
 class StreamSettings(BaseModel):
-    """How an answer is streamed: not used."""
+    """Options of a streamed answer; not used."""
 
     include_obfuscation: StrictFlag | None = None
 

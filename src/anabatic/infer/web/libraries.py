@@ -18,7 +18,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("libraries.json")
 FOLDER = Path(__file__).with_name("libraries")
-"""Where the fetched files are; not in git."""
+"""Folder of the fetched files; not in git."""
 PATH_PREFIX = "/assets/"
 """Paths of the server below which these files are; they need no key, like the page that loads them."""
 

@@ -38,7 +38,7 @@ _DEVICE_COLUMNS = (
     *("hugepages_used", "hugepages_total", "bus_id", "util_pct", "util_kind"),
     *("mem_used_mb", "mem_total_mb", "hbm_used_mb", "hbm_total_mb"),
 )
-"""What `npu-smi info` prints of a device: fields of `DeviceReading`."""
+"""Values that `npu-smi info` prints for a device: fields of `DeviceReading`."""
 _PROCESS_COLUMNS = ("npu_id", "chip_id", "pid", "name", "mem_mb")
 """And of a process: fields of `DeviceProcess`."""
 
@@ -118,7 +118,7 @@ _ANY_TIME = rf"(?:{_TIME}|{_DATE}|\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True)
 class _LinePrefix:
-    """What stands before a line of a table, in parts."""
+    """Prefix of a line of a table, in parts."""
 
     parts: tuple[tuple[str, str], ...]
 
@@ -144,7 +144,7 @@ def _similar_part_pattern(kind: str, text: str) -> str:
 
 
 def _is_line_counter(rows: list[tuple[str, ...]], place: int) -> bool:
-    """Whether a number is that of the line: it grows from each to the next."""
+    """Return True if a number counts the lines: it grows from each to the next."""
     numbers = [int(row[place]) for row in rows]
     return len(numbers) > 1 and all(before < after for before, after in zip(numbers, numbers[1:], strict=False))
 

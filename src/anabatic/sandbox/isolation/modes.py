@@ -1,4 +1,4 @@
-"""How programs are isolated on this machine."""
+"""Isolation modes for programs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 
 NAMESPACES, LANDLOCK, CHROOT, LIMITS = "namespaces", "landlock", "chroot", "limits"
 ISOLATION_MODES = (NAMESPACES, LANDLOCK, CHROOT, LIMITS)
-"""How programs are isolated, the best first."""
+"""Isolation modes, the strongest first."""
 
 
 @dataclass
 class IsolationState:
-    """How this zygote shuts programs in.
+    """Isolation of this zygote's programs.
 
     Attributes:
         mode: one of `ISOLATION_MODES`.
         namespace_fd: namespaces: what `namespaces.fork_into_namespace` needs.
         has_seccomp: system calls are filtered.
-        extra_processes: what has to be added to `ResourceLimits.processes` for RLIMIT_NPROC; None: a program may start none.
+        extra_processes: added to `ResourceLimits.processes` for RLIMIT_NPROC; None: a program may start none.
         readable_paths: landlock: files and folders.
         counts_files: what a program writes to files is counted.
         guards: what is guarded -> by what.

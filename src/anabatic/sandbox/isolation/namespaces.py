@@ -18,7 +18,7 @@ PROGRAM_FOLDER = "/box"
 _OWN_PROCESSES = 3
 """The one that was started, the zygote, and the first one of a program's namespace."""
 _NEW_ROOT = "/proc"
-"""Where the new root is mounted before it becomes one: a folder that is everywhere and not needed later."""
+"""Mount point of the new root: a folder that is everywhere and not needed later."""
 _KEPT_MOUNT_FLAGS = {
     "ro": syscalls.READ_ONLY,
     "nosuid": syscalls.NO_SUID,

@@ -1,4 +1,4 @@
-"""What TBE says about the chip of a simulated machine."""
+"""TBE's description of the chip of a simulated machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CUBE_CORES = 0
 """aclDeviceInfo: ACL_DEVICE_INFO_AI_CORE_NUM (acl_base.h)."""
 
 _SHORT_VERSIONS = ("Ascend910B", "Ascend910_93", "Ascend950", "Ascend310P", "Ascend910")
-"""How operators name a family of chips: `Short_SoC_version` of CANN platform files (Ascend/ops-nn, Ascend/torchair)."""
+"""Operators' names of chip families: `Short_SoC_version` of CANN platform files (Ascend/ops-nn, Ascend/torchair)."""
 
 
 def get_soc_spec(key: str) -> str | int:
