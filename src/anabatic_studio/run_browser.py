@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.monitor.run_data import FollowedMetrics, MetricsRows, Points, downsample_points, read_run, smooth_points
+from anabatic.core.json_reader import JsonlFollower
+from anabatic.monitor.run_data import MetricsRows, Points, downsample_points, read_run, smooth_points
 from anabatic.monitor.run_files import EVALUATION_FILE, EVENTS_FILE, METRICS_FILE, RunFiles
 from anabatic.monitor.run_reader import RunReader
 from anabatic.train.checkpoint import listing as listing_module
@@ -30,6 +32,10 @@ MAX_OPEN_RUNS = 16
 """Runs whose curves are kept in memory."""
 MAX_CURVE_POINTS = 1000
 """Of a curve, in an answer."""
+MAX_STORED_POINTS = 4096
+"""Of a curve that is followed, in memory."""
+MAX_READ_BYTES = 4 << 20
+"""Of a file of metrics, at once: about a quarter of a second. The page asks again until it has all."""
 SCAN_INTERVAL_SECONDS = 5.0
 
 _SMOOTHED_COLUMNS = (
@@ -43,6 +49,8 @@ _SMOOTHED_COLUMNS = (
 )
 _RUN_FILES = (METRICS_FILE, EVENTS_FILE, EVALUATION_FILE)
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _SKIPPED_PREFIXES = ("best_model", "final_model", "checkpoint-")
 
 
@@ -52,6 +60,43 @@ class _RunEntry:
     name: str
     reader: RunReader | None
     """None: a folder with the results of an evaluation alone."""
+
+
+class FollowedMetrics:
+    """The rows of one run that may go on, thinned where they are many."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = JsonlFollower(RunFiles(folder).metrics, max_bytes=MAX_READ_BYTES)
+        self._token = ""
+        self.rows = MetricsRows()
+
+    def read_new_rows(self) -> None:
+        """Read what is new, as much of it as is read at once."""
+        anew, rows = self._file.read_new_rows()
+        if anew:
+            self.rows, self._token = MetricsRows(), secrets.token_hex(4)
+        for row in rows:
+            self.rows.add_row(row)
+        held = self.rows
+        for key, points in held.columns.items():
+            if len(points) > MAX_STORED_POINTS:
+                held.columns[key] = dict(downsample_points(sorted(points.items()), MAX_STORED_POINTS // 2))
+        held.samples, held.level_counts = _drop_every_second(held.samples), _drop_every_second(held.level_counts)
+        held.evaluations = _drop_every_second(held.evaluations)
+
+    @property
+    def version(self) -> str:
+        """What was read, in a word: another word after anything new."""
+        return f"{self._token}.{self._file.offset}"
+
+    @property
+    def read_fraction(self) -> float:
+        """Of the file that was read, 0 to 1."""
+        return self._file.offset / (self._file.offset + self._file.bytes_behind) if self._file.bytes_behind else 1.0
+
+
+def _drop_every_second(rows: dict[_Key, _Value]) -> dict[_Key, _Value]:
+    return rows if len(rows) <= MAX_STORED_POINTS else dict(list(rows.items())[::2])
 
 
 class RunBrowser:

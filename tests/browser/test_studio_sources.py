@@ -198,7 +198,7 @@ def test_plots_are_saved_as_svg_that_needs_no_page(page, tmp_path):
     names = [text.text for text in root.iter(f"{SVG}text")]
     assert "Loss · Steps" in names and "second · held-out" in names and any("<img src=x" in name for name in names)
     assert not [part for part in root.iter() if part.get("class") or part.get("style") or "onerror" in part.attrib]
-    assert {"#ffffff", "#0b6b78", "#c2571a"} <= {value for part in root.iter() for value in part.attrib.values()}
+    assert {"#ffffff", "#0b6b78", "#b4530a"} <= {value for part in root.iter() for value in part.attrib.values()}
     assert len(list(root.iter(f"{SVG}path"))) > 20
     page.get(path.as_uri())  # outside of the studio
     assert page.execute_script("return document.documentElement.getBBox().width") > 900

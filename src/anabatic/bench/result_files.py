@@ -24,7 +24,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_size
 from anabatic.core.json_reader import replace_nonfinite
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.core.svg_plot import compute_ticks
+from anabatic.core.svg_plot import make_linear_axis
 
 JSON_FILE, MARKDOWN_FILE, PLOT_FILE = "bench.json", "bench.md", "bench.svg"
 
@@ -193,9 +193,10 @@ def _make_value_axis(label: str, unit: str, maximum: float, about: int, has_grid
     """Return an axis from 0 to a little above `maximum`; bytes have round numbers of KiB, MiB or GiB."""
     high = 1.08 * (maximum or 1.0)
     scale = 1024.0 ** int(math.log(max(high, 1.0), 1024)) if unit == "B" else 1.0
-    numbers = [scale * number for number in compute_ticks(0.0, high / scale, about)]
-    ticks = [(number, UNIT_FORMATTERS[unit](number) if number else "0") for number in numbers]
-    return svg_plot.PlotAxis(label, 0.0, high, ticks, has_grid=has_grid)
+    write = UNIT_FORMATTERS[unit]
+    return make_linear_axis(
+        label, high, about, lambda number: write(number) if number else "0", scale=scale, has_grid=has_grid
+    )
 
 
 def _make_place_axis(name: str, places: Sequence[float]) -> svg_plot.PlotAxis:
@@ -227,7 +228,7 @@ def _draw_curves(
     )
     legend: list[_LegendRow] = []
     for number, name in enumerate(dict.fromkeys(one.name for one in group)):
-        colour = f"c{number % svg_plot.NUM_COLOURS}"
+        colour = f"c{1 + number % svg_plot.NUM_COLOURS}"
         curve = sorted((one for one in group if one.name == name), key=lambda one: one.axis_value or 0.0)
         panel.draw_band([(one.axis_value or 0.0, min(one.values), max(one.values)) for one in curve], colour)
         legend.append(("circle", f"full {colour}", name))

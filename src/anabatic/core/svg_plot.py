@@ -1,14 +1,17 @@
-"""SVG plots: panels with labelled axes, lines, bands, marks and text; the colour scheme follows the reader's screen.
+"""What charts have in common, colours, ticks and axes, and SVG plots: panels with lines, bands, marks and text.
 
-No plotting library is needed: plans and measurements are drawn on machines that have none.
+The report and the pages of the server draw charts of their own, with the colours and ticks of this module. No plotting
+library is needed: plans and measurements are drawn on machines that have none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+
+from anabatic.core.formatting import format_count
 
 
 def compute_ticks(low: float, high: float, num_ticks: int, *, integers_only: bool = False) -> list[float]:
@@ -23,42 +26,64 @@ def compute_ticks(low: float, high: float, num_ticks: int, *, integers_only: boo
     return [index * step for index in range(first, last + 1)]
 
 
+def format_short_count(number: float) -> str:
+    """Return a count for the ticks of an axis: `950`, `12K`, `1.2M`."""
+    return format_count(number).replace(".0", "")
+
+
+def format_step(step: float) -> str:
+    """Return a number of steps for the ticks of an axis: in full up to 9,999."""
+    return f"{step:,.0f}" if step < 10_000 else format_short_count(step)
+
+
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 34, 48
 """Margins of the axes of a panel in pixels, for numbers and labels."""
-_COLOURS = (
-    ("#0b6b78", "#4fb8c6"),
-    ("#b4560f", "#e8995a"),
-    ("#6b4fa8", "#b3a0ea"),
-    ("#3f7d2f", "#86c26f"),
-    ("#a8325e", "#ee8fb2"),
-    ("#1f5fae", "#7fb2f0"),
-)
-"""Colours of the styles c0, c1, ...: (on a light background, on a dark background)."""
-NUM_COLOURS = len(_COLOURS)
+_COLOURS = {
+    "--ink": ("#1c2226", "#e7e5e0"),
+    "--soft": ("#5c666d", "#9ba6ad"),
+    "--line": ("#e5e2db", "#2a3238"),
+    "--c1": ("#0b6b78", "#5ac4d0"),
+    "--c2": ("#b4530a", "#eda35f"),
+    "--c3": ("#6b4fa8", "#b3a0ea"),
+    "--c4": ("#3f7d2f", "#86c26f"),
+    "--c5": ("#b0286a", "#f48fbf"),
+    "--c6": ("#1f5fae", "#7fb2f0"),
+    "--c7": ("#7a6200", "#d9c24e"),
+    "--c8": ("#4d555b", "#b9c2c8"),
+}
+"""Variables of style sheets: (on a light background, on a dark one); text, labels, grid, then a curve each."""
+NUM_COLOURS = 8
+
+
+def insert_colours(style: str) -> str:
+    """Return a style sheet with the colours in place of the lines `--colours: light;` and `--colours: dark;`."""
+    for column, mode in enumerate(("light", "dark")):
+        colours = " ".join(f"{name}: {pair[column]};" for name, pair in _COLOURS.items())
+        style = style.replace(f"--colours: {mode};", colours)
+    return style
 
 
 def _build_style() -> str:
     """Return the style sheet; its rules apply only within `.plot`, so a page can contain several plots."""
-    light, dark = ("".join(f"--c{index}:{colours[mode]};" for index, colours in enumerate(_COLOURS)) for mode in (0, 1))
     colour_rules = "".join(
         f".plot .c{i}{{stroke:var(--c{i})}}"
         f".plot .full.c{i},.plot .band.c{i},.plot .faint.c{i},.plot .cell.c{i}{{fill:var(--c{i})}}\n"
-        for i in range(NUM_COLOURS)
+        for i in range(1, NUM_COLOURS + 1)
     )
-    return f"""
-.plot{{--paper:#fff;--ink:#1f2328;--soft:#59636e;--grid:#dde1e6;{light}}}
-@media(prefers-color-scheme:dark){{.plot{{--paper:#11161c;--ink:#e6edf3;--soft:#9aa4af;--grid:#2b333c;{dark}}}}}
+    return insert_colours(f"""
+.plot{{--paper:#fff;--colours: light;}}
+@media(prefers-color-scheme:dark){{.plot{{--paper:#111518;--colours: dark;}}}}
 .plot{{background:var(--paper);font:13px system-ui,"Noto Sans","Noto Sans CJK SC",sans-serif}}
 .plot text{{fill:var(--ink)}}.plot .soft{{fill:var(--soft);font-size:12px}}
 .plot .title{{font-weight:600;font-size:14px}}
-.plot .grid{{stroke:var(--grid);fill:none}}.plot .axis{{stroke:var(--soft);fill:none}}
+.plot .grid{{stroke:var(--line);fill:none}}.plot .axis{{stroke:var(--soft);fill:none}}
 {colour_rules}.plot .line{{fill:none;stroke-width:2}}.plot .thin{{fill:none;stroke-width:1.3;stroke-dasharray:5 4}}
 .plot .dash{{stroke-dasharray:5 4;stroke:var(--soft);stroke-width:1.3;fill:none}}
 .plot .band{{stroke:none;fill-opacity:.15}}.plot .faint{{stroke:none;fill-opacity:.45}}
 .plot .cell{{stroke:var(--paper)}}.plot text.inverse{{fill:var(--paper)}}
 .plot .halo{{paint-order:stroke;stroke:var(--paper);stroke-width:4px}}
 .plot .ink{{stroke:var(--ink)}}.plot .hollow{{fill:var(--paper);stroke-width:1.6}}
-"""
+""")
 
 
 @dataclass(frozen=True)
@@ -74,7 +99,7 @@ class PlotAxis:
     label: str
     low: float
     high: float
-    ticks: Sequence[tuple[float, str]]
+    ticks: Sequence[tuple[float, str]] = ()
     is_log: bool = False
     has_grid: bool = False
 
@@ -83,6 +108,25 @@ class PlotAxis:
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
+
+
+def make_linear_axis(
+    label: str,
+    high: float,
+    num_ticks: int,
+    write: Callable[[float], str],
+    *,
+    scale: float = 1.0,
+    has_grid: bool = False,
+) -> PlotAxis:
+    """Return an axis from 0 to `high` with about `num_ticks` round numbers.
+
+    Args:
+        write: a number as text.
+        scale: unit in which the numbers are round: 1024 for KiB.
+    """
+    ticks = [(scale * tick, write(scale * tick)) for tick in compute_ticks(0.0, high / scale, num_ticks)]
+    return PlotAxis(label, 0.0, high, ticks, has_grid=has_grid)
 
 
 @dataclass

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import math
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from anabatic.config.pipeline import PipelineJob
-from anabatic.core.json_reader import JsonlFollower, read_json_lines, to_finite_number
+from anabatic.core.json_reader import read_json_lines, to_finite_number
 from anabatic.monitor.run_files import EVALUATION_FILE, SUMMARY_FILE, RunFiles, parse_time
 
 Points = list[tuple[int, float | None]]
 """(step, value) by rising step; None where the value was not finite."""
 RunNote = tuple[str, dict[str, str]]
-"""What a reader of the run is told first: key of a text of the report, and its figures."""
+"""A fault of a run: key of a text of the report, and its figures."""
 
 MAX_DRAWN_VALUE = 1e100
 """Of a value that is drawn; sums and spans of larger ones leave the range of floats."""
-MAX_STORED_POINTS = 4096
-"""Of a curve that is followed, in memory."""
-MAX_READ_BYTES = 4 << 20
-"""Of a file of metrics, at once: about a quarter of a second."""
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 CURVE_KEYS = {
     "train": (
@@ -120,43 +113,6 @@ def _parse_level_counts(step: int, row: dict[str, Any]) -> LevelCounts | None:
 def _parse_drawable(value: object) -> float | None:
     known = to_finite_number(value)
     return known if known is not None and abs(known) <= MAX_DRAWN_VALUE else None
-
-
-class FollowedMetrics:
-    """The rows of one run that may go on, thinned where they are many."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = JsonlFollower(RunFiles(folder).metrics, max_bytes=MAX_READ_BYTES)
-        self._token = ""
-        self.rows = MetricsRows()
-
-    def read_new_rows(self) -> None:
-        """Read what is new, as much of it as is read at once."""
-        anew, rows = self._file.read_new_rows()
-        if anew:
-            self.rows, self._token = MetricsRows(), secrets.token_hex(4)
-        for row in rows:
-            self.rows.add_row(row)
-        held = self.rows
-        for key, points in held.columns.items():
-            if len(points) > MAX_STORED_POINTS:
-                held.columns[key] = dict(downsample_points(sorted(points.items()), MAX_STORED_POINTS // 2))
-        held.samples, held.level_counts = _drop_every_second(held.samples), _drop_every_second(held.level_counts)
-        held.evaluations = _drop_every_second(held.evaluations)
-
-    @property
-    def version(self) -> str:
-        """What was read, in a word: another word after anything new."""
-        return f"{self._token}.{self._file.offset}"
-
-    @property
-    def read_fraction(self) -> float:
-        """Of the file that was read, 0 to 1."""
-        return self._file.offset / (self._file.offset + self._file.bytes_behind) if self._file.bytes_behind else 1.0
-
-
-def _drop_every_second(rows: dict[_Key, _Value]) -> dict[_Key, _Value]:
-    return rows if len(rows) <= MAX_STORED_POINTS else dict(list(rows.items())[::2])
 
 
 def smooth_points(points: Points) -> Points:

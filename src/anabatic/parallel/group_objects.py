@@ -40,22 +40,15 @@ def get_enum_member(kind: Any, name: Any) -> enum.Enum:
     return kind.__members__[name]
 
 
-def get_layout(name: Any) -> torch.layout:
-    """Return a layout by its name.
-
-    Raises:
-        KeyError: there is no such layout.
-    """
-    return {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}[name]
-
-
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "getattr"): get_enum_member,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("pathlib", "PosixPath"): pathlib.PurePosixPath,
     ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): get_layout,
+    ("torch.serialization", "_get_layout"): {
+        str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)
+    }.__getitem__,
     ("traceback", "StackSummary"): traceback.StackSummary,
     ("traceback", "FrameSummary"): traceback.FrameSummary,
 }

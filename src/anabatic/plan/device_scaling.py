@@ -13,7 +13,7 @@ from typing import Any
 
 from anabatic.core import svg_plot
 from anabatic.core.formatting import format_duration
-from anabatic.core.svg_plot import compute_ticks
+from anabatic.core.svg_plot import make_linear_axis
 from anabatic.device.table import Chip
 from anabatic.plan import strategy_search
 from anabatic.plan.cost_model import get_chip_rates
@@ -215,20 +215,13 @@ def _format_run(seconds: float) -> str:
     return format_duration(seconds) if math.isfinite(seconds) else "never"
 
 
-_STRATEGIES = {"single": 0, "ddp": 0, "zero2": 1, "zero3": 2}
-_OFFLOAD = 3
+_STRATEGIES = {"single": 1, "ddp": 1, "zero2": 2, "zero3": 3}
+_OFFLOAD = 4
 _SHAPES = {"none": "circle", "selective": "square", "full": "triangle"}
 
 
 def _pick_colour(estimate: StrategyEstimate) -> str:
     return f"c{_OFFLOAD if estimate.setup.offload else _STRATEGIES[estimate.setup.strategy]}"
-
-
-def _make_linear_axis(label: str, maximum: float, num_ticks: int) -> svg_plot.PlotAxis:
-    high = 1.08 * maximum
-    return svg_plot.PlotAxis(
-        label, 0.0, high, [(value, f"{value:,.6g}") for value in compute_ticks(0.0, high, num_ticks)]
-    )
 
 
 def draw_frontier(plan: JobPlan) -> str:
@@ -240,14 +233,11 @@ def draw_frontier(plan: JobPlan) -> str:
     estimates = plan.fitting or [plan.choice]
     available_gib = plan.choice.available_bytes / 2**30
     speed = max(estimate.tokens_per_s for estimate in [*estimates, plan.choice])
+    needed_gib = [estimate.needed_bytes / 2**30 for estimate in [*estimates, plan.choice]]
     unit, unit_name = (1e3, "thousand tokens/s") if speed >= 2e4 else (1.0, "tokens/s")
     panel = svg_plot.PlotPanel(
-        _make_linear_axis(
-            "memory of a device, GiB",
-            max(available_gib, *(estimate.needed_bytes / 2**30 for estimate in [*estimates, plan.choice])),
-            8,
-        ),
-        _make_linear_axis(f"{unit_name}, all devices", speed / unit, 6),
+        make_linear_axis("memory of a device, GiB", 1.08 * max(available_gib, *needed_gib), 8, "{:,.6g}".format),
+        make_linear_axis(f"{unit_name}, all devices", 1.08 * speed / unit, 6, "{:,.6g}".format),
         f"{plan.npus * plan.nodes} x {plan.chip.name}: what fits, and how fast it is by the estimate",
         width=640,
         height=460,
@@ -317,24 +307,22 @@ def draw_scaling(rows: Sequence[ScalingRow], title: str) -> str:
         height=380,
     )
     speed_panel.draw_line([(first, 1.0), (last, ideal)], "dash")
-    speed_panel.draw_line([(row.devices, row.speed_up) for row in rows], "line c0")
+    speed_panel.draw_line([(row.devices, row.speed_up) for row in rows], "line c1")
     max_percent = 105 * max(1.0, *(row.efficiency for row in rows))
-    percent = svg_plot.PlotAxis(
-        "%", 0.0, max_percent, [(value, f"{value:g}") for value in compute_ticks(0.0, max_percent, 6)]
-    )
+    percent = make_linear_axis("%", max_percent, 6, "{:g}".format)
     fraction_panel = svg_plot.PlotPanel(device_axis, percent, left=470, width=470, height=380)
     fraction_panel.draw_line([(first, 100.0), (last, 100.0)], "dash")
     for row in rows:
         tooltip = f"{row.devices:,}: {row.speed_up:.2f} times, {row.efficiency:.1%}"
-        speed_panel.draw_mark(row.devices, row.speed_up, "circle", "full c0", tooltip)
+        speed_panel.draw_mark(row.devices, row.speed_up, "circle", "full c1", tooltip)
     fractions = {
-        ("circle", "c0", "efficiency"): [row.efficiency for row in rows],
-        ("square", "c1", "of a step: waiting for links"): [row.waiting_fraction for row in rows],
-        ("triangle", "c2", "of a step: the update"): [row.update_fraction for row in rows],
-        ("circle", "c3", "lost: slow machines, shared links"): [
+        ("circle", "c1", "efficiency"): [row.efficiency for row in rows],
+        ("square", "c2", "of a step: waiting for links"): [row.waiting_fraction for row in rows],
+        ("triangle", "c3", "of a step: the update"): [row.update_fraction for row in rows],
+        ("circle", "c4", "lost: slow machines, shared links"): [
             row.losses.get_fractions()["links"] + row.losses.get_fractions()["stragglers"] for row in rows
         ],
-        ("square", "c3", "lost: checkpoints, failures"): [
+        ("square", "c4", "lost: checkpoints, failures"): [
             row.losses.get_fractions()["checkpoints"] + row.losses.get_fractions()["failures"] for row in rows
         ],
     }

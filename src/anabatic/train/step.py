@@ -185,9 +185,10 @@ class TrainStep:
             rows += batch.segment_origins
         if self.stage is not None:
             loss = self._run_stage(self.stage, read)
-        reduce_expert_gradients(self.optimizer.params, self.optimizer.experts, self.world)
-        is_averaged = self.optimizer.is_sharded or self.stage is not None
-        reduce_tensor_gradients(self.optimizer.params, self.partial_params, not is_averaged, self.world)
+        if self.world.size > 1:
+            reduce_expert_gradients(self.optimizer.params, self.optimizer.experts, self.world)
+            is_averaged = self.optimizer.is_sharded or self.stage is not None
+            reduce_tensor_gradients(self.optimizer.params, self.partial_params, not is_averaged, self.world)
         if self.timer is not None:
             self.timer.finish_step()
         self.last_rows = rows

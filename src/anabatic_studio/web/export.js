@@ -13,17 +13,17 @@ const lightColours = () => {
   const rules = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]);
   const style = rules.find((rule) => rule.selectorText === ":root").style;
   const value = (name) => style.getPropertyValue(name).trim();
-  return { tones: ["c1", "k2", "k3", "k4", "k5", "k6", "k7", "k8"].map((name) => value(`--${name}`)), ...Object.fromEntries(["card", "ink", "soft", "line", "bad"].map((name) => [name, value(`--${name}`)])) };
+  return { tones: ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"].map((name) => value(`--${name}`)), ...Object.fromEntries(["card", "ink", "soft", "line", "bad"].map((name) => [name, value(`--${name}`)])) };
 };
 
 // What the style sheet says about a part of a plot, as attributes.
 const PAINT = {
   path: (one, tone) => ({
-    fill: "none", stroke: tone, "stroke-linejoin": "round", "stroke-width": one.classList.contains("raw") ? 1 : one.classList.contains("dots") ? 1.5 : 1.8,
+    fill: "none", stroke: tone, "stroke-linejoin": "round", "stroke-width": one.classList.contains("raw") ? 1 : one.classList.contains("dots") ? 1.5 : 2,
     ...(one.classList.contains("raw") ? { opacity: 0.3 } : {}), ...(one.classList.contains("dots") ? { "stroke-dasharray": "5 3" } : {}),
   }),
   circle: (one, tone) => ({ fill: tone }),
-  text: (one, tone, colours) => ({ fill: colours.soft, "font-size": 11, "font-family": PAPER_FONT }),
+  text: (one, tone, colours) => ({ fill: colours.soft, "font-size": 12, "font-family": PAPER_FONT }),
   line: (one, tone, colours) => (one.classList.contains("mark") ? { stroke: tone ?? colours.bad, "stroke-dasharray": "3 3" } : { stroke: colours.line }),
 };
 

@@ -56,7 +56,7 @@ const nearest = (values, wanted) => {
   return Math.abs(values[low] - wanted) <= Math.abs(values[high] - wanted) ? low : high;
 };
 
-const EDGE = { left: 58, right: 18, top: 8, bottom: 24 };
+const EDGE = { left: 62, right: 18, top: 8, bottom: 24 };
 const RIM = 4; // around the lines: a point at the border is drawn whole
 
 // `series`: {name, colour, style: raw | line | dots, x: numbers that rise, y: numbers or null}.

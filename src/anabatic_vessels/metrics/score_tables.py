@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from anabatic.core import svg_plot
-from anabatic.core.svg_plot import compute_ticks
+from anabatic.core.svg_plot import compute_ticks, make_linear_axis
 from anabatic_vessels.metrics import classification
 from anabatic_vessels.metrics.classification import (
     CalibrationBin,
@@ -119,7 +119,7 @@ def _format_interval(interval: ConfidenceInterval) -> str:
     return f"{interval.low:.3f}-{interval.high:.3f}"
 
 
-_BLUE, _ORANGE = "c5", "c1"
+_BLUE, _ORANGE = "c6", "c2"
 _LETTER_PIXELS = 7.5
 _CELL_HEIGHT, _MIN_CELL_WIDTH = 40.0, 64.0
 _INVERSE_ABOVE = 0.55
@@ -168,8 +168,8 @@ def draw_reliability(levels: Sequence[tuple[str, float, list[CalibrationBin]]], 
     for index, (name, error, bins) in enumerate(levels):
         left = index * _PANEL_WIDTH
         upper = svg_plot.PlotPanel(
-            svg_plot.PlotAxis("", 0.0, 1.0, _number_ticks(1.0)),
-            svg_plot.PlotAxis("" if index else "share right", 0.0, 1.0, _number_ticks(1.0)),
+            make_linear_axis("", 1.0, 5, "{:.1f}".format),
+            make_linear_axis("" if index else "share right", 1.0, 5, "{:.1f}".format),
             f"{name}: expected calibration error {error:.3f}",
             left=left,
             top=svg_plot.TOP,
@@ -178,7 +178,7 @@ def draw_reliability(levels: Sequence[tuple[str, float, list[CalibrationBin]]], 
         )
         max_rows = 1.05 * max(1, *(row.rows for row in bins))
         lower = svg_plot.PlotPanel(
-            svg_plot.PlotAxis("confidence", 0.0, 1.0, _number_ticks(1.0)),
+            make_linear_axis("confidence", 1.0, 5, "{:.1f}".format),
             svg_plot.PlotAxis(
                 name,
                 0.0,
@@ -206,7 +206,3 @@ def draw_reliability(levels: Sequence[tuple[str, float, list[CalibrationBin]]], 
     ]
     parts.append(svg_plot.render_legend(legend, svg_plot.LEFT, bottom + 30))
     return svg_plot.render_document(parts, _PANEL_WIDTH * len(levels), bottom + 100, title)
-
-
-def _number_ticks(maximum: float) -> list[tuple[float, str]]:
-    return [(value, f"{value:.1f}") for value in compute_ticks(0.0, maximum, 5)]

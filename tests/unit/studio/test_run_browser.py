@@ -8,7 +8,7 @@ import time
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.monitor import run_data, run_files
+from anabatic.monitor import run_files
 from anabatic_studio import run_browser
 from anabatic_studio.run_browser import RunBrowser
 from suite.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
@@ -76,7 +76,7 @@ def test_curves_are_those_of_the_file_and_come_once(tmp_path):
 
 
 def test_a_long_file_is_read_in_pieces_and_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_data, "MAX_READ_BYTES", 1 << 18)
+    monkeypatch.setattr(run_browser, "MAX_READ_BYTES", 1 << 18)
     rows = (
         {"step": step, "kind": "train", "loss": 100.0 if step == 17_001 else 2.0 + step % 7} for step in range(20_000)
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from anabatic.core import log, logo
+from anabatic.core import log, logo, svg_plot
 from anabatic.infer.web import libraries
 from anabatic.infer.web.libraries import LibraryBundle
 
@@ -95,7 +95,7 @@ def build_page(
         home: address of the page that leads here.
         bundle: libraries that the programs use.
     """
-    style = "".join(_read_file(folder, name) for name in styles)
+    style = svg_plot.insert_colours("".join(_read_file(folder, name) for name in styles))
     program = "\n".join(_read_file(folder, name) for name in programs)
     program = f'"use strict";\n(() => {{\n{program}\n}})();\n'
     environment = Environment(loader=FileSystemLoader([folder, WEB_FOLDER]), undefined=StrictUndefined, autoescape=True)

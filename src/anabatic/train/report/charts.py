@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from anabatic.core.formatting import format_count
 from anabatic.core.language import LocalizedText
-from anabatic.core.svg_plot import compute_ticks
+from anabatic.core.svg_plot import PlotAxis, compute_ticks, format_step
 from anabatic.monitor.run_data import LevelCounts, Points, downsample_points
 from anabatic.train.report.words import as_text, get_text, join_texts
 
@@ -58,15 +57,6 @@ class Chart:
     data: dict[str, Any] = field(default_factory=dict)
     wide: bool = False
     """As broad as the page, with a legend."""
-
-
-@dataclass
-class _AxisScale:
-    low: float
-    high: float
-
-    def __call__(self, value: float) -> float:
-        return BOX_SIZE * (value - self.low) / (self.high - self.low)
 
 
 @dataclass
@@ -137,25 +127,25 @@ def draw_chart(
         note=get_text("chart.beyond" if above == 1 else "chart.beyond_many", count=f"{above:,}") if above else None,
         paths=[_draw_curve(line, points, x, y, write) for line, points in sampled_lines],
         x_ticks=make_step_ticks(x.low, x.high),
-        y_ticks=[(100 - y(tick) / 10, write(tick)) for tick in compute_ticks(y.low, y.high, 5)],
-        marks=[(x(step) / 10, as_text(text)) for step, text in marks if x.low <= step <= x.high],
+        y_ticks=[(100 - _scale(y, tick) / 10, write(tick)) for tick in compute_ticks(y.low, y.high, 5)],
+        marks=[(_scale(x, step) / 10, as_text(text)) for step, text in marks if x.low <= step <= x.high],
         data={"series": [_hover_data(line, points, x, y, write) for line, points in sampled_lines]},
     )
 
 
 def make_step_ticks(low: float, high: float) -> list[tuple[float, str]]:
     """Return (per cent of the axis, step) of the ticks of an axis of steps."""
-    x = _AxisScale(low, high)
-    return [(x(tick) / 10, _format_step(tick)) for tick in compute_ticks(low, high, 5, integers_only=True)]
+    x = PlotAxis("", low, high)
+    return [(_scale(x, tick) / 10, format_step(tick)) for tick in compute_ticks(low, high, 5, integers_only=True)]
 
 
-def _make_step_scale(lines: Sequence[Curve], steps: tuple[int, int] | None) -> _AxisScale:
+def _make_step_scale(lines: Sequence[Curve], steps: tuple[int, int] | None) -> PlotAxis:
     all_steps = [step for line in lines for step, _ in line.points]
     first, last = (min(all_steps), max(all_steps)) if steps is None else steps
-    return _AxisScale(0.0, last) if 0 < first <= 0.05 * last else _make_scale(first, last)
+    return PlotAxis("", 0.0, last) if 0 < first <= 0.05 * last else _make_scale(first, last)
 
 
-def _make_value_scale(lines: Sequence[Curve], zero: bool) -> tuple[_AxisScale, int]:
+def _make_value_scale(lines: Sequence[Curve], zero: bool) -> tuple[PlotAxis, int]:
     """Return the scale and how many points lie above it: a few wild ones must not flatten the rest."""
     values = sorted(value for line in lines for _, value in line.points if value is not None)
     low, high = values[0], values[-1]
@@ -169,23 +159,28 @@ def _make_value_scale(lines: Sequence[Curve], zero: bool) -> tuple[_AxisScale, i
     return _make_scale(low, high, top=0.06, bottom=0.06), above
 
 
-def _make_scale(low: float, high: float, *, top: float = 0.0, bottom: float = 0.0) -> _AxisScale:
+def _scale(axis: PlotAxis, value: float) -> float:
+    """Return the place of a value in the box."""
+    return BOX_SIZE * axis.get_fraction(value)
+
+
+def _make_scale(low: float, high: float, *, top: float = 0.0, bottom: float = 0.0) -> PlotAxis:
     if high - low <= 1e-12 * max(1.0, abs(high)):
         room = abs(high) * 0.5 or 1.0
-        return _AxisScale(low - room, high + room) if low else _AxisScale(low, high + room)
+        return PlotAxis("", low - room, high + room) if low else PlotAxis("", low, high + room)
     room = high - low
-    return _AxisScale(low - bottom * room, high + top * room)
+    return PlotAxis("", low - bottom * room, high + top * room)
 
 
-def _draw_curve(line: Curve, points: Points, x: _AxisScale, y: _AxisScale, write: Callable[[float], str]) -> CurvePath:
+def _draw_curve(line: Curve, points: Points, x: PlotAxis, y: PlotAxis, write: Callable[[float], str]) -> CurvePath:
     finite = [(step, value) for step, value in points if value is not None]
     dots = ""
     if len(finite) <= MAX_DOTS[line.style]:
-        dots = "".join(f"M{x(step):.1f} {BOX_SIZE - y(value):.1f}h0" for step, value in finite)
+        dots = "".join(f"M{_scale(x, step):.1f} {BOX_SIZE - _scale(y, value):.1f}h0" for step, value in finite)
     return CurvePath(as_text(line.name), write(finite[-1][1]), _svg_path(points, x, y), dots, line.style, line.colour)
 
 
-def _svg_path(points: Points, x: _AxisScale, y: _AxisScale) -> str:
+def _svg_path(points: Points, x: PlotAxis, y: PlotAxis) -> str:
     words: list[str] = []
     pen_down = alone = False
     for step, value in points:
@@ -193,34 +188,28 @@ def _svg_path(points: Points, x: _AxisScale, y: _AxisScale) -> str:
             words.append("h0" if alone else "")
             pen_down = alone = False
             continue
-        words.append(f"{'L' if pen_down else 'M'}{x(step):.1f} {max(0.0, BOX_SIZE - y(value)):.1f}")
+        words.append(f"{'L' if pen_down else 'M'}{_scale(x, step):.1f} {max(0.0, BOX_SIZE - _scale(y, value)):.1f}")
         alone = not pen_down
         pen_down = True
     words.append("h0" if alone else "")
     return "".join(words)
 
 
-def _hover_data(
-    line: Curve, points: Points, x: _AxisScale, y: _AxisScale, write: Callable[[float], str]
-) -> dict[str, Any]:
+def _hover_data(line: Curve, points: Points, x: PlotAxis, y: PlotAxis, write: Callable[[float], str]) -> dict[str, Any]:
     finite = [(step, value) for step, value in points if value is not None]
     return {
         "name": _both(as_text(line.name)),
         "colour": line.colour,
         "style": line.style,
         "step": [step for step, _ in finite],
-        "x": [round(x(step) / 10, 2) for step, _ in finite],
-        "y": [round(min(100.0, max(0.0, 100 - y(value) / 10)), 2) for _, value in finite],
+        "x": [round(_scale(x, step) / 10, 2) for step, _ in finite],
+        "y": [round(min(100.0, max(0.0, 100 - _scale(y, value) / 10)), 2) for _, value in finite],
         "text": [write(value) for _, value in finite],
     }
 
 
 def _both(text: LocalizedText) -> list[str]:
     return [text.en, text.zh]
-
-
-def _format_step(value: float) -> str:
-    return f"{value:,.0f}" if value < 10_000 else format_count(value).replace(".0", "")
 
 
 MAX_COLUMNS = 60
@@ -245,9 +234,7 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
         return None
     low, high = (0, columns[-1][1]) if steps is None else (0, max(steps[1], columns[-1][1]))
 
-    def scale_step(step: float) -> float:
-        return BOX_SIZE * (step - low) / (high - low)
-
+    x = PlotAxis("", low, high)
     paths = [
         CurvePath(as_text(name), f"{draws[-1].samples[name]:,.0f}", "", "", "area", _pick_colour(names, name))
         for name in names
@@ -262,10 +249,10 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
             bottom, top = (max(0.0, BOX_SIZE * (1 - edge)) for edge in (below, below + fraction))
             if fraction:
                 path.d += (
-                    f"M{scale_step(first):.1f} {bottom:.1f}H{scale_step(last):.1f}V{top:.1f}H{scale_step(first):.1f}Z"
+                    f"M{_scale(x, first):.1f} {bottom:.1f}H{_scale(x, last):.1f}V{top:.1f}H{_scale(x, first):.1f}Z"
                 )
             hover["step"].append(last)
-            hover["x"].append(round(scale_step((first + last) / 2) / 10, 2))
+            hover["x"].append(round(_scale(x, (first + last) / 2) / 10, 2))
             hover["y"].append(round((bottom + top) / 20, 2))
             hover["text"].append(f"{fraction:.0%}")
             below += fraction
@@ -283,7 +270,7 @@ def draw_levels_chart(draws: Sequence[LevelCounts], steps: tuple[int, int] | Non
         paths=paths,
         x_ticks=make_step_ticks(low, high),
         y_ticks=[(100.0 - fraction, f"{fraction} %") for fraction in (0, 25, 50, 75, 100)],
-        marks=[(scale_step(step) / 10, text) for step, text in begins],
+        marks=[(_scale(x, step) / 10, text) for step, text in begins],
         data={"series": series},
         wide=True,
     )

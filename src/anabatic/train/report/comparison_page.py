@@ -10,6 +10,7 @@ from typing import Any
 from anabatic.core.errors import ConfigError
 from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import write_atomic
+from anabatic.core.svg_plot import format_short_count
 from anabatic.monitor.run_data import RunData, read_run, smooth_points
 from anabatic.monitor.run_files import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, SUMMARY_FILE, RunFiles
 from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card
@@ -20,7 +21,6 @@ from anabatic.train.report.page import describe_notes
 from anabatic.train.report.run_charts import (
     format_four_digits,
     format_percent,
-    format_short_count,
     format_three_digits,
 )
 from anabatic.train.report.words import get_text, join_texts

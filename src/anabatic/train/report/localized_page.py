@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from anabatic.core.language import Language, LocalizedText
 from anabatic.core.logo import FAVICON_URL, INLINE_LOGO
+from anabatic.core.svg_plot import insert_colours
 from anabatic.train.report.words import as_text, get_text
 
 TEMPLATE_FOLDER = Path(__file__).parent
@@ -85,7 +86,7 @@ def render_page(template: str, language: Language, **values: Any) -> str:
             attribute=texts.write_attribute,
             get_text=get_text,
             texts=texts,
-            style=Markup(_read_file("report.css")),
+            style=Markup(insert_colours(_read_file("report.css"))),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             logo=Markup(INLINE_LOGO),

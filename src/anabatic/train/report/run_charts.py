@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anabatic.core.formatting import format_count
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
+from anabatic.core.svg_plot import format_short_count
 from anabatic.monitor.run_data import RunData, smooth_points
 from anabatic.train.report.charts import (
     Chart,
@@ -19,8 +19,15 @@ from anabatic.train.report.charts import (
 )
 from anabatic.train.report.words import get_text
 
+format_three_digits: Callable[[float], str] = "{:.3g}".format
+format_four_digits: Callable[[float], str] = "{:.4g}".format
 _ANSWER_SIDES = ("chosen", "rejected")
 _RESUMED = "resume"
+
+
+def format_percent(share: float) -> str:
+    """Return a share of 1 in per cent."""
+    return f"{100 * share:.4g} %"
 
 
 def build_panels(run: RunData) -> list[Chart | FigureCard]:
@@ -98,26 +105,6 @@ def _answer_panels(run: RunData, draw: _Draw) -> list[Chart | FigureCard | None]
 def heldout_curve(run: RunData, metric: str) -> Curve:
     """Return the curve of a held-out metric as points."""
     return Curve(get_text("curve.heldout"), run.curves.get(f"valid_{metric}", []), "points", 2)
-
-
-def format_three_digits(number: float) -> str:
-    """Return three significant digits."""
-    return f"{number:.3g}"
-
-
-def format_four_digits(number: float) -> str:
-    """Return four significant digits."""
-    return f"{number:.4g}"
-
-
-def format_percent(share: float) -> str:
-    """Return a share of 1 in per cent."""
-    return f"{100 * share:.4g} %"
-
-
-def format_short_count(number: float) -> str:
-    """Return a count for the ticks of an axis."""
-    return format_count(number).replace(".0", "")
 
 
 def _rank_curves(run: RunData) -> list[Curve]:
