@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from anabatic.parallel.process_groups import World
 
 import anabatic
 from anabatic.cli.app import main
@@ -24,6 +23,7 @@ from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.device.device import Device
 from anabatic.device.table import DEVICES
 from anabatic.infer.engine import Engine
+from anabatic.parallel.world import World
 from anabatic.sandbox import sandbox_runner
 from anabatic.testing.random_models import build_random_model
 from anabatic.testing.tiny_models import save_tiny_chat_model
