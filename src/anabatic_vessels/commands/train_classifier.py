@@ -10,7 +10,6 @@ import numpy as np
 
 from anabatic.core import log
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.models import classifier, fused_ops
 from anabatic.models.classifier import ClassLoss, get_class_head
 from anabatic.models.model_init import materialize_model, resolve_weight_dtype
@@ -29,6 +28,7 @@ from anabatic_vessels.io.vessel_splits import VesselSegments
 from anabatic_vessels.metrics import classification
 from anabatic_vessels.model import baselines, initialization
 from anabatic_vessels.words import encoding
+from anabatic_vessels.words.word_tokenizer import WordEncoder
 
 
 def run(job: ClassifyTrainJob) -> int:

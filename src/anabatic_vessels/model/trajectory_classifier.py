@@ -14,7 +14,6 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
-from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
 from anabatic.models import classifier, fused_ops
@@ -23,6 +22,7 @@ from anabatic.models.pretrained import resolve_model_folder
 from anabatic_vessels.io.description import TrajectoryDescription
 from anabatic_vessels.model import forest
 from anabatic_vessels.model.baselines import aggregate_by_day, number_days
+from anabatic_vessels.words.word_tokenizer import WordEncoder
 
 ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
 """Placeholders for a missing class: in predictions, and in the words of the source's rows."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from anabatic.core.errors import DataError
-from anabatic.data.sequence import word_tokenizer
 from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
 from anabatic.models import classifier
 from anabatic.models.classifier import (
@@ -22,6 +21,7 @@ from anabatic.models.classifier import (
     pack_sequences,
 )
 from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_vessels.words import word_tokenizer
 
 CPU = torch.device("cpu")
 WORDS = [f"W_{n}" for n in range(40)]
