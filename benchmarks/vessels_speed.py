@@ -28,7 +28,6 @@ import torch
 from anabatic.config.pretrain import PretrainModel
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
-from anabatic.data.sequence.word_tokenizer import WordEncoder, build_word_tokenizer
 from anabatic.device.device import select_device
 from anabatic.models import classifier, fused_ops, pretrained
 from anabatic.models.classifier import ClassifierDescription, ClassLoss, get_class_head
@@ -37,6 +36,7 @@ from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic_vessels.config.tracks import TrackSettings
 from anabatic_vessels.words.segment_reader import read_segments
 from anabatic_vessels.words.vocabulary import build_vocabulary
+from anabatic_vessels.words.word_tokenizer import WordEncoder, build_word_tokenizer
 from option_types import names_among, positive_int, positive_number
 from paired import Turns, alternate, table
 

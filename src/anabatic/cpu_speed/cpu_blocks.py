@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anabatic.cpu_speed import cpu_attention
+from anabatic.cpu_speed.decoder_layer import attend_backward, attend_forward
 from anabatic.device.attention import PackedSegments
 from anabatic.device.block_attention import BlockOps
 
@@ -24,7 +24,7 @@ def block_forward_cpu(
         whole = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
         out, lse = _ops._scaled_dot_product_flash_attention_for_cpu(*whole, 0.0, False, scale=scale)
         return out.squeeze(0).transpose(0, 1), lse.squeeze(0).t()
-    out, kept = cpu_attention.attend_forward(q, k, v, segments, scale)
+    out, kept = attend_forward(q, k, v, segments, scale)
     rows = [lse.transpose(1, 2).flatten(0, 1) for lse in kept[1::2]]  # `[rows, N, length]` of each group
     return out, segments.gather_packed(rows[0] if len(rows) == 1 else torch.cat(rows))
 
@@ -54,7 +54,7 @@ def block_backward_cpu(
         for start, rows, length in segments.groups:
             for x in (spread_out, spread_lse):
                 kept.append(x[start : start + rows * length].unflatten(0, (rows, length)).transpose(1, 2))
-        joint, d_v = cpu_attention.attend_backward(grad, q, k, v, segments, scale, kept)
+        joint, d_v = attend_backward(grad, q, k, v, segments, scale, kept)
         d_q, d_k = joint.split([q.shape[1], k.shape[1]], dim=1)
     return d_q.to(dtype), d_k.to(dtype), d_v.to(dtype)
 

@@ -6,29 +6,26 @@ Shapes: `T` tokens, `n` sequences, `H` hidden size, `F` features, `C` classes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.core.errors import ConfigError, DataError
-from anabatic.core.paths import write_atomic
+from anabatic.core.errors import ConfigError
 from anabatic.data.batching.packing import Batch
 from anabatic.device.device import Device, send_to_device
-from anabatic.models import pretrained, weights_reader
+from anabatic.models import pretrained
 from anabatic.models.forward import PackedBatch, compute_hidden_states, pack_batch
-from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor
+from anabatic.parallel.sharded_tensors import copy_from_full
 
 HEAD_PREFIX = "classifier."
 """Prefix of the names of the head's parameters."""
-DESCRIPTION_FILE, HEAD_WEIGHTS_FILE = "classifier.json", "classifier.safetensors"
+DESCRIPTION_FILE = "classifier.json"
 NUM_QUANTILES = 33
 SCALED_LIMIT = 1.7
 """Largest value of a scaled feature: uniform in -1.7 to 1.7 has standard deviation 1."""
@@ -222,25 +219,6 @@ def attach_class_head(model: PreTrainedModel, description: ClassifierDescription
         output.weight.requires_grad_(False)
 
 
-def add_residual_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Apply dropout with this rate to the attention and MLP outputs of every block (residual dropout, arXiv 1706.03762,
-    section 5.4).
-
-    Raises:
-        ConfigError: the output layers of the model's blocks have other names.
-    """
-    if not rate:
-        return
-    layers = [module for name, module in model.named_modules() if name.endswith(("o_proj", "down_proj"))]
-    if not layers:
-        raise ConfigError(
-            f"head.block_dropout is {rate:g}, and {type(model).__name__} has no o_proj or down_proj",
-            "leave head.block_dropout at 0",
-        )
-    for layer in layers:
-        layer.register_forward_hook(lambda module, _, out: F.dropout(out, rate, module.training))
-
-
 class ClassLoss:
     """The summed loss of a batch of sequences, called by a step.
 
@@ -289,36 +267,6 @@ def get_class_head(model: PreTrainedModel) -> ClassHead:
     return head
 
 
-def save_classifier(
-    model: PreTrainedModel,
-    folder: Path,
-    tokenizer: Any,
-    description: ClassifierDescription,
-    files: Mapping[str, str | bytes],
-    is_writer: bool = True,
-) -> None:
-    """Write a Hugging Face folder of the model with its head, atomically. All ranks call it.
-
-    Args:
-        files: name -> content of further files of the folder.
-
-    Raises:
-        Failure: the disk is full or refuses writes; an older folder is untouched.
-    """
-    head = {
-        name: gather_full_tensor(value.detach()).cpu().contiguous()
-        for name, value in get_class_head(model).state_dict().items()
-    }
-
-    def write_head(temporary: Path) -> None:
-        save_file(head, temporary / HEAD_WEIGHTS_FILE, metadata={"format": "pt"})
-        text = json.dumps(asdict(description), ensure_ascii=False, indent=1)
-        for name, content in {DESCRIPTION_FILE: text + "\n", **files}.items():
-            write_atomic(temporary / name, content)
-
-    pretrained.save_model(model, folder, tokenizer, is_writer, write_head)
-
-
 def is_classifier(folder: Path) -> bool:
     """True when a model folder contains a classifier."""
     return (folder / DESCRIPTION_FILE).is_file()
@@ -335,65 +283,3 @@ def require_text_model(folder: Path) -> None:
             f"{folder} is a classifier: it writes no text",
             "ask it with `anabatic classify predict`, or serve it with --classifier NAME=FOLDER",
         )
-
-
-Description = TypeVar("Description", bound=ClassifierDescription)
-
-
-def read_description(folder: Path, kind: type[Description]) -> Description:
-    """Read the description of a classifier.
-
-    Args:
-        kind: its class; that of a task may have more fields.
-
-    Raises:
-        DataError: the folder contains none, or its file is damaged.
-    """
-    if not is_classifier(folder):
-        raise DataError(
-            f"{folder} holds no {DESCRIPTION_FILE}: it is no classifier", "train one: `anabatic classify train`"
-        )
-    fields = weights_reader.read_json_object(folder / DESCRIPTION_FILE)
-    try:
-        lists: dict[str, Any] = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-        return kind(**{**fields, **lists})
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{folder / DESCRIPTION_FILE} is incomplete: {error}", "copy the folder again") from error
-
-
-def load_head_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Load the head's weights into a model with a head.
-
-    Raises:
-        DataError: the file is missing or damaged, or of another head.
-    """
-    try:
-        tensors = load_file(folder / HEAD_WEIGHTS_FILE)
-    except Exception as error:  # safetensors raises its own class, straight from Rust
-        raise DataError(f"{folder / HEAD_WEIGHTS_FILE} cannot be read: {error}", "copy the folder again") from error
-    state = get_class_head(model).state_dict()
-    mismatched = sorted(name for name in state if name not in tensors or tensors[name].shape != state[name].shape)
-    if mismatched or tensors.keys() - state.keys():
-        raise DataError(
-            f"{folder / HEAD_WEIGHTS_FILE} has another head: {', '.join(mismatched[:3])}", "copy the folder again"
-        )
-    for name, value in state.items():
-        copy_from_full(value, tensors[name])
-
-
-def load_classifier(
-    path: str | Path, device: torch.device, kind: type[Description]
-) -> tuple[PreTrainedModel, Description]:
-    """Load a classifier onto `device` for inference.
-
-    Raises:
-        DataError: the folder or a file in it is missing, damaged, or contains no classifier.
-    """
-    folder = pretrained.resolve_model_folder(path)
-    description = read_description(folder, kind)
-    model = pretrained.load_model(folder, device)
-    attach_class_head(model, description)
-    get_class_head(model).to_empty(device=device)
-    load_head_weights(model, folder)
-    model.eval()
-    return model, description

@@ -11,8 +11,6 @@ import numpy as np
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.data.sequence.dataset import TargetSampler
-from anabatic.data.sequence.masking import NextWordTargets, WordMasking
-from anabatic.data.sequence.word_tokenizer import MASK_TOKEN, WordEncoder
 from anabatic.models import fused_ops, pretrained
 from anabatic.models.model_init import materialize_model, resolve_weight_dtype
 from anabatic.parallel.collectives import barrier
@@ -27,7 +25,9 @@ from anabatic_vessels.io import vessel_splits
 from anabatic_vessels.model import initialization
 from anabatic_vessels.words import encoding
 from anabatic_vessels.words.encoding import MASK_GROUPS
+from anabatic_vessels.words.masking import NextWordTargets, WordMasking
 from anabatic_vessels.words.vocabulary import WordSpec
+from anabatic_vessels.words.word_tokenizer import MASK_TOKEN, WordEncoder
 
 
 def run(job: ClassifyPretrainJob) -> int:

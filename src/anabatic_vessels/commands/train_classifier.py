@@ -10,7 +10,6 @@ import numpy as np
 
 from anabatic.core import log
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.models import classifier, fused_ops
 from anabatic.models.classifier import ClassLoss, get_class_head
 from anabatic.models.model_init import materialize_model, resolve_weight_dtype
@@ -23,12 +22,13 @@ from anabatic.recipes.training.training_data import DatasetBatches, TrainingData
 from anabatic.train import objectives
 from anabatic.train.optim.optimizer import HeadRates
 from anabatic_vessels.config.train import ClassifyTrainJob
-from anabatic_vessels.io import vessel_splits
+from anabatic_vessels.io import classifier_folder, vessel_splits
 from anabatic_vessels.io.description import TrajectoryDescription
 from anabatic_vessels.io.vessel_splits import VesselSegments
 from anabatic_vessels.metrics import classification
 from anabatic_vessels.model import baselines, initialization
 from anabatic_vessels.words import encoding
+from anabatic_vessels.words.word_tokenizer import WordEncoder
 
 
 def run(job: ClassifyTrainJob) -> int:
@@ -63,10 +63,10 @@ def run(job: ClassifyTrainJob) -> int:
         root = materialize_model(model, sharding, device, world)
         initialization.init_or_load_weights(model, job, base, num_known, len(tokenizer))
         if base.description == description and base.folder is not None:
-            classifier.load_head_weights(model, base.folder)
+            classifier_folder.load_head_weights(model, base.folder)
         else:
             get_class_head(model).init_weights(job.seed, train.feature_tensor)
-        classifier.add_residual_dropout(model, job.head.block_dropout)
+        initialization.add_residual_dropout(model, job.head.block_dropout)
         log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
         sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
         log_plan(plan, model, world, sharding)
@@ -90,7 +90,7 @@ def run(job: ClassifyTrainJob) -> int:
         }
 
         def save_folder(path: Path) -> None:
-            classifier.save_classifier(model, path, tokenizer, description, extra_files, world.is_main_process)
+            classifier_folder.save_classifier(model, path, tokenizer, description, extra_files, world.is_main_process)
             barrier(world)
 
         context = replace(context, job=replace(job, eval=replace(job.eval, every=job.eval.every or steps_per_epoch)))

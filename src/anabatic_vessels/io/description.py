@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anabatic.models import classifier
 from anabatic.models.pretrained import resolve_model_folder
+from anabatic_vessels.io import classifier_folder
 
 
 @dataclass(frozen=True)
@@ -30,4 +31,4 @@ def read_description(path: str | Path) -> TrajectoryDescription:
     Raises:
         DataError: there is none, or its file is damaged.
     """
-    return classifier.read_description(resolve_model_folder(path), TrajectoryDescription)
+    return classifier_folder.read_description(resolve_model_folder(path), TrajectoryDescription)

@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from anabatic.core import log
+from anabatic.core.errors import ConfigError
 from anabatic.data.sequence.dataset import SequenceDataset
 from anabatic.device.device import Device
 from anabatic.models import pretrained
@@ -82,3 +84,22 @@ def resolve_step_sizes(
     )
     tokens_per_step = sizes.micro_batch_tokens * sizes.micro_steps * world.size
     return sizes, max(1, math.ceil(train.num_tokens / tokens_per_step))
+
+
+def add_residual_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Apply dropout with this rate to the attention and MLP outputs of every block (residual dropout, arXiv 1706.03762,
+    section 5.4).
+
+    Raises:
+        ConfigError: the output layers of the model's blocks have other names.
+    """
+    if not rate:
+        return
+    layers = [module for name, module in model.named_modules() if name.endswith(("o_proj", "down_proj"))]
+    if not layers:
+        raise ConfigError(
+            f"head.block_dropout is {rate:g}, and {type(model).__name__} has no o_proj or down_proj",
+            "leave head.block_dropout at 0",
+        )
+    for layer in layers:
+        layer.register_forward_hook(lambda module, _, out: F.dropout(out, rate, module.training))

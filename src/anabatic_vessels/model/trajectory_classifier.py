@@ -14,15 +14,16 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
-from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
-from anabatic.models import classifier, fused_ops
+from anabatic.models import fused_ops
 from anabatic.models.classifier import compute_class_logits, pack_sequences
 from anabatic.models.pretrained import resolve_model_folder
+from anabatic_vessels.io import classifier_folder
 from anabatic_vessels.io.description import TrajectoryDescription
 from anabatic_vessels.model import forest
 from anabatic_vessels.model.baselines import aggregate_by_day, number_days
+from anabatic_vessels.words.word_tokenizer import WordEncoder
 
 ABSTAIN, UNKNOWN_CLASS = "ABSTAIN", "CLASS_UNKNOWN"
 """Placeholders for a missing class: in predictions, and in the words of the source's rows."""
@@ -72,7 +73,7 @@ class TrajectoryClassifier:
     def __init__(self, path: str | Path, device: DeviceConfig | None = None, batch_tokens: int = 16_384) -> None:
         folder = resolve_model_folder(path)
         self._device = select_device(device or DeviceConfig())
-        self._model, self.description = classifier.load_classifier(
+        self._model, self.description = classifier_folder.load_classifier(
             folder, self._device.torch_device, TrajectoryDescription
         )
         fused_ops.apply_fused_setting(self._model, "auto", self._device.type)

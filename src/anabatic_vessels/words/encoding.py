@@ -11,14 +11,14 @@ import numpy as np
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching.packing import IGNORE_INDEX
-from anabatic.data.sequence import word_tokenizer
 from anabatic.data.sequence.dataset import RandomCrop, SequenceDataset, TargetSampler
-from anabatic.data.sequence.word_tokenizer import WordEncoder
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic_vessels.io.vessel_splits import BaseModelInfo
+from anabatic_vessels.words import word_tokenizer
 from anabatic_vessels.words.kinematic_features import FEATURE_GROUPS, FEATURE_NAMES
 from anabatic_vessels.words.segments import Segment
 from anabatic_vessels.words.vocabulary import WordSpec, build_vocabulary, get_word_group
+from anabatic_vessels.words.word_tokenizer import WordEncoder
 
 MASK_GROUPS = ("h3", "class", "motion", "other")
 """Groups of words that may be masked, in the order of their weights."""

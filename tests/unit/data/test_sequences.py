@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from anabatic.core.errors import DataError
 from anabatic.data.batching.loader import Loader
 from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.batching.validation_batches import ValidationBatches
-from anabatic.data.sequence import word_tokenizer
 from anabatic.data.sequence.dataset import RandomCrop, SequenceDataset, collate_classification, collate_word_targets
-from anabatic.data.sequence.word_tokenizer import WordEncoder
 
 IDS = [np.arange(n, 2 * n + 2, dtype=np.int32) for n in range(1, 30)]
 LABELS = [n % 3 for n in range(29)]
@@ -81,19 +78,6 @@ def test_held_out_ones_come_once() -> None:
             for number in batch.extra["number"].tolist()
         ]
         assert sorted(numbers) == list(range(29))
-
-
-def test_one_word_is_one_id() -> None:
-    tokenizer = word_tokenizer.build_word_tokenizer(["SPD_1", "COG_N", "POINT_END"])
-    words = WordEncoder.from_tokenizer(tokenizer)
-    text = "SPD_1  COG_N POINT_END SPD_1"
-    assert words(text).tolist() == tokenizer(text)["input_ids"] == [3, 4, 5, 3]
-    assert words.unknown_words.total() == 0
-    assert words("SPD_1 SPD_2").tolist() == [3, tokenizer.unk_token_id]
-    with pytest.raises(DataError, match=r"2 of 3 words \(66.67%\) are not in the vocabulary: SPD_2"):
-        fresh = WordEncoder.from_tokenizer(tokenizer)
-        fresh("SPD_2 SPD_2 SPD_1")
-        fresh.report_unknown_words("rows")
 
 
 def test_labels_of_an_empty_batch() -> None:

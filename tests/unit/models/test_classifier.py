@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from anabatic.core.errors import DataError
-from anabatic.data.sequence import word_tokenizer
 from anabatic.data.sequence.dataset import SequenceSegment, collate_classification
 from anabatic.models import classifier
 from anabatic.models.classifier import (
@@ -22,6 +21,8 @@ from anabatic.models.classifier import (
     pack_sequences,
 )
 from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_vessels.io import classifier_folder
+from anabatic_vessels.words import word_tokenizer
 
 CPU = torch.device("cpu")
 WORDS = [f"W_{n}" for n in range(40)]
@@ -92,10 +93,10 @@ def test_numbers_are_scaled_by_their_quantiles() -> None:
 def test_saved_and_read_again(tmp_path: Path) -> None:
     model, description = made(features=("f", "g"), pooling="mean")
     before = asked(model, description, ROWS)
-    classifier.save_classifier(
+    classifier_folder.save_classifier(
         model, tmp_path / "m", word_tokenizer.build_word_tokenizer(WORDS), description, {"split.json": "{}\n"}
     )  # type: ignore[arg-type]
-    again, told = classifier.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
+    again, told = classifier_folder.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
     assert told == description and (tmp_path / "m" / "split.json").read_text() == "{}\n"
     torch.testing.assert_close(asked(again, told, ROWS), before, rtol=1e-5, atol=1e-6)
 
@@ -104,9 +105,9 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "m")  # the body is a model like any other
     assert plain.config.vocab_size == 43
 
-    (tmp_path / "m" / classifier.HEAD_WEIGHTS_FILE).write_bytes(b"torn")
+    (tmp_path / "m" / classifier_folder.HEAD_WEIGHTS_FILE).write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot be read"):
-        classifier.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
+        classifier_folder.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
     (tmp_path / "m" / classifier.DESCRIPTION_FILE).unlink()
     with pytest.raises(DataError, match="it is no classifier"):
-        classifier.load_classifier(tmp_path / "m", CPU, ClassifierDescription)
+        classifier_folder.load_classifier(tmp_path / "m", CPU, ClassifierDescription)

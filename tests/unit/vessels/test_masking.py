@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.data.batching.packing import IGNORE_INDEX
-from anabatic.data.sequence.masking import (
+from anabatic_vessels.words.masking import (
     MASK_FRACTION,
     RANDOM_FRACTION,
     NextWordTargets,

@@ -80,10 +80,11 @@ def build_word_tokenizer(words: Sequence[str]) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
+    wrap: Any = PreTrainedTokenizerFast  # whose constructor has no types
     entries = list(dict.fromkeys([END_OF_TEXT, UNKNOWN_TOKEN, MASK_TOKEN, *words]))
     bare = Tokenizer(models.WordLevel({word: number for number, word in enumerate(entries)}, unk_token=UNKNOWN_TOKEN))
     bare.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
+    return wrap(
         tokenizer_object=bare,
         unk_token=UNKNOWN_TOKEN,
         mask_token=MASK_TOKEN,

@@ -68,7 +68,8 @@ class WordMasking:
         places = np.flatnonzero(group >= 0)
         self.masked_counts[None] += len(places)
         if self.is_independent:
-            chosen = places[random.random(len(places)) < self.mask_ratio * self.group_fractions[group[places]]]
+            limits = self.mask_ratio * self.group_fractions[group[places]]
+            chosen: np.ndarray = places[random.random(len(places)) < limits]
             self._count_masked(group[chosen])
             return chosen
         counts = np.bincount(group[places], minlength=len(self.group_fractions))
