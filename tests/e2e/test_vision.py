@@ -109,6 +109,16 @@ def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -
         wrong = right.replace(color, other)
         assert compute_loss(model, place, row, right) < compute_loss(model, place, row, wrong)
 
+    asked = [{**row, "messages": row["messages"][:1]} for row in rows]
+    (place / "shapes" / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    greedy = {"sampling.temperature": 0.0, "sampling.max_new_tokens": 8}
+    anabatic.infer(
+        model=run, inputs=[str(place / "shapes" / "asked.jsonl")], out=str(place / "answers.jsonl"), **greedy
+    )
+    answers = [line["response"] for line in json_reader.read_json_lines(place / "answers.jsonl")]
+    expected = [row["messages"][1]["content"] for row in rows]
+    assert sum(one == two for one, two in zip(answers, expected, strict=True)) >= len(rows) // 2, answers
+
 
 def test_a_whole_model_keeps_its_frozen_tower(place: Path) -> None:
     run = train(place, "full", tuner="full", schedule__max_steps=2)
