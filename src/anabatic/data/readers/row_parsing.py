@@ -77,7 +77,7 @@ def take_pictures(row: dict[str, Any], columns: ColumnMapping, skip: str) -> tup
     """Return the row with tags in place of its pictures, and the pictures.
 
     Args:
-        skip: the setting that passes over rows with pictures.
+        skip: the setting that skips rows with pictures.
 
     Raises:
         BadRowError: it has pictures, and the job reads none; or video or sound.
