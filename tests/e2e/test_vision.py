@@ -13,11 +13,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 import anabatic
+from anabatic.config.chat import Sampling
+from anabatic.config.infer import InferJob
 from anabatic.core import json_reader
 from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import read_picture_rules
+from anabatic.recipes import batch_inference
 from suite import tiny_vision
 
 pytestmark = pytest.mark.process
@@ -108,6 +111,17 @@ def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -
         other = next(name for name in tiny_vision.COLORS if name != color)
         wrong = right.replace(color, other)
         assert compute_loss(model, place, row, right) < compute_loss(model, place, row, wrong)
+
+    asked = [{**row, "messages": row["messages"][:1]} for row in rows]
+    (place / "shapes" / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    greedy = Sampling(temperature=0.0, max_new_tokens=8)
+    out = place / "answers.jsonl"
+    batch_inference.run(
+        InferJob(model=str(run), inputs=[str(place / "shapes" / "asked.jsonl")], out=str(out), sampling=greedy)
+    )
+    answers = [line["response"] for line in json_reader.read_json_lines(out)]
+    expected = [row["messages"][1]["content"] for row in rows]
+    assert sum(one == two for one, two in zip(answers, expected, strict=True)) >= len(rows) // 2, answers
 
 
 def test_a_whole_model_keeps_its_frozen_tower(place: Path) -> None:

@@ -207,7 +207,7 @@ _CLASSIFICATION = "ForSequenceClassification"
 """Architecture of models that return one number for a text: reward models of other programs."""
 
 
-_SEEING_COMMANDS = ("sft", "merge")
+_SEEING_COMMANDS = ("sft", "merge", "infer")
 """Commands that take models that see; `sft` has a section of settings for them."""
 _TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 _PICTURE_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -252,7 +252,7 @@ def require_text_decoder(config: Mapping[str, Any], name: str, may_see: bool = F
     if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
         raise DataError(
             f"{name}: {model_name} reads pictures, video or sound ({', '.join(towers[:3])}), which is not supported",
-            f"only `anabatic {'` and `anabatic '.join(_SEEING_COMMANDS)}` take it; {_HINT} {_DECODER}"
+            f"{', '.join(f'`anabatic {one}`' for one in _SEEING_COMMANDS)} take it; {_HINT} {_DECODER}"
             if sees_pictures(config)
             else f"{_HINT} {_DECODER}; of some such models the text part is published alone",
         )

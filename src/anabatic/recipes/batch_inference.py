@@ -49,6 +49,7 @@ from anabatic.models.pretrained import (
 )
 from anabatic.parallel.sharded_tensors import materialize_parameters
 from anabatic.parallel.world import World, get_world_size
+from anabatic.plan import model_facts, model_shape
 from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes import hub_data
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
@@ -93,24 +94,41 @@ def run(job: InferJob) -> int:
     if not part.is_finished:
         began, totals = time.perf_counter(), [0, 0, 0]
         try:
-            rows = _count_rows(job)
-            engine = _load_engine(job, ranks)
+            rows, engine = _count_rows(job), None
             with ProgressBar("rows", rows // ranks) as bar:
-                for place in _generate_in_order(
-                    job, engine, _prepare_requests(job, engine, part.num_rows, rank, ranks, rows)
-                ):
-                    part.write_row(_format_answer(job, engine, place, totals))
+                if _sees(job):
+                    from anabatic.recipes import picture_inference
+
+                    lines = picture_inference.iter_answers(job, part.num_rows, rank, ranks)
+                else:
+                    engine = _load_engine(job, ranks)
+                    places = _prepare_requests(job, engine, part.num_rows, rank, ranks, rows)
+                    lines = _iter_answers(job, engine, places, totals)
+                for line in lines:
+                    part.write_row(line)
                     bar.update(part.num_rows)
             part.mark_finished()
         finally:
             part.close()
-        _log_throughput(totals, time.perf_counter() - began, engine)
+        if engine is not None:
+            _log_throughput(totals, time.perf_counter() - began, engine)
     if rank == 0:
         written, skipped = merge_shards(out, ranks, HEARTBEAT.record_beat)
         log.info(f"wrote {written:,} answers to {out}")
         if skipped:
             log.warn(f"{len(skipped):,} rows were skipped; first: {skipped[0]}")
     return 0
+
+
+def _sees(job: InferJob) -> bool:
+    return not job.ckpt_dir and model_shape.sees_pictures(model_facts.read_local_config(job.model))
+
+
+def _iter_answers(
+    job: InferJob, engine: Engine, places: Iterator[InferenceRow], totals: list[int]
+) -> Iterator[dict[str, Any]]:
+    for place in _generate_in_order(job, engine, places):
+        yield _format_answer(job, engine, place, totals)
 
 
 def _resume_identity(job: InferJob) -> dict[str, Any]:
@@ -142,7 +160,7 @@ def _load_engine(job: InferJob, ranks: int) -> Engine:
 def _count_rows(job: InferJob) -> int:
     """Count the rows before the model is asked: what is wrong with them is reported early."""
     total, unused = 0, UnusedColumns()
-    for row in read_prompts(job.inputs, job.columns):
+    for row in read_prompts(job.inputs, job.columns, _sees(job)):
         if isinstance(row, PromptRow):
             unused.count_names(row.unused)
         elif job.on_bad_row == "fail":

@@ -41,7 +41,7 @@ def test_which_models_are_taken() -> None:
     model_shape.require_text_decoder(config, "config.json", may_see=True)
     with pytest.raises(DataError, match="reads pictures, video or sound") as refused:
         model_shape.require_text_decoder(config, "config.json")
-    assert "only `anabatic sft` and `anabatic merge` take it" in str(refused.value.hint)
+    assert "`anabatic sft`, `anabatic merge`, `anabatic infer` take it" in str(refused.value.hint)
     for change in ({"audio_config": {"x": 1}}, {"image_token_id": None}, {"vision_config": {"hidden_size": 8}}):
         assert not model_shape.sees_pictures(config | change)
     linear = {**config["text_config"], "layer_types": ["linear_attention", "full_attention"]}

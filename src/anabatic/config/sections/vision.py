@@ -11,7 +11,7 @@ MODEL_PARTS = ("language", "projector", "tower")
 
 @dataclass(kw_only=True)
 class PictureData(Data):
-    __doc__ = Data.__doc__
+    """Sources as in the section `data` of other commands, and the place of their pictures."""
 
     media: str | None = None
     """Folder that paths of pictures start from; default: the folder of the rows' file."""

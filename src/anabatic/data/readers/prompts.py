@@ -23,9 +23,9 @@ from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines, 
 from anabatic.data.readers.row_parsing import (
     format_column_names,
     get_nested,
-    reject_media,
     rename_columns,
     require_object,
+    take_pictures,
 )
 from anabatic.data.readers.row_use import find_unused
 from anabatic.hub.dataset_name import is_dataset_spec
@@ -51,6 +51,7 @@ class PromptRow:
         answer: what a right answer is: of a column that holds nothing else, or `label`.
         unused: columns with something in them that are none of these.
         row: as the file has it, columns renamed.
+        pictures: paths and data URIs, in the order of the tags in the turns.
     """
 
     id: str
@@ -61,6 +62,7 @@ class PromptRow:
     answer: str | None = None
     unused: tuple[str, ...] = ()
     row: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:
@@ -69,18 +71,21 @@ class PromptRow:
         return f"{file}: line {line}"
 
 
-def read_prompts(files: list[str], columns: dict[str, str]) -> Iterator[PromptRow | RowIssue]:
+def read_prompts(
+    files: list[str], columns: dict[str, str], has_pictures: bool = False
+) -> Iterator[PromptRow | RowIssue]:
     """Yield the rows of files, or what is wrong with one, in bounded memory. Blank lines ask nothing.
 
     Args:
         files: paths, or names of data sets of a hub, whose files are downloaded when their turn comes.
         columns: our name of a column -> its name in the files.
+        has_pictures: rows with pictures are taken; else they are refused.
 
     Raises:
         DataError: a file is not there, cannot be read to its end, or has another format.
     """
     local = {file: _check_prompt_file(file) for file in files if not is_hub_file(file)}
-    names = ColumnMapping("text", tuple(sorted(columns.items())))
+    names = ColumnMapping("text", tuple(sorted(columns.items())), media_folder="" if has_pictures else None)
     for file in files:
         if file in local:
             yield from _read_file(file, local[file], names)
@@ -101,6 +106,7 @@ def _read_hub_rows(source: sources.DataSource, columns: ColumnMapping) -> Iterat
 
 
 def _read_file(file: str, path: Path, columns: ColumnMapping) -> Iterator[PromptRow | RowIssue]:
+    columns = columns.for_file(path)
     if path.name.lower().endswith(_LINE_EXTENSIONS):
         yield from _read_lines(file, path, columns)
         return
@@ -167,7 +173,7 @@ def _parse_line(
 
 def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
     row = rename_columns(require_object(row), columns)
-    reject_media(row, "--on-bad-row skip")
+    row, pictures = take_pictures(row, columns, "--on-bad-row skip")
     label_column, label = _find_text(row, _LABEL_COLUMNS)
     answer_column, answer = _find_text(row, _ANSWER_COLUMNS)
     nested = [theirs.partition(".")[0] for _, theirs in columns.renamed_columns]
@@ -193,7 +199,9 @@ def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
     if not turns or turns[-1]["role"] in ("system", "developer"):
         raise BadRowError("no user's turn comes before the answer")
     unused = find_unused(row, (*_READ_COLUMNS, *labels))
-    return PromptRow(name, turns, str(turns[-1]["content"]), prompt.tools, *_prefer_each(label, answer), unused, row)
+    return PromptRow(
+        name, turns, str(turns[-1]["content"]), prompt.tools, *_prefer_each(label, answer), unused, row, pictures
+    )
 
 
 def _prefer_each(label: str | None, answer: str | None) -> tuple[str | None, str | None]:

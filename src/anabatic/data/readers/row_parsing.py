@@ -40,7 +40,7 @@ def row_to_document(
             unused = (*find_unused(row, (columns.text_column, *_other_used_columns(columns))), *unread)
             return _text_to_document(row[columns.text_column], doc_id, place, columns, unused)
         if form is not None:
-            turns_row, pictures = _take_pictures(row, columns)
+            turns_row, pictures = take_pictures(row, columns, "--data.on-bad-row skip")
             document = form.parse_row(turns_row)
             for turns in (document.messages, document.rejected or []):
                 require_turn_order(turns)
@@ -73,18 +73,21 @@ def row_to_document(
     return RowIssue(what, hint_missing_columns(columns, row), "" if partial_formats else place, tuple(row))
 
 
-def _take_pictures(row: dict[str, Any], columns: ColumnMapping) -> tuple[dict[str, Any], tuple[str, ...]]:
+def take_pictures(row: dict[str, Any], columns: ColumnMapping, skip: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the row with tags in place of its pictures, and the pictures.
+
+    Args:
+        skip: the setting that skips rows with pictures.
 
     Raises:
         BadRowError: it has pictures, and the job reads none; or video or sound.
     """
     if columns.media_folder is None:
-        reject_media(row, "--data.on-bad-row skip")
+        reject_media(row, skip)
         return row, ()
-    from anabatic.data.vision.row_pictures import take_pictures
+    from anabatic.data.vision import row_pictures
 
-    return take_pictures(row, columns.media_folder)
+    return row_pictures.take_pictures(row, columns.media_folder)
 
 
 def _read_level(row: dict[str, Any], columns: ColumnMapping) -> str:

@@ -68,17 +68,10 @@ class PictureEncoder(ChatEncoder):
         self, rendered: rendering.RenderedConversation, grids: tuple[PictureGrid, ...], document: Document
     ) -> SeenConversation:
         """Repeat each picture's token; nothing of a picture is learned."""
-        places = np.flatnonzero(rendered.ids == self._rules.image_token)
-        if len(places) != len(grids):
-            raise DataError(
-                f"{document.location}: {len(places)} tokens of pictures in the text, {len(grids)} pictures",
-                f"write {TAG} where a picture stands, and no other token of pictures, {SKIP_HINT}",
-            )
-        tokens = [self._rules.count_tokens(grid[1:]) for grid in grids]
-        repeats = np.ones(len(rendered.ids), dtype=np.int64)
-        repeats[places] = tokens
+        repeats = count_repeats(rendered.ids, grids, self._rules, document.location)
         ids = np.repeat(rendered.ids, repeats)
         if grids and self._seq_len is not None and len(ids) > self._seq_len + 1:
+            tokens = [self._rules.count_tokens(grid[1:]) for grid in grids]
             raise DataError(
                 f"{document.location}: {len(ids) - 1:,} tokens, {' + '.join(f'{one:,}' for one in tokens)} of them of"
                 f" pictures; batch.seq_len is {self._seq_len:,}, and rows with pictures are not cut",
@@ -104,6 +97,23 @@ class PictureEncoder(ChatEncoder):
         mask = np.frombuffer(entry.mask or b"", dtype=np.uint8).copy()
         mask[np.asarray(entry.ids) == self._rules.image_token] = 0  # `train_on_inputs` learns all tokens but these
         return entry._replace(mask=mask.tobytes(), pictures=pack_grids(pictures))
+
+
+def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureRules, name: str) -> np.ndarray:
+    """Return how often each token stands in the model's input, int64 `[n]`: a picture's as often as it has features.
+
+    Raises:
+        DataError: the text has more or fewer tokens of pictures than there are pictures.
+    """
+    places = np.flatnonzero(ids == rules.image_token)
+    if len(places) != len(grids):
+        raise DataError(
+            f"{name}: {len(places)} tokens of pictures in the text, {len(grids)} pictures",
+            f"write {TAG} where a picture stands, and no other token of pictures, {SKIP_HINT}",
+        )
+    repeats = np.ones(len(ids), dtype=np.int64)
+    repeats[places] = [rules.count_tokens(grid[1:]) for grid in grids]
+    return repeats
 
 
 def pack_grids(pictures: Sequence[PictureGrid]) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anabatic.config.infer import InferJob
 from anabatic.config.loading import command_table
 from anabatic.config.loading.command_table import import_precheck
 from anabatic.core.errors import ConfigError, DataError, UserError
@@ -195,9 +196,9 @@ def _require_room_for_answers(long: LongRowCounter, rows: int) -> None:
 
 
 def _read_prompt_rows(
-    job: Any, paths: list[Path], columns: dict[str, str], on_bad_row: str
+    job: Any, paths: list[Path], columns: dict[str, str], on_bad_row: str, has_pictures: bool = False
 ) -> Iterator[prompts.PromptRow]:
-    for item in prompts.read_prompts([str(path) for path in paths], columns):
+    for item in prompts.read_prompts([str(path) for path in paths], columns, has_pictures):
         if isinstance(item, prompts.PromptRow):
             yield item
         elif on_bad_row == "fail":
@@ -206,7 +207,8 @@ def _read_prompt_rows(
 
 def _check_prompt_file(job: Any, name: str) -> None:
     paths = _find_source_files(job, name)[1] if prompts.is_hub_file(name) else [Path(name)]
-    found = itertools.islice(_read_prompt_rows(job, paths, job.columns, job.on_bad_row), _FIRST_ROWS)
+    sees = isinstance(job, InferJob) and model_shape.sees_pictures(model_facts.read_local_config(job.model))
+    found = itertools.islice(_read_prompt_rows(job, paths, job.columns, job.on_bad_row, sees), _FIRST_ROWS)
     if not paths:
         return
     if not any(True for _ in found):
