@@ -76,9 +76,8 @@ def resolve_step_sizes(
         2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5
     )  # from a text model, from a model of words
     default_lr = None if base.folder is None else default_lr
-    setup = planning.build_model_setup(job, model, device, world)
     sizes = planning.resolve_sizes(
-        derived, sized_job, model, train.num_tokens, tokens, "given", setup, default_lr, device, world
+        derived, sized_job, model, train.num_tokens, tokens, "given", default_lr, device, world
     )
     tokens_per_step = sizes.micro_batch_tokens * sizes.micro_steps * world.size
     return sizes, max(1, math.ceil(train.num_tokens / tokens_per_step))

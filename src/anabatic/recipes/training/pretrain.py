@@ -26,16 +26,14 @@ from anabatic.models.pretrained import (
     require_tokenizer_fits,
     save_model,
 )
-from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.process_groups import barrier
-from anabatic.parallel.sharding import resolve_sharding
+from anabatic.parallel.sharding import divides_model, resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
-from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trained_model import TrainedModel
+from anabatic.recipes.training.session import find_settled_batch, log_plan, training_session
+from anabatic.recipes.training.trained_model import TrainedModel, hold_all_stages
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
 from anabatic.train import sizing
-from anabatic.train.auto import state as auto_state
 from anabatic.train.objectives import make_next_token_objective
 
 
@@ -49,7 +47,8 @@ def run(job: PretrainJob) -> int:
         # Before the text is read, which may take long: what is wrong with the settings is reported here.
         plan, model = build_meta_model(job, base, len(tokenizer), resolve_weight_dtype(job.optim, device))
         require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
-        division.require_divisible(model, world)
+        if divides_model(world):
+            division.require_divisible(model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:
@@ -73,16 +72,15 @@ def run(job: PretrainJob) -> int:
             epoch_tokens,
             tokens,
             reason,
-            sizing.build_model_setup(job, model, device, world.data_group),
             tuned_lr,
             device,
             world.data_group,
-            settled=auto_state.get_resolved_batch(job, auto_state.load_state(job, world), context.resume_checkpoint),
+            settled=find_settled_batch(context),
         )
         log_plan(plan, model, world, sharding, sizes.micro_steps)
 
         def save_folder(folder: Path) -> None:
-            with gathered_parameters(model, world.pipeline_group):
+            with hold_all_stages(model, world):
                 save_model(model, folder, tokenizer, world.is_main_process)
             barrier(world)
 

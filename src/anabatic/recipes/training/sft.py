@@ -17,9 +17,9 @@ from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
 from anabatic.models import division, fused_ops
 from anabatic.models.forward import ModelRoot
-from anabatic.parallel.sharding import resolve_sharding
+from anabatic.parallel.sharding import divides_model, resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.recipes.training.session import log_plan, training_session
+from anabatic.recipes.training.session import find_settled_batch, log_plan, training_session
 from anabatic.recipes.training.trained_model import (
     TrainableModel,
     TrainedModel,
@@ -37,7 +37,6 @@ from anabatic.recipes.training.training_data import (
     require_conversations,
 )
 from anabatic.train import sizing
-from anabatic.train.auto import state as auto_state
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_next_token_objective
 from anabatic.train.optim.optimizer import HeadRates
@@ -97,7 +96,8 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         # Before the rows are read, which may take long: what is wrong with the settings is reported here.
         start = build_model(job, context.model, device, world)
         task.prepare_model(context, start)
-        division.require_divisible(start.model, world)
+        if divides_model(world):
+            division.require_divisible(start.model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         quantize_frozen(job, start)
         require_weight_files(start)
@@ -154,12 +154,11 @@ def _resolve_sizes(
         epoch_tokens,
         (job.schedule.epochs or 1.0) * epoch_tokens,
         "one epoch",
-        sizing.build_model_setup(job, start.model, device, world.data_group),
         task.full_lr if start.lora is None else task.adapter_lr,
         device,
         world.data_group,
         task.max_segment(context.seq_len),
-        auto_state.get_resolved_batch(job, auto_state.load_state(job, world), context.resume_checkpoint),
+        find_settled_batch(context),
     )
     if job.batch.packing:
         return sizes

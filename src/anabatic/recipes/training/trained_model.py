@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.models.lora.merging import WeightedAdapter
-from anabatic.models.model_init import materialize_model, resolve_weight_dtype
+from anabatic.models.model_init import has_experts, materialize_model, resolve_weight_dtype
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
@@ -36,8 +37,8 @@ from anabatic.models.pretrained import (
     resolve_model_folder,
     save_model,
 )
-from anabatic.models.quantized import iter_quantized_weights
-from anabatic.parallel.pipeline_parameters import gathered_parameters
+from anabatic.models.weights_reader import iter_quantized_weights
+from anabatic.parallel import pipeline_parameters
 from anabatic.parallel.process_groups import World, barrier
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.plan import layer_names
@@ -111,10 +112,12 @@ class TrainedModel:
             self.head_rates,
             self.root.expert_params,
         )
-        if not self.sharding.is_sharded and world.tensor_group.size == 1:
+        if device.device_row.cast_weights_together and not self.sharding.is_sharded and world.tensor_group.size == 1:
             weight_casts.install_block_casts(self.network, device)
         balance = context.job.optim.router_aux_loss
-        routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
+        routing = None
+        if balance or has_experts(self.network):
+            routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
         if routing is not None and routing.coefficient:
             log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
@@ -178,7 +181,9 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
     named_folder, base_folder = facts.known_folders
     adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder, job.hub, world)
     tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
-    template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
+    template_folder = tokenizer_folder
+    if job.chat_template is not None:
+        template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
     tokenizer = load_tokenizer(template_folder)
     model, lora = _build_meta_model(job, named_folder, base_folder, device)
     require_tokenizer_fits(model.config, tokenizer, template_folder)
@@ -260,7 +265,8 @@ def load_weights(
     """Bring it to where it is trained and give it its first weights."""
     root = materialize_model(found.model, sharding, device, world)
     load_folder_weights(found.model, found.base_folder)
-    merging.merge_adapters(found.model, found.merged_adapters)
+    if found.merged_adapters:
+        merging.merge_adapters(found.model, found.merged_adapters)
     if found.is_adapter:
         adapter.load_adapter(found.model, found.named_folder)
     elif found.lora is not None:
@@ -268,12 +274,19 @@ def load_weights(
     return root
 
 
+def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = False) -> AbstractContextManager[None]:
+    """Hold the parameters of all stages of a pipeline while a model is written; every rank calls this."""
+    if world.pipeline_group.size == 1:
+        return nullcontext()
+    return pipeline_parameters.gathered_parameters(model, world.pipeline_group, trained_only)
+
+
 def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], None]:
     """Return what writes a Hugging Face folder of the model as it is, or an adapter's; every rank calls it."""
-    merged = merging.make_merged_record(start.merged_adapters)
+    merged = merging.make_merged_record(start.merged_adapters) if start.merged_adapters else {}
 
     def save_folder(folder: Path) -> None:
-        with gathered_parameters(start.model, world.pipeline_group, start.lora is not None):
+        with hold_all_stages(start.model, world, trained_only=start.lora is not None):
             if start.lora is None:
                 save_model(start.model, folder, start.tokenizer, world.is_main_process)
             elif world.pipeline_group.rank == 0:
