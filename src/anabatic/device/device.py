@@ -122,14 +122,14 @@ def select_device(config: DeviceConfig) -> Device:
     row = DEVICES[device_type]
     _set_allocator(row)
     index = int(os.environ.get("LOCAL_RANK", "0")) if device_type in ("npu", "cuda") else 0
-    name = _activate_device(device_type, index)
-    chip = find_chip(name)
-    dtype, dtype_reason = _choose_dtype(config.dtype, row, chip)
     threads = config.threads or _default_threads()
     torch.set_num_threads(threads)
     if device_type == "cpu":
         _keep_freed_memory()
         torch.set_flush_denormal(True)
+    name = _activate_device(device_type, index)
+    chip = None if device_type == "cpu" else find_chip(name)
+    dtype, dtype_reason = _choose_dtype(config.dtype, row, chip)
     reasons = {"device": reason, "dtype": dtype_reason}
     return Device(device_type, index, name, DTYPES[dtype], row, chip, threads, reasons)
 
@@ -259,7 +259,8 @@ def _choose_dtype(requested: str, row: DeviceRow, chip: Chip | None) -> tuple[st
 
 
 def _default_threads() -> int:
-    if threads := parse_whole(os.environ.get("OMP_NUM_THREADS"), 6):
+    given = os.environ.get("OMP_NUM_THREADS")
+    if given and (threads := parse_whole(given, 6)):
         return threads
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // local_world_size)

@@ -66,7 +66,8 @@ def insert_adapter(model: PreTrainedModel, lora: Lora) -> list[str]:
         ConfigError: a target or a module to save does not exist.
     """
     targets = find_targets(model, lora.target_modules)
-    experts = find_expert_targets(model, lora)
+    has_expert_targets = any(map(layer_names.is_expert_target, lora.target_modules))
+    experts = find_expert_targets(model, lora) if has_expert_targets else []
     modules_to_save = [_find_modules_to_save(model, end) for end in lora.modules_to_save]
     model.requires_grad_(False)
     for name in targets:
@@ -83,13 +84,11 @@ def insert_adapter(model: PreTrainedModel, lora: Lora) -> list[str]:
 
 
 def find_expert_targets(model: nn.Module, lora: Lora) -> list[str]:
-    """Return the names of the stacked weights of experts that get an adapter.
+    """Return the names of the stacked weights of experts that get an adapter; some target names them.
 
     Raises:
         ConfigError: a target matches none, or the adapter has what PEFT does not know for experts.
     """
-    if not any(map(layer_names.is_expert_target, lora.target_modules)):
-        return []
     pissa = lora.init if lora.init == "pissa" else None
     expert_adapter.require_plain_adapter({"dropout": lora.dropout, "use_dora": lora.use_dora, "init": pissa})
     return layer_names.select_expert_weights(expert_layers.list_expert_weights(model), lora.target_modules)

@@ -42,7 +42,8 @@ def run(job: PretrainJob) -> int:
     with training_session(job) as context:
         job, device, world = context.job, context.device, context.world
         base = context.model.base_folder  # None: a new model
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else context.model.known_folders[0]
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else context.model.folder
+        assert tokenizer_folder is not None  # a new model needs a tokenizer
         tokenizer = load_tokenizer(tokenizer_folder)
         # Before the text is read, which may take long: what is wrong with the settings is reported here.
         plan, model = build_meta_model(job, base, len(tokenizer), resolve_weight_dtype(job.optim, device))

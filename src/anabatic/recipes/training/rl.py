@@ -147,7 +147,8 @@ def run(job: RlJob) -> int:
         job, device, world = context.job, context.device, context.world
         start = build_model(job, context.model, device, world)
         sharding = resolve_sharding(job.parallel, world, device)
-        quantize_frozen(job, start)
+        if job.quantize != "none":
+            quantize_frozen(job, start)
         require_weight_files(start)
         micro_steps = job_rules.count_update_answers(job) // (job.device_batch_size * world.data_group.size)
         questions = _read_questions(job, start)

@@ -12,7 +12,6 @@ from anabatic.config.sections.common import BatchSettings
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
 from anabatic.core.formatting import format_count
-from anabatic.data.readers.sources import names_hub_data
 from anabatic.device.device import Device, select_device
 from anabatic.models import division
 from anabatic.models.model_init import count_parameters
@@ -52,11 +51,16 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     resolved = resolve(job, machine, find_training_model(job, world))
     job, world = resolved.job, _divide_world(world, resolved.mesh, resolved.job, device)
     with open_run_folder(job, device, world) as folder:
-        job = _pin_hub_data(job, world)
+        if resolved.reads_hub_data:
+            from anabatic.recipes import hub_data
+
+            job = hub_data.pin_training_data(job, world)
         resolved.log_notes()
         checkpoint = find_resume_checkpoint(job, folder, world)
-        job = _resolve_depth(job, checkpoint, device, world)
-        model = resolved.model if resolved.model.name else find_model_facts(job)  # of a new one the depth is known now
+        model = resolved.model
+        if not model.name:  # a new one, whose depth follows from the device
+            job = _resolve_depth(job, checkpoint, device, world)
+            model = find_model_facts(job)
         if is_auto(job):
             job, world = _apply_auto(job, model, device, world)
         try:
@@ -65,16 +69,6 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
             out_of_memory.raise_advice(error, job, device, world, job.batch.resolved_seq_len)
             raise
     parallel.leave_world(world)
-
-
-def _pin_hub_data(job: Job, world: World) -> Job:
-    """Return the job with the commits of its data sets on a hub, if it reads any."""
-    data = getattr(job, "data", None)
-    if not names_hub_data((*getattr(data, "train", ()), *getattr(data, "valid", ()))):
-        return job
-    from anabatic.recipes import hub_data
-
-    return hub_data.pin_training_data(job, world)
 
 
 def find_settled_batch(context: TrainContext[LoopJob]) -> BatchSettings | None:

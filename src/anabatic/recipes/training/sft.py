@@ -95,13 +95,15 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
             log.warn("curriculum.use is false: the other settings of curriculum are not used")
         # Before the rows are read, which may take long: what is wrong with the settings is reported here.
         start = build_model(job, context.model, device, world)
+        sharding, is_divided = resolve_sharding(job.parallel, world, device), divides_model(world)
         task.prepare_model(context, start)
-        if divides_model(world):
+        if is_divided:
             division.require_divisible(start.model, world)
-        sharding = resolve_sharding(job.parallel, world, device)
-        quantize_frozen(job, start)
+        if job.quantize != "none":
+            quantize_frozen(job, start)
         require_weight_files(start)
-        data = build_training_data(job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons)
+        seq_len = job.batch.resolved_seq_len
+        data = build_training_data(job.data, start.tokenizer_folder, world, seq_len, task.policy, lessons)
         _check_rows(context, task, data, start)
 
         root = load_weights(job, start, sharding, device, world)

@@ -162,8 +162,12 @@ class TrainableModel:
 def find_training_model(job: LoopJob, world: World) -> ModelFacts:
     """Return what is known of the model of a job, which is fetched if it lies on a hub."""
     name, hub = model_name(job), getattr(job, "hub", None)
+    found = find_model_facts(job)
     if not name:
-        return find_model_facts(job)
+        return found
+    is_known = found.is_adapter is False and max_positions(found.config) is not None
+    if is_known and hub is None and str(found.folder) == name:  # whole, and here under this very name
+        return replace(found, base_folder=found.folder)
     folder = resolve_model_folder(name, hub, world)
     base = resolve_base_folder(folder, hub, world)
     found = find_model_facts(with_model(job, str(base)))
@@ -178,15 +182,15 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
     Args:
         facts: of `find_training_model`.
     """
-    named_folder, base_folder = facts.known_folders
+    named_folder, base_folder = facts.folder, facts.base_folder
+    assert named_folder is not None and base_folder is not None  # a training begins with a model that is here
     adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder, job.hub, world)
     tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
     template_folder = tokenizer_folder
     if job.chat_template is not None:
         template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
     tokenizer = load_tokenizer(template_folder)
-    model, lora = _build_meta_model(job, named_folder, base_folder, device)
-    require_tokenizer_fits(model.config, tokenizer, template_folder)
+    model, lora = _build_meta_model(job, named_folder, base_folder, device, tokenizer, template_folder)
     return TrainableModel(
         named_folder,
         base_folder,
@@ -199,7 +203,7 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
 
 
 def _build_meta_model(
-    job: TuneJob, named_folder: Path, base_folder: Path, device: Device
+    job: TuneJob, named_folder: Path, base_folder: Path, device: Device, tokenizer: Any, tokenizer_folder: Path
 ) -> tuple[PreTrainedModel, Lora | None]:
     """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
@@ -213,6 +217,7 @@ def _build_meta_model(
         if tuner != needed and getattr(job, section) != type(getattr(job, section))():
             log.warn(f"tuner is {tuner}: the settings of {section} are not used")
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
+    require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
     lora = None
     if named_folder != base_folder:
         layer_names.require_adapter_tuner(named_folder, job.tuner)
@@ -229,7 +234,8 @@ def _build_meta_model(
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(trained)
-    enable_activation_checkpointing(model, job.recompute)
+    if job.recompute != "none":
+        enable_activation_checkpointing(model, job.recompute)
     return model, lora
 
 
@@ -240,8 +246,7 @@ def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
         ConfigError: the adapter that the job names changes the weights.
     """
     lora, named_folder = start.lora, start.named_folder
-    if job.quantize == "none":
-        return
+    assert job.quantize != "none"  # the caller has asked
     what = f"quantize is {job.quantize}"
     require_setting(lora is None or not lora.use_dora, f"{what}, and {named_folder} has DoRA", "use --quantize none")
     require_setting(
@@ -254,8 +259,9 @@ def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
 
 def require_weight_files(start: TrainableModel) -> None:
     """The files of the weights are opened before the rows are read."""
+    is_adapter = start.is_adapter
     weights_reader.require_weight_files(start.base_folder)
-    if start.is_adapter:
+    if is_adapter:
         adapter_config.require_adapter_weights(start.named_folder)
 
 

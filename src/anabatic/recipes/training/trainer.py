@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from anabatic.train.loop import fit
 from anabatic.train.metrics.device_stats import watch_devices
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
-from anabatic.train.row_log import open_row_log
+from anabatic.train.row_log import RowLog
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
@@ -209,7 +209,7 @@ class Trainer:
             stream,
             run_folder.open_metrics(job, context.folder, device, world, sizes.steps, found) as metrics,
             watch_devices(job.log, device, world) as watch,
-            open_row_log(job.log, context.folder, world, progress.step) if job.log.rows else nullcontext() as rows,
+            closing(RowLog(context.folder, world, progress.step)) if job.log.rows else nullcontext() as rows,
         ):
             params, multiplying = count_parameters(model.network)
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
