@@ -127,9 +127,10 @@ def select_device(config: DeviceConfig) -> Device:
     if device_type == "cpu":
         _keep_freed_memory()
         torch.set_flush_denormal(True)
-    name = _activate_device(device_type, index)
-    chip = None if device_type == "cpu" else find_chip(name)
+    name = "" if device_type == "cpu" else _activate_device(device_type, index)
+    chip = find_chip(name) if name else None
     dtype, dtype_reason = _choose_dtype(config.dtype, row, chip)
+    name = name or cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), "CPU")
     reasons = {"device": reason, "dtype": dtype_reason}
     return Device(device_type, index, name, DTYPES[dtype], row, chip, threads, reasons)
 
@@ -227,8 +228,6 @@ def _set_allocator(row: DeviceRow) -> None:
 
 
 def _activate_device(device_type: str, index: int) -> str:
-    if device_type == "cpu":
-        return cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), "CPU")
     if device_type == "mps":
         return "Apple GPU"
     module = _get_torch_module(device_type)

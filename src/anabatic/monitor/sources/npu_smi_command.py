@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from anabatic.monitor.snapshot import Snapshot
 
 if TYPE_CHECKING:  # imported where there are NPUs
-    from anabatic.monitor.npu_smi.output_parser import ChipMapping
+    from anabatic.monitor.npu_smi.unframed_tables import ChipMapping
 
 TIMEOUT_SECONDS = 10.0
 """As gpustat's Ascend reader allows; one call takes 0.3 to 3 seconds on a full machine."""
@@ -164,13 +164,13 @@ class NpuSmiSource:
 
     def _read_logic_ids(self) -> dict[tuple[int, int], int]:
         """Return (card, chip) -> logic id from `npu-smi info -m`, which does not change while the machine is up."""
-        from anabatic.monitor.npu_smi import output_parser
+        from anabatic.monitor.npu_smi import output_parser, unframed_tables
 
         try:
             parsed = output_parser.parse_output(run_command([self.path, "info", "-m"], self._timeout)[0])
         except (OSError, TimeoutError):
             return {}  # the devices are then taken in the order of the table
-        return extract_logic_ids(parsed) if isinstance(parsed, output_parser.ChipMapping) else {}
+        return extract_logic_ids(parsed) if isinstance(parsed, unframed_tables.ChipMapping) else {}
 
 
 def _describe_exit(code: int) -> str:
