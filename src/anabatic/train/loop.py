@@ -174,7 +174,7 @@ def _save_state(
 ) -> None:
     """Copy the state to the machines' memory first: it is the shorter wait."""
     if copies is not None:
-        copies.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress))
+        copies.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress, loop.sizes))
     if saver is not None:
         _save_checkpoint(loop, progress, saver)
 
@@ -182,7 +182,9 @@ def _save_state(
 def _save_checkpoint(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> None:
     if saver.step == progress.step:
         return
-    saver.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress), progress.best.get("step"))
+    saver.save(
+        progress.step, loop.checkpoint_tensors(), loop.run_state(progress, loop.sizes), progress.best.get("step")
+    )
     _log_saved_checkpoints(loop, saver)
 
 

@@ -16,7 +16,7 @@ from anabatic.core.formatting import format_count
 from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
-from anabatic.parallel.process_groups import RankGroup
+from anabatic.parallel.process_groups import RankGroup, World
 from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
@@ -55,6 +55,36 @@ class SizingJob(Protocol):
         """How long to train."""
 
 
+class SizingContext(Protocol):
+    """What of `TrainContext` decides a run's sizes."""
+
+    @property
+    def job(self) -> SizingJob:
+        """The settings."""
+
+    @property
+    def device(self) -> Device:
+        """This process's device."""
+
+    @property
+    def world(self) -> World:
+        """All processes."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How long a run is where neither steps nor minutes are given.
+
+    Attributes:
+        epoch_tokens: one pass over the training data.
+        tokens: of the whole run, and `reason`.
+    """
+
+    epoch_tokens: int
+    tokens: float
+    reason: str
+
+
 @dataclass(frozen=True)
 class StepSizes:
     """What a run was settled on."""
@@ -82,23 +112,17 @@ class StepSizes:
 
 
 def resolve_sizes(
+    context: SizingContext,
     plan: DerivedSizes,
-    job: SizingJob,
     model: PreTrainedModel,
-    epoch_tokens: int,
-    tokens: float,
-    reason: str,
+    horizon: Horizon,
     tuned_lr: float | None,
-    device: Device,
-    world: RankGroup,
     segment_tokens: int | None = None,
     settled: BatchSettings | None = None,
 ) -> StepSizes:
     """Settle batch, learning rates and steps, each with its reason in `plan`.
 
     Args:
-        epoch_tokens: one pass over the training data.
-        tokens: horizon of the run where neither steps nor epochs are given, and `reason`.
         tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
         segment_tokens: tokens that a micro-batch must hold together; default: a segment.
         settled: sizes that an earlier start has come to, in place of the job's.
@@ -106,6 +130,8 @@ def resolve_sizes(
     Raises:
         ConfigError: the sizes do not divide one another.
     """
+    job, device, world = context.job, context.device, context.world.data_group
+    epoch_tokens, tokens, reason = horizon.epoch_tokens, horizon.tokens, horizon.reason
     batch = settled or job.batch
     batch = batch if segment_tokens is None else replace(batch, seq_len=segment_tokens)
     if job.schedule.minutes is not None:

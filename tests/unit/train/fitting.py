@@ -120,7 +120,7 @@ def fitting(
                 train_step=step,
                 batches=loader,
                 metrics=metrics,
-                run_state=lambda progress: RunState(progress, about={"strategy": division.strategy}),
+                run_state=lambda progress, sizes: RunState(progress, about={"strategy": division.strategy}),
                 checkpoint_tensors=tensors,
                 evaluate_step=look,
                 describe_loader=lambda state: {},

@@ -35,6 +35,7 @@ from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
 from anabatic.train import sizing
 from anabatic.train.objectives import make_next_token_objective
+from anabatic.train.sizing import Horizon
 
 
 def run(job: PretrainJob) -> int:
@@ -67,15 +68,11 @@ def run(job: PretrainJob) -> int:
             tokens, reason = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
         sizes = sizing.resolve_sizes(
+            context,
             plan,
-            job,
             model,
-            epoch_tokens,
-            tokens,
-            reason,
+            Horizon(epoch_tokens, tokens, reason),
             tuned_lr,
-            device,
-            world.data_group,
             settled=find_settled_batch(context),
         )
         log_plan(plan, model, world, sharding, sizes.micro_steps)

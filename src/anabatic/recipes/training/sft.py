@@ -40,7 +40,7 @@ from anabatic.train import sizing
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_next_token_objective
 from anabatic.train.optim.optimizer import HeadRates
-from anabatic.train.sizing import StepSizes
+from anabatic.train.sizing import Horizon, StepSizes
 
 
 @dataclass(frozen=True)
@@ -147,18 +147,14 @@ def _resolve_sizes(
     start: TrainableModel,
     data: TrainingData,
 ) -> StepSizes:
-    job, device, world, parts = context.job, context.device, context.world, data.token_sets
+    job, world, parts = context.job, context.world, data.token_sets
     epoch_tokens = sum(part.num_tokens for part in parts)
     sizes = sizing.resolve_sizes(
+        context,
         plan,
-        job,
         start.model,
-        epoch_tokens,
-        (job.schedule.epochs or 1.0) * epoch_tokens,
-        "one epoch",
+        Horizon(epoch_tokens, (job.schedule.epochs or 1.0) * epoch_tokens, "one epoch"),
         task.full_lr if start.lora is None else task.adapter_lr,
-        device,
-        world.data_group,
         task.max_segment(context.seq_len),
         find_settled_batch(context),
     )

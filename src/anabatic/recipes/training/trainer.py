@@ -215,7 +215,7 @@ class Trainer:
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
             metrics.log_event("data", **self.batches.describe_sources())
             loop = self._make_loop_context(sizes, step, stream, tensors, metrics, samples)
-            loop.device_window, loop.row_log, loop.compiled_code = watch, rows, compiled
+            loop = replace(loop, device_window=watch, row_log=rows, compiled_code=compiled)
             done = fit(loop, progress)
             self.batches.log_summary(progress.loader)
             if done:
@@ -278,11 +278,11 @@ class Trainer:
         identity = run_folder.get_job_identity(context.job)
         about = {"command": command_name(context.job), "strategy": model.sharding.strategy}
 
-        def describe_run(progress: TrainProgress) -> RunState:
-            constraints = loop.sizes.resume_constraints(context.world.data_group)
+        def describe_run(progress: TrainProgress, sizes: StepSizes) -> RunState:
+            constraints = sizes.resume_constraints(context.world.data_group)
             return RunState(progress, identity, constraints, context.world.size, about)
 
-        loop = LoopContext(
+        return LoopContext(
             context=context,
             sizes=sizes,
             train_step=step,
@@ -297,7 +297,6 @@ class Trainer:
             peak_flops=run_folder.log_peak_flops(context.device),
             should_eval_at_start=self.generates and self.batches.has_heldout,
         )
-        return loop
 
     def _build_summary(self, sizes: StepSizes, progress: TrainProgress, params: int) -> dict[str, Any]:
         device = self.context.device
