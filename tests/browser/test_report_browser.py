@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_pipeline_run
 from anabatic.train.report.page import write_pipeline_report
 from browser.chromium import NEEDED, webdriver
+from unit.fake_runs import HOSTILE_TEXT, write_jsonl, write_pipeline_run
 
 pytestmark = NEEDED
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from anabatic.testing.fake_runs import write_training_run
 from anabatic.train.report.comparison_page import write_comparison
 from anabatic.train.report.page import write_run_report
 from browser.chromium import NEEDED, texts, until, webdriver
 from browser.test_report_browser import CONTRAST, STICKS_OUT, find, luminance, visit
+from unit.fake_runs import write_training_run
 
 pytestmark = NEEDED
 HAN = re.compile(r"[\u4e00-\u9fff]")

@@ -8,9 +8,9 @@ import pytest
 from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.common.keys import Keys
 
-from anabatic.testing.fake_runs import write_training_run
 from browser.chromium import NEEDED, find, texts, until
 from browser.studio_page import choose, fill, go, recipe
+from unit.fake_runs import write_training_run
 from unit.studio.serving import studio
 
 pytestmark = NEEDED

@@ -9,10 +9,10 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from anabatic.testing.fake_runs import HOSTILE_TEXT, write_training_run
 from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from browser.chromium import NEEDED, find, texts, until
 from browser.studio_page import choose, fill, fits_the_window, go, lines, recipe, unnamed_controls
+from unit.fake_runs import HOSTILE_TEXT, write_training_run
 from unit.studio.serving import TOKEN, studio
 
 pytestmark = NEEDED

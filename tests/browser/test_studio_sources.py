@@ -11,9 +11,9 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from anabatic.testing.fake_runs import EVAL_RESULTS, write_training_run
 from browser.chromium import NEEDED, find, texts, until
 from browser.studio_page import choose, fill, fits_the_window, go, lines, pick_entry, recipe, unnamed_controls
+from unit.fake_runs import EVAL_RESULTS, write_training_run
 from unit.studio.serving import studio
 
 pytestmark = NEEDED

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.paths import get_cache_root
-from anabatic.testing.fake_runs import write_training_run
 from house import tree
 from suite import isolation
+from unit.fake_runs import write_training_run
 
 SAMPLE = (
     "tests/e2e/test_bad_input.py",

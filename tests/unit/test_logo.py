@@ -11,11 +11,11 @@ import pytest
 
 from anabatic.core.logo import FAVICON_URL, INLINE_LOGO, LOGO_SVG
 from anabatic.infer.web import pages as chat_pages
-from anabatic.testing.fake_runs import write_training_run
 from anabatic.train.report.comparison_page import write_comparison
 from anabatic.train.report.page import write_run_report
 from anabatic_studio import pages as studio_pages
 from anabatic_vessels.maps.html_page import render_local_page
+from unit.fake_runs import write_training_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from anabatic.testing.fake_runs import EVAL_RESULTS
 from anabatic_studio.evaluations import MISSING, compare_evaluations
+from unit.fake_runs import EVAL_RESULTS
 
 
 def result(value, low=None, high=None, chance=0.25, n=100, model="m"):

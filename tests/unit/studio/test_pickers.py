@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from anabatic.testing.fake_runs import write_training_run
 from anabatic_studio import pickers
+from unit.fake_runs import write_training_run
 
 
 def test_models_of_runs_folders_and_the_cache(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
 from anabatic_studio import run_browser
 from anabatic_studio.run_browser import RunBrowser
+from unit.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
 
 
 def only(found):

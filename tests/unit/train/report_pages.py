@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from anabatic.testing.fake_runs import START_TIME, write_jsonl
 from anabatic.train.report.run_data import CURVE_KEYS
 from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS
+from unit.fake_runs import START_TIME, write_jsonl
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -15,10 +15,10 @@ from anabatic.config.sections.common import Save
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.process_groups import World
-from anabatic.testing.fake_runs import write_jsonl
 from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
+from unit.fake_runs import write_jsonl
 
 STATE = RunState(TrainProgress(), about={"command": "sft", "strategy": "zero3"})
 

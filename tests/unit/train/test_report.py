@@ -16,7 +16,9 @@ import pytest
 
 from anabatic.config.pipeline import PipelineJob, PipelineStage
 from anabatic.core.errors import Failure
-from anabatic.testing.fake_runs import (
+from anabatic.train.report import run_data
+from anabatic.train.report.page import write_pipeline_report, write_run_report
+from unit.fake_runs import (
     EVAL_RESULTS,
     HOSTILE_TEXT,
     START_TIME,
@@ -24,8 +26,6 @@ from anabatic.testing.fake_runs import (
     write_pipeline_run,
     write_training_run,
 )
-from anabatic.train.report import run_data
-from anabatic.train.report.page import write_pipeline_report, write_run_report
 from unit.train.report_pages import Page
 
 

@@ -11,10 +11,10 @@ import pytest
 from anabatic.cli.report import report
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.testing.fake_runs import HOSTILE_TEXT, write_jsonl
 from anabatic.train.report.comparison import compare_runs
 from anabatic.train.report.comparison_page import choose_names, write_comparison
 from anabatic.train.report.run_data import read_run
+from unit.fake_runs import HOSTILE_TEXT, write_jsonl
 from unit.train.report_pages import Page
 
 

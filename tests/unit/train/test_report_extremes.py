@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from anabatic.monitor import run_reader as monitor
-from anabatic.testing.fake_runs import write_jsonl
 from anabatic.train.report.page import write_run_report
 from anabatic.train.report.run_data import CURVE_KEYS, parse_time
 from anabatic_studio.run_browser import RunBrowser
+from unit.fake_runs import write_jsonl
 
 EXTREME = [1e300, -1e300, 1.7976931348623157e308, 5e-324, 10**30, -(10**30), 10**400, 2**63, 1e18, float("inf")]
 SUMMARY = ("seconds", "tokens", "steps", "params", "peak_memory_bytes", "device_util_pct", "train_loss", "valid_loss")

@@ -10,11 +10,11 @@ from string import Formatter
 import pytest
 
 from anabatic.config.pipeline import PipelineJob, PipelineStage
-from anabatic.testing.fake_runs import START_TIME, write_jsonl, write_pipeline_run
 from anabatic.train.report import run_data
 from anabatic.train.report.comparison_page import write_comparison
 from anabatic.train.report.page import write_pipeline_report, write_run_report
 from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS, WORDS, describe_duration, get_text
+from unit.fake_runs import START_TIME, write_jsonl, write_pipeline_run
 from unit.train.report_pages import Page, write_full_run
 
 HAN = re.compile(r"[\u4e00-\u9fff]")

@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabatic.testing.fake_runs import LEVEL_MIXES, write_jsonl, write_training_run
 from anabatic.train.report.charts import FIRST_COLOUR, MAX_COLUMNS, NUM_COLOURS, draw_levels_chart
 from anabatic.train.report.page import write_run_report
 from anabatic.train.report.run_data import LevelCounts, read_run
+from unit.fake_runs import LEVEL_MIXES, write_jsonl, write_training_run
 
 rows = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 9)), max_size=200)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from anabatic.testing.fake_runs import write_jsonl, write_training_run
 from anabatic.train.report.page import write_run_report
+from unit.fake_runs import write_jsonl, write_training_run
 from unit.train.report_pages import Page
 
 TEXT, CHAT, PAIRS = ({"source": f"{kind}.x", "kind": kind} for kind in ("text", "conversations", "pairs"))

@@ -29,7 +29,7 @@ from anabatic.models.pretrained import (
 from anabatic.parallel.process_groups import barrier
 from anabatic.parallel.sharding import divides_model, resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
-from anabatic.recipes.training.session import find_settled_batch, log_plan, training_session
+from anabatic.recipes.training.session import find_resolved_batch, log_plan, training_session
 from anabatic.recipes.training.trained_model import TrainedModel, hold_all_stages
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
@@ -73,7 +73,7 @@ def run(job: PretrainJob) -> int:
             model,
             Horizon(epoch_tokens, tokens, reason),
             tuned_lr,
-            settled=find_settled_batch(context),
+            settled=find_resolved_batch(context),
         )
         log_plan(plan, model, world, sharding, sizes.micro_steps)
 

@@ -71,7 +71,7 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     parallel.leave_world(world)
 
 
-def find_settled_batch(context: TrainContext[LoopJob]) -> BatchSettings | None:
+def find_resolved_batch(context: TrainContext[LoopJob]) -> BatchSettings | None:
     """Return the sizes that an earlier start has come to; None: this one settles them. Every rank calls it."""
     if context.resume_checkpoint is None and not is_auto(context.job):
         return None

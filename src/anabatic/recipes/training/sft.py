@@ -19,7 +19,7 @@ from anabatic.models import division, fused_ops
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import divides_model, resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.recipes.training.session import find_settled_batch, log_plan, training_session
+from anabatic.recipes.training.session import find_resolved_batch, log_plan, training_session
 from anabatic.recipes.training.trained_model import (
     TrainableModel,
     TrainedModel,
@@ -156,7 +156,7 @@ def _resolve_sizes(
         Horizon(epoch_tokens, (job.schedule.epochs or 1.0) * epoch_tokens, "one epoch"),
         task.full_lr if start.lora is None else task.adapter_lr,
         task.max_segment(context.seq_len),
-        find_settled_batch(context),
+        find_resolved_batch(context),
     )
     if job.batch.packing:
         return sizes
