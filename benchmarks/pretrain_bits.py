@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from option_types import names_among, nanochat_checkout, positive_ints, positive_number, positive_numbers
@@ -182,8 +183,8 @@ def ours(turns: Turns, task: Task, dtype: str) -> None:
         plan, job.model, VOCABULARY, job.batch.resolved_seq_len, torch.device("cpu"), job.seed
     )
     fused_ops.apply_fused_setting(model, job.fused, device.type)
-    setup = sizing.build_model_setup(job, model, device, world)
-    sizes = sizing.resolve_sizes(plan, job, model, shards.num_tokens, 0, "", setup, None, device, world)
+    context = SimpleNamespace(job=job, device=device, world=world)
+    sizes = sizing.resolve_sizes(context, plan, model, sizing.Horizon(shards.num_tokens, 0, ""), None)
     model.train()
     optimizer = Optimizer(model, job.optim, sizes.lr, sizes.matrix_lr, device, world)
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import subprocess
+import sys
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest requires it on Python 3.10
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SRC = ROOT / "src" / "anabatic"
@@ -85,3 +91,11 @@ def docstrings(tree: ast.Module) -> set[int]:
         for node in walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
+
+
+def read_layers() -> list[str]:
+    """Return the layers of the main package's rooms, highest first, as import-linter reads them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    return list(next(one["layers"] for one in contracts if one.get("containers") == [SRC.name]))

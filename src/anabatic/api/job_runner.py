@@ -39,12 +39,19 @@ def run_job(row: Command, job: Any, owns_process: bool = True) -> int:
         return launch_processes(row, job, LaunchSettings(nproc=nproc), owns_process)
     if row.is_training and owns_process:
         SIGNAL_LISTENER.start_listening()
-    if row.is_training and not is_worker:
+    if row.is_training and not is_worker and _may_choose_devices(device["type"]):
         from anabatic.launch.local import device_selection
 
         os.environ.update(device_selection.place_single_process(device, os.environ))
     code = row.import_recipe_function()(job)
     return int(code or 0)
+
+
+def _may_choose_devices(device_type: str) -> bool:
+    """Return whether a process of this kind can be given one of several devices."""
+    from anabatic.device.table import DEVICES
+
+    return device_type not in DEVICES or bool(DEVICES[device_type].visible_env)
 
 
 def launch_processes(row: Command, job: Any, launch: LaunchSettings, owns_process: bool = True) -> int:

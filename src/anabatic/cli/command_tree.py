@@ -327,7 +327,7 @@ def parse_command(name: str, tokens: Sequence[str]) -> tuple[Command, ParsedLine
     Raises:
         UsageError: the command does not accept them.
     """
-    command = load_command(name)
+    command = load_command(name, show_all=True)  # which options are common only matters to a help page
     try:
         return command, parse_tokens(tokens, command.interface)
     except UsageError as error:

@@ -45,17 +45,18 @@ class Callback:
         """The training has come to its end, and the final model is written."""
 
 
-_GIVEN: ContextVar[tuple[Any, ...]] = ContextVar("callbacks", default=())
+GIVEN_CALLBACKS: ContextVar[tuple[Any, ...]] = ContextVar("callbacks", default=())
+"""Objects that the caller of a training adds to its callbacks (`use_callbacks`)."""
 
 
 @contextmanager
 def use_callbacks(callbacks: Sequence[Any]) -> Iterator[None]:
     """Add objects to the callbacks of the trainings that this block runs in this process."""
-    token = _GIVEN.set((*_GIVEN.get(), *callbacks))
+    token = GIVEN_CALLBACKS.set((*GIVEN_CALLBACKS.get(), *callbacks))
     try:
         yield
     finally:
-        _GIVEN.reset(token)
+        GIVEN_CALLBACKS.reset(token)
 
 
 def require_callback(callback: Any, name: str) -> Any:
@@ -87,7 +88,7 @@ class CallbackList:
 
     def __init__(self, specs: Sequence[str]) -> None:
         self._callbacks = [(spec, require_callback(_load_callback(spec), spec)) for spec in specs]
-        self._callbacks += [(type(one).__name__, one) for one in _GIVEN.get()]
+        self._callbacks += [(type(one).__name__, one) for one in GIVEN_CALLBACKS.get()]
         self.stop_reason = ""
         """Why one of them wishes to stop; empty: none does."""
 

@@ -122,14 +122,15 @@ def select_device(config: DeviceConfig) -> Device:
     row = DEVICES[device_type]
     _set_allocator(row)
     index = int(os.environ.get("LOCAL_RANK", "0")) if device_type in ("npu", "cuda") else 0
-    name = _activate_device(device_type, index)
-    chip = find_chip(name)
-    dtype, dtype_reason = _choose_dtype(config.dtype, row, chip)
     threads = config.threads or _default_threads()
     torch.set_num_threads(threads)
     if device_type == "cpu":
         _keep_freed_memory()
         torch.set_flush_denormal(True)
+    name = "" if device_type == "cpu" else _activate_device(device_type, index)
+    chip = find_chip(name) if name else None
+    dtype, dtype_reason = _choose_dtype(config.dtype, row, chip)
+    name = name or cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), "CPU")
     reasons = {"device": reason, "dtype": dtype_reason}
     return Device(device_type, index, name, DTYPES[dtype], row, chip, threads, reasons)
 
@@ -227,8 +228,6 @@ def _set_allocator(row: DeviceRow) -> None:
 
 
 def _activate_device(device_type: str, index: int) -> str:
-    if device_type == "cpu":
-        return cpu_info.get_cpu_name(cpu_info.read_cpuinfo(), "CPU")
     if device_type == "mps":
         return "Apple GPU"
     module = _get_torch_module(device_type)
@@ -259,7 +258,8 @@ def _choose_dtype(requested: str, row: DeviceRow, chip: Chip | None) -> tuple[st
 
 
 def _default_threads() -> int:
-    if threads := parse_whole(os.environ.get("OMP_NUM_THREADS"), 6):
+    given = os.environ.get("OMP_NUM_THREADS")
+    if given and (threads := parse_whole(given, 6)):
         return threads
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // local_world_size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -138,6 +138,8 @@ def _match_head(logits: Tensor, states: Tensor, weight: Tensor, softcap: float |
     return None
 
 
+_PLAIN_KINDS = {"full_attention", "sliding_attention"}
+"""Layers by transformers' attention interface."""
 NO_MASK = {"full_attention": None, "sliding_attention": None, delta_states.LAYER_KIND: None}
 """Value of `attention_mask` that keeps transformers from building masks."""
 _MIN_LOGIT_ROWS = 256
@@ -215,14 +217,14 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
         plan = packed.segments.exchange.count_own(borders)
     else:
         plan = [(end - start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
-    recorder = routing.get_recorder(model)
+    recorder = routing.get_recorder(model) if routing.RECORDER in model.__dict__ else None
     watch = nullcontext() if recorder is None else recorder.record_forward(packed.segments)
     inputs: dict[str, Any] = (
         {"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}
     )
     if packed.pictures is not None:
         inputs |= packed.pictures.compute_inputs(model, packed.input_ids)
-    with rope_scaling.use_length_plan(model, plan), watch:
+    with _follow_lengths(model, plan), watch:
         out = model.base_model(
             **inputs,
             position_ids=packed.position_ids,
@@ -235,7 +237,18 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
     return states
 
 
+def _follow_lengths(model: PreTrainedModel, plan: rope_scaling.LengthPlan) -> AbstractContextManager[None]:
+    """Use rotary frequencies that depend on the length of each text, in a model that has such."""
+    kinds = str(getattr(model.config, "rope_parameters", None))
+    if not any(kind in kinds for kind in rope_scaling.LENGTH_KINDS):
+        return nullcontext()
+    return rope_scaling.use_length_plan(model, plan)
+
+
 def _require_supported(model: PreTrainedModel) -> None:
+    kinds = {*(getattr(model.config, "layer_types", None) or ())}
+    if model._supports_attention_backend and kinds <= _PLAIN_KINDS:
+        return
     # Families with layers of the delta rule do not claim the interface, which their other layers still use.
     has_delta_layers = delta_net.has_delta_layers(model)
     if not model._supports_attention_backend and not has_delta_layers:
@@ -245,7 +258,7 @@ def _require_supported(model: PreTrainedModel) -> None:
             "use a model of another family",
         )
     known = NO_MASK.keys() - (() if has_delta_layers else (delta_states.LAYER_KIND,))
-    unknown = sorted({*(getattr(model.config.get_text_config(), "layer_types", None) or ())} - known)
+    unknown = sorted(kinds - known)
     if unknown:
         raise DataError(
             f"{type(model).__name__} has layers of the kind {', '.join(unknown)}, in which rows of a batch would mix",
@@ -254,7 +267,9 @@ def _require_supported(model: PreTrainedModel) -> None:
 
 
 def _require_all_attended(model: PreTrainedModel, attended: int) -> None:
-    layers = pipeline_stages.count_own_layers(model)
+    layers = model.config.num_hidden_layers
+    if pipeline_stages.STAGE in model.__dict__:
+        layers = pipeline_stages.count_own_layers(model)
     if attended != layers:
         raise DataError(
             f"{attended} of {layers} layers of {type(model).__name__} use packed attention; the others mix tokens in"
@@ -363,7 +378,7 @@ def extend_cache(
     plan = cache.forward_plan = ForwardPlan(rows, cache)
     multi_adapter.select_adapters(model, plan.adapter_spans)
     if direct is not None and not torch.is_autocast_enabled(plan.input_ids.device.type):
-        with rope_scaling.use_length_plan(model, plan.length_plan):
+        with _follow_lengths(model, plan.length_plan):
             states = direct.compute_states(plan, cache)
         _, head = _get_lm_head(model)
         return head.finish_logits(direct.head.multiply(states.index_select(0, plan.logit_positions))).float()
@@ -377,7 +392,7 @@ def run_modules(model: PreTrainedModel, plan: ForwardPlan, cache: KVCache) -> Te
         DataError: the model does not use packed attention.
     """
     _require_supported(model)
-    with rope_scaling.use_length_plan(model, plan.length_plan):
+    with _follow_lengths(model, plan.length_plan):
         return _run_layers(model, plan, cache)
 
 

@@ -246,10 +246,14 @@ def _make_gated_forward(ops: DeviceOps, names: Sequence[str]) -> Forward:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         gate, up, down = self._modules[gate_name], self._modules[up_name], self._modules[down_name]
-        whole = weight_casts.compute_gated_mlp(gate, up, down, x, ops.swiglu_joint)
-        if whole is not None:
-            return whole
-        gate_up = compute_joint_output((gate, up), x)
+        gate_up = None
+        if not torch.compiler.is_compiling():  # layers in groups, of which a compiler sees nothing
+            if weight_casts.GROUP in gate.__dict__:
+                whole = weight_casts.compute_gated_mlp(gate, up, down, x, ops.swiglu_joint)
+                if whole is not None:
+                    return whole
+            if getattr(gate, "group", None) is not None:
+                gate_up = compute_joint_output((gate, up), x)
         inner = ops.swiglu(gate(x), up(x)) if gate_up is None else ops.swiglu_joint(gate_up)
         out: Tensor = down(inner)
         return out
@@ -293,7 +297,9 @@ def _skip_deprecations(method: Any) -> Any:
 
 
 def _match_experts(module: nn.Module, ops: DeviceOps) -> FusionChoice | None:
-    return expert_layers.choose_expert_forward(module, ops) if expert_layers.is_expert_layer(module) else None
+    if _JOINT_LAYER_NAMES[0] not in module._parameters or not expert_layers.is_expert_layer(module):
+        return None
+    return expert_layers.choose_expert_forward(module, ops)
 
 
 @torch.no_grad()

@@ -17,10 +17,9 @@ from anabatic.models.experts.expert_layers import iter_expert_layers, iter_exper
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.pretrained import init_empty_weights, prepare_model
-from anabatic.models.quantized import iter_quantized_weights
-from anabatic.parallel.pipeline_parameters import named_parameters_of_all
+from anabatic.models.weights_reader import iter_quantized_weights
 from anabatic.parallel.sharded_tensors import copy_from_full, materialize_parameters, to_local
-from anabatic.parallel.sharding import ShardingPlan, shard_model
+from anabatic.parallel.sharding import ShardingPlan, divides_model, named_parameters_of_all, shard_model
 from anabatic.parallel.world import World
 from anabatic.plan.depth_dial import DerivedSizes
 
@@ -99,9 +98,16 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return total, total if tied else total - embedding.numel()
 
 
+def has_experts(model: PreTrainedModel) -> bool:
+    """Return whether a model's configuration names experts; layers of stacked experts are in no other one."""
+    return getattr(model.config, "num_experts_per_tok", None) is not None
+
+
 def count_idle_parameters(model: PreTrainedModel) -> dict[str, int]:
     """Return the parameters of stacked experts, and of their adapters, that one token does not use, by name."""
     idle: dict[str, int] = {}
+    if not has_experts(model):
+        return idle
     parameters = dict(named_parameters_of_all(model))
     for name, layer in iter_experts_of_all(model):
         share = 1 - int(model.config.num_experts_per_tok) / int(layer.num_experts)
@@ -151,10 +157,11 @@ def resolve_weight_dtype(optim: Optim, device: Device) -> torch.dtype:
 
 def materialize_model(model: PreTrainedModel, plan: ShardingPlan, device: Device, world: World) -> ModelRoot:
     """Install fused operators, shard a model, and allocate each rank's part; the caller fills it."""
-    partial, experts = division.divide_model(model, world)
+    whole: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    partial, experts = division.divide_model(model, world) if divides_model(world) else whole
     root = ModelRoot(prepare_model(model, device.torch_device), world.tensor_group.size, partial, experts)
-    layers = [layer for _, layer in iter_expert_layers(model)]
-    shard_model(root, _shard_units(model), plan, device, world, layers if experts else [])
+    layers = [layer for _, layer in iter_expert_layers(model)] if experts else []
+    shard_model(root, _shard_units(model), plan, device, world, layers)
     materialize_parameters(root, plan.get_state_device(device), device.torch_device)
     return root
 

@@ -341,7 +341,8 @@ def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedMod
 
         model.config.vision_config._attn_implementation = TOWER_ATTENTION
     model.config.use_cache = False
-    delta_net.install_delta_layers(model)
+    if any(delta_net.CONVOLUTION in module._modules for module in model.modules()):
+        delta_net.install_delta_layers(model)
     fused_ops.install_fused_ops(model, get_device_ops(device.type))
     return model
 

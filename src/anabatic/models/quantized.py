@@ -8,7 +8,6 @@ or 4.5 bits per weight. Weights are dequantized for every product, one layer at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -130,13 +129,6 @@ def replace_weight(layer: nn.Linear, weight: Tensor, kind: QuantizationKind, scr
     layer._parameters.pop("weight", None)
     layer.__dict__["weight"] = weight.detach().to("meta")
     layer.quantized = QuantizedWeight(weight.shape, kind, scratch)
-
-
-def iter_quantized_weights(model: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]:
-    """Yield the quantized weights with the names of the original ones."""
-    for name, module in model.named_modules():
-        if isinstance(module, QuantizedWeight):
-            yield f"{name.rpartition('.')[0]}.weight", module
 
 
 def _quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

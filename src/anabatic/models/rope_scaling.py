@@ -22,6 +22,8 @@ from anabatic.device.device import send_to_device
 
 LengthPlan = Sequence[tuple[int, int]]
 """For each text of a row: its length, and the number of its tokens in the row."""
+LENGTH_KINDS = ("longrope", "dynamic")
+"""Parts of the rope types whose frequencies depend on the length."""
 _MODULES_KEY, _PLAN_KEY = "_anabatic_rope", "_anabatic_plan"
 
 
@@ -64,7 +66,7 @@ def _rope_parameters(config: PretrainedConfig) -> list[tuple[str | None, dict[st
 
 def _depends_on_length(parameters: dict[str, Any]) -> bool:
     rope_type = str(parameters.get("rope_type"))
-    return rope_type == "longrope" or "dynamic" in rope_type
+    return any(kind in rope_type for kind in LENGTH_KINDS)
 
 
 def _length_limit(config: PretrainedConfig, layer_type: str | None, parameters: dict[str, Any]) -> int:

@@ -22,7 +22,8 @@ from anabatic.models.lora.adapter import find_blocks
 from anabatic.models.lora.grouped import SAME_INPUT_LAYERS
 
 _INSTALLED = "_anabatic_casts_together"
-_GROUP = "_anabatic_joint_group"
+GROUP = "_anabatic_joint_group"
+"""Attribute of a layer of a group."""
 
 
 class _CastTogether(torch.autograd.Function):
@@ -223,7 +224,7 @@ def compute_gated_mlp(
     """
     if torch.compiler.is_compiling():  # blocks that cast their weights are not compiled
         return None
-    group, last = gate.__dict__.get(_GROUP), down.__dict__.get(_GROUP)
+    group, last = gate.__dict__.get(GROUP), down.__dict__.get(GROUP)
     if group is None or last is None or not group.block.is_active:
         return None
     if len(group.layers) != 2 or group.layers[0] is not gate or group.layers[1] is not up:
@@ -260,7 +261,7 @@ def _install_in_block(block: nn.Module, device: Device) -> int:
     groups = [_JointGroup(casts, group) for group in layers if all(map(_is_plain_linear, group))]
     for group in groups:
         for layer in group.layers:
-            layer.__dict__[_GROUP] = group
+            layer.__dict__[GROUP] = group
             layer.forward = types.MethodType(_compute_layer, layer)  # type: ignore[method-assign]
 
     def swap_in(*_: Any) -> None:
@@ -318,5 +319,5 @@ def _is_plain_linear(layer: nn.Linear) -> bool:
 
 
 def _compute_layer(self: nn.Linear, input: Tensor) -> Tensor:
-    group: _JointGroup = self.__dict__[_GROUP]
+    group: _JointGroup = self.__dict__[GROUP]
     return group.compute_output(self, input) if group.block.is_active else nn.Linear.forward(self, input)

@@ -26,8 +26,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core import json_reader, log
 from anabatic.core.errors import DataError
-from anabatic.models.quantized import QuantizedWeight, iter_quantized_weights
-from anabatic.parallel.pipeline_parameters import get_absent
+from anabatic.models.quantized import QuantizedWeight
 from anabatic.parallel.sharded_tensors import (
     TensorSlices,
     copy_from_full,
@@ -35,6 +34,7 @@ from anabatic.parallel.sharded_tensors import (
     gather_full_tensor,
     is_sharded,
 )
+from anabatic.parallel.sharding import get_absent
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -145,6 +145,13 @@ class _LoadPlan:
     converted: dict[str, Any] = field(default_factory=dict)
     """First parameter of a converter's result -> the converter, with its tensors still on the disk."""
     surplus: list[str] = field(default_factory=list)
+
+
+def iter_quantized_weights(model: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Yield the quantized weights with the names of the original ones."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedWeight):
+            yield f"{name.rpartition('.')[0]}.weight", module
 
 
 def load_into_model(

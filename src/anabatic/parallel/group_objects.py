@@ -40,15 +40,22 @@ def get_enum_member(kind: Any, name: Any) -> enum.Enum:
     return kind.__members__[name]
 
 
+def _find_torch_layout(name: str) -> torch.layout:
+    """Return the memory layout that torch prints as this name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}[name]
+
+
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "getattr"): get_enum_member,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("pathlib", "PosixPath"): pathlib.PurePosixPath,
     ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): {
-        str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)
-    }.__getitem__,
+    ("torch.serialization", "_get_layout"): _find_torch_layout,
     ("traceback", "StackSummary"): traceback.StackSummary,
     ("traceback", "FrameSummary"): traceback.FrameSummary,
 }

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.sharded_tensors import gather_full_tensor
+from anabatic.parallel.sharding import ABSENT, get_absent
 
-_ABSENT = "_anabatic_absent_parameters"
 _OWNERS = "_anabatic_stage_of_parameters"
 
 
@@ -33,22 +33,7 @@ def remove_absent(model: nn.Module, owners: dict[str, set[int]], rank: int) -> N
         module = model.get_submodule(owner)
         del module._parameters[own]
         module.__dict__[own] = parameter
-    model.__dict__[_ABSENT], model.__dict__[_OWNERS] = absent, owners
-
-
-def get_absent(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of other stages, on the meta device, tied ones under each of their names."""
-    found: dict[str, nn.Parameter] = model.__dict__.get(_ABSENT, {})
-    return found
-
-
-def named_parameters_of_all(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of all stages, each once."""
-    seen: set[int] = set()
-    for name, parameter in (*model.named_parameters(), *get_absent(model).items()):
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield name, parameter
+    model.__dict__[ABSENT], model.__dict__[_OWNERS] = absent, owners
 
 
 @contextmanager

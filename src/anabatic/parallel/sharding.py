@@ -13,7 +13,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,6 +75,31 @@ def _patch_to_average() -> None:
 
     setattr(collectives, _DIVISORS, divide_sums)
     log.debug(f"gloo of torch {torch.__version__} cannot average: gradients are summed, then divided")
+
+
+ABSENT = "_anabatic_absent_parameters"
+"""Attribute of a model with the parameters that other stages of a pipeline hold (`pipeline_parameters.py`)."""
+
+
+def divides_model(world: World) -> bool:
+    """Return whether ranks share the layers, the experts, the matrices or the tokens of one copy of the model."""
+    groups = (world.tensor_group, world.context_group, world.expert_group, world.pipeline_group)
+    return any(group.size > 1 for group in groups)
+
+
+def get_absent(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of other stages, on the meta device, tied ones under each of their names."""
+    found: dict[str, nn.Parameter] = model.__dict__.get(ABSENT, {})
+    return found
+
+
+def named_parameters_of_all(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of all stages, each once."""
+    seen: set[int] = set()
+    for name, parameter in (*model.named_parameters(), *get_absent(model).items()):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield name, parameter
 
 
 ShardingStrategy = Literal["single", "ddp", "zero2", "zero3"]

@@ -111,6 +111,8 @@ def init_world(device: Device, settings: Parallel | None = None) -> World:
         ConfigError: the dimensions do not divide the world size.
     """
     world_size = get_world_size()
+    if world_size == 1 and settings is None:
+        return World()
     shape = resolve_mesh_shape(settings or Parallel(), world_size)
     if world_size == 1:
         return World()

@@ -14,7 +14,7 @@ from anabatic.config.loading.command_table import command_name
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.rl import RlJob
 from anabatic.config.sections.common import BatchSettings, ContextMethod
-from anabatic.config.sections.train_jobs import LoopJob, TuneJob
+from anabatic.config.sections.train_jobs import LoopJob, TuneJob, is_auto
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import AnabaticError, ConfigError, MultipleErrors
 from anabatic.device.table import Chip
@@ -52,8 +52,8 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
         model: rules over a shape that is not known are left to those who build the model.
     """
     yield from _find_pipeline_problems(job)
-    seq_len = job.batch.resolved_seq_len
-    if 0 < (model.positions or 0) < seq_len:
+    seq_len = job.batch.seq_len
+    if seq_len is not None and 0 < (model.positions or 0) < seq_len:
         yield ConfigError(
             f"batch.seq_len is {seq_len}, the model was made{model.made_by} for {model.positions} positions",
             f"use --batch.seq-len {model.positions} or less",
@@ -68,7 +68,7 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
             expert=mesh.expert,
             pipeline=mesh.pipeline,
             pipeline_chunks=job.parallel.pipeline_chunks,
-            seq_len=seq_len,
+            seq_len=job.batch.resolved_seq_len,
         )
     yield from _find_strategy_problems(job, mesh)
     if isinstance(job, SftJob) and sees_pictures(model.config):
@@ -318,6 +318,14 @@ def find_batch_problems(batch: BatchSettings, ranks: int) -> Iterator[ConfigErro
             f"set batch.global_batch_tokens to {max(1, target // (micro * ranks)) * micro * ranks},"
             " or change batch.micro_batch_tokens",
         )
+
+
+def find_share_problems(job: LoopJob, mesh: MeshShape, processes: int) -> Iterator[ConfigError]:
+    """Yield why a batch cannot be divided among processes; a plan rounds it instead, and says so."""
+    if isinstance(job, RlJob):
+        yield from find_answer_problems(job, mesh.data_size)
+    if processes == 1 or not is_auto(job):  # which may choose a mesh whose processes share a batch
+        yield from find_batch_problems(job.batch, mesh.data_size)
 
 
 def find_answer_problems(job: RlJob, ranks: int) -> Iterator[ConfigError]:

@@ -43,12 +43,6 @@ class ModelFacts:
     folder: Path | None = None
     base_folder: Path | None = None
 
-    @property
-    def known_folders(self) -> tuple[Path, Path]:
-        """The folders of a model that a training begins with: as named, and of its weights."""
-        assert self.folder is not None and self.base_folder is not None
-        return self.folder, self.base_folder
-
     @cached_property
     def is_whole(self) -> bool:
         """The model is known to be no adapter: it is new, or here as a whole one, or its published sizes are known."""
@@ -93,8 +87,9 @@ def find_model_facts(job: Any) -> ModelFacts:
     if not name:
         return ModelFacts(None if model_shape.is_depth_left_open(job) else job, "", {}, False)
     folder = find_local_model(name)
-    is_adapter = None if folder is None else not (folder / "config.json").is_file()
-    return ModelFacts(job, name, read_local_config(name), is_adapter, folder=folder)
+    if folder is not None and (file := folder / "config.json").is_file():
+        return ModelFacts(job, name, read_json_object(file), False, folder=folder)
+    return ModelFacts(job, name, read_local_config(name), None if folder is None else True, folder=folder)
 
 
 def model_name(job: Any) -> str:
@@ -123,11 +118,14 @@ def split_name_and_folder(one: str) -> tuple[str, str]:
 def find_local_model(name: str) -> Path | None:
     """Return the folder with config.json or adapter_config.json that a name means here; None where there is none."""
     root = Path(name).expanduser()
+    if _holds_model(root):
+        return root
     run = RunFolder(root)
-    for folder in (root, run.best_model, run.final_model):
-        if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
-            return folder
-    return None
+    return next(filter(_holds_model, (run.best_model, run.final_model)), None)
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
 
 
 def read_local_config(name: str) -> dict[str, Any]:

@@ -7,15 +7,14 @@ training does, and a training refuses what its plan refuses.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from anabatic.config.loading import deepspeed_json, settings
-from anabatic.config.rl import RlJob
-from anabatic.config.sections.train_jobs import LoopJob, is_auto
+from anabatic.config.loading import settings
+from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
-from anabatic.core.errors import ConfigError
+from anabatic.data.readers.sources import names_hub_data
 from anabatic.device.table import Chip
 from anabatic.plan import job_rules, model_shape
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
@@ -61,6 +60,7 @@ class ResolvedJob(Generic[Job]):
         mesh: of its processes.
         model: what is known of its model.
         origins: dotted key of what was filled in -> where its value comes from.
+        reads_hub_data: a source may be a data set of a hub, whose commit is looked up.
         notes, warnings: what was filled in and what was not used, a line each.
     """
 
@@ -70,6 +70,7 @@ class ResolvedJob(Generic[Job]):
     origins: Mapping[str, str]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    reads_hub_data: bool = False
 
     def log_notes(self) -> None:
         """Log what was filled in and what was not used."""
@@ -95,38 +96,33 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
         job = _with_chosen_depth(job, machine.chip, machine.devices)
         origins["model.depth"] = f"machine: what schedule.minutes are enough for on {machine.chip.name}"
     model = model or find_model_facts(job)
-    mesh = resolve_mesh_shape(job.parallel, machine.devices, machine.is_planned)
+    devices = machine.devices
     job, shortened = set_default_seq_len(job, model)
+    data = getattr(job, "data", None)
+    reads_hub_data = names_hub_data((*getattr(data, "train", ()), *getattr(data, "valid", ())))
+    mesh = resolve_mesh_shape(job.parallel, devices, machine.is_planned)
     if shortened:
         origins["batch.seq_len"] = f"model: {model.positions} positions"
     applied = ignored = ""
     if (file := job.parallel.deepspeed) is not None:
+        from anabatic.config.loading import deepspeed_json
+
         given = job
         job, applied, ignored = deepspeed_json.apply_deepspeed(job, mesh.data_size)
         origins |= dict.fromkeys(_list_changes(given, job), f"recipe: {file}")
     problems = (
         job_rules.find_tuner_problems(job, model),
         job_rules.find_layout_problems(job, mesh, model),
-        _find_batch_problems(job, mesh, machine),
+        () if machine.is_planned else job_rules.find_share_problems(job, mesh, devices),
     )
     job_rules.raise_problems(itertools.chain(*problems))
-    return ResolvedJob(job, mesh, model, origins, _drop_empty(shortened, applied), _drop_empty(ignored))
+    return ResolvedJob(job, mesh, model, origins, _drop_empty(shortened, applied), _drop_empty(ignored), reads_hub_data)
 
 
 def _list_changes(before: LoopJob, after: LoopJob) -> list[str]:
     """Return the dotted keys of settings that differ."""
     first, second = (settings.flatten_settings(settings.job_to_dict(job)) for job in (before, after))
     return [key for key, value in second.items() if first.get(key) != value]
-
-
-def _find_batch_problems(job: LoopJob, mesh: MeshShape, machine: Machine) -> Iterator[ConfigError]:
-    """Yield why a batch cannot be divided among processes; a plan rounds it, and says so."""
-    if machine.is_planned:
-        return
-    if isinstance(job, RlJob):
-        yield from job_rules.find_answer_problems(job, mesh.data_size)
-    if machine.devices == 1 or not is_auto(job):  # which may choose a mesh whose processes share a batch
-        yield from job_rules.find_batch_problems(job.batch, mesh.data_size)
 
 
 def _with_chosen_depth(job: Any, chip: Chip, devices: int) -> Any:

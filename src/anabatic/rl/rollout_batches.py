@@ -21,8 +21,9 @@ from anabatic.data.batching.packing import Batch
 from anabatic.data.scoring.questions import Question
 from anabatic.parallel.collectives import all_gather_text
 from anabatic.parallel.world import World
+from anabatic.plan import job_rules
 from anabatic.rl import rollout_loss
-from anabatic.rl.policy_loss import RlAlgorithm
+from anabatic.rl.policy_loss import ALGORITHMS
 from anabatic.rl.rewards import RewardSet
 from anabatic.rl.rollout import Rollout, RolloutGenerator, RolloutRequest
 
@@ -36,6 +37,14 @@ _IDLE_REASONS = {
 """Shares that are 1 in a round of which nothing can be learned."""
 
 
+@dataclass(frozen=True)
+class PromptedQuestions:
+    """Questions, and the tokens of their prompts."""
+
+    questions: Sequence[Question]
+    prompts: Sequence[list[int]]
+
+
 @dataclass
 class RolloutBatches:
     """This rank's micro-batches, without end.
@@ -45,29 +54,29 @@ class RolloutBatches:
     any number of ranks. What is drawn depends on the seed, the round and the place in it alone.
 
     Attributes:
-        questions: to learn from; prompts: their tokens.
-        micro_steps: micro-batches of a rank for an update.
+        asked: questions to learn from.
         pad_id: a token that is never read.
-        state: of the batch before.
         should_stop: whether somebody wishes to stop.
+        micro_steps: micro-batches of a rank for an update.
+        state: of the batch before.
     """
 
     job: RlJob
-    questions: Sequence[Question]
-    prompts: Sequence[list[int]]
-    rewards: RewardSet
-    algorithm: RlAlgorithm
-    make_generator: GeneratorFactory
     world: World
-    micro_steps: int
+    asked: PromptedQuestions
+    rewards: RewardSet
+    make_generator: GeneratorFactory
     pad_id: int
-    state: dict[str, Any]
     should_stop: Callable[[], bool]
 
     def __post_init__(self) -> None:
+        self.questions, self.prompts = self.asked.questions, self.asked.prompts
+        self.algorithm = ALGORITHMS[self.job.algorithm]
+        update = job_rules.count_update_answers(self.job)
+        self.micro_steps = update // (self.job.device_batch_size * self.world.data_group.size)
         self._queue: deque[Batch] = deque()
         self._warned: set[str] = set()
-        self.load_state_dict(self.state)
+        self.load_state_dict({})
 
     @property
     def source_names(self) -> list[str]:

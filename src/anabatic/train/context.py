@@ -81,7 +81,7 @@ class LoopContext:
     """What the loop needs.
 
     Attributes:
-        run_state: what a checkpoint says of the run.
+        run_state: what a checkpoint says of the run, with its sizes.
         checkpoint_tensors: returns all that a checkpoint holds: model, optimizer, step counters. Asked for at every
             save: FSDP2 gives uneven and offloaded parts new memory in the first forward pass.
         evaluate_step: held-out metrics after a step, `{}` when there is nothing to evaluate; every rank calls it.
@@ -99,7 +99,7 @@ class LoopContext:
     train_step: TrainStep
     batches: BatchStream
     metrics: MetricsRecorder
-    run_state: Callable[[TrainProgress], RunState]
+    run_state: Callable[[TrainProgress, StepSizes], RunState]
     checkpoint_tensors: Callable[[], dict[str, Tensor]]
     evaluate_step: Callable[[int], dict[str, Any]]
     describe_loader: Callable[[dict[str, Any]], dict[str, Any]]

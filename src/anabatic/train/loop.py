@@ -6,6 +6,7 @@ import gc
 import math
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from anabatic.core import log
@@ -40,7 +41,8 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     Raises:
         Failure: no finite loss for a long time, or nothing can be saved.
     """
-    clock, replicas = _MetricsClock(loop, progress), ReplicaCheck(loop)
+    clock = _MetricsClock(loop, progress)
+    replicas = ReplicaCheck(loop) if loop.job.parallel.check_replicas else None
     HEARTBEAT.record_beat(progress.step)
     barrier(
         loop.world
@@ -49,13 +51,12 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     with (
         SIGNAL_LISTENER.defer_signals(_make_stop_handler(loop.train_step)),
         CheckpointSaver(loop.folder, loop.job.save, loop.device, loop.world, progress.step) as saver,
-        MemoryCopies(loop.job, loop.folder, loop.device, loop.world) as copies,
+        _open_memory_copies(loop) as copies,
     ):
         if _has_pending_eval(loop, progress):
             _evaluate_model(loop, progress, clock, saver)
         while progress.step < loop.sizes.steps and not (reason or progress.should_stop(loop.job.eval)):
-            _log_saved_checkpoints(loop, saver)
-            bad_steps.skip_dropped_data(loop, progress)
+            _begin_step(loop, progress, saver)
             scale = compute_lr_scale(progress.step + 1, loop.sizes.steps, loop.job.schedule)
             batch = loop.train_step.run_step(loop.batches, loop.sizes.micro_steps, scale)
             if batch is None:
@@ -72,14 +73,13 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
             stop = not last and loop.train_step.should_stop()
             logs = last or clock.is_logged(progress.step)
             saves = last or stop or (loop.job.save.every > 0 and progress.step % loop.job.save.every == 0)
-            copied = copies.is_due(progress.step) and not (last or stop)
-            if (logs or saves or copied) and bad_steps.handle_bad_steps(loop, progress, saver):
-                copies.discard()
+            copied = _is_copy_due(copies, progress) and not (last or stop)
+            if (logs or saves or copied) and _handle_bad_steps(loop, progress, saver, copies):
                 clock.restart_after_rewind()
                 continue
             if logs:
                 stop = (clock.log_row(scale) and not last) or stop
-            replicas.check_when_due(progress, saves or stop or copied or _should_evaluate(loop, progress.step))
+            _check_replicas(replicas, progress, saves or stop or copied or _should_evaluate(loop, progress.step))
             if copied or saves or stop:
                 progress.seconds = clock.total_seconds()
                 _save_state(loop, progress, copies if copied else None, saver if saves or stop else None)
@@ -99,6 +99,39 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     return True
 
 
+def _open_memory_copies(loop: LoopContext) -> AbstractContextManager[MemoryCopies | None]:
+    if not loop.job.save.memory_every:
+        return nullcontext()
+    return MemoryCopies(loop.job, loop.folder, loop.device, loop.world)
+
+
+def _is_copy_due(copies: MemoryCopies | None, progress: TrainProgress) -> bool:
+    return copies is not None and copies.is_due(progress.step)
+
+
+def _begin_step(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> None:
+    _log_saved_checkpoints(loop, saver)
+    if progress.dropped:
+        bad_steps.skip_dropped_data(loop, progress)
+
+
+def _handle_bad_steps(
+    loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver, copies: MemoryCopies | None
+) -> bool:
+    """Act on the bad steps since the last look, the same on every rank; return True when the training went back."""
+    found = loop.train_step.spike_detector.take_bad_steps()
+    if not found or not bad_steps.handle_bad_steps(loop, progress, saver, found):
+        return False
+    if copies is not None:
+        copies.discard()
+    return True
+
+
+def _check_replicas(replicas: ReplicaCheck | None, progress: TrainProgress, saves: bool) -> None:
+    if replicas is not None:
+        replicas.check_when_due(progress, saves)
+
+
 def _freeze_objects(clock: _MetricsClock) -> None:
     """Take what exists now, which lives to the end, out of the garbage collector's walks."""
     clock.pause_clock()  # it takes half a second, which would make the next row's speed and ETA wrong
@@ -110,8 +143,8 @@ def _freeze_objects(clock: _MetricsClock) -> None:
 def _find_callback_stop(loop: LoopContext) -> str:
     """Return why a callback wishes to stop, the same on every rank; empty: none does."""
     if not loop.job.log.callbacks:  # objects are given to one process alone
-        return loop.metrics.callbacks.stop_reason
-    return broadcast_text(loop.metrics.callbacks.stop_reason, loop.world)
+        return loop.metrics.stop_reason
+    return broadcast_text(loop.metrics.stop_reason, loop.world)
 
 
 def _stop_early(
@@ -141,7 +174,7 @@ def _save_state(
 ) -> None:
     """Copy the state to the machines' memory first: it is the shorter wait."""
     if copies is not None:
-        copies.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress))
+        copies.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress, loop.sizes))
     if saver is not None:
         _save_checkpoint(loop, progress, saver)
 
@@ -149,7 +182,9 @@ def _save_state(
 def _save_checkpoint(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> None:
     if saver.step == progress.step:
         return
-    saver.save(progress.step, loop.checkpoint_tensors(), loop.run_state(progress), progress.best.get("step"))
+    saver.save(
+        progress.step, loop.checkpoint_tensors(), loop.run_state(progress, loop.sizes), progress.best.get("step")
+    )
     _log_saved_checkpoints(loop, saver)
 
 

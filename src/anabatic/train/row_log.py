@@ -9,11 +9,9 @@ were skipped by `optim.on_bad_step: rewind` before that step. Ranks that share t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
-from anabatic.config.sections.common import LogSettings
 from anabatic.core.json_reader import JsonlWriter, read_json_lines
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.data.batching.packing import SegmentOrigin
@@ -59,19 +57,6 @@ class RowLog:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
-
-
-@contextmanager
-def open_row_log(log: LogSettings, folder: RunFolder, world: World, step: int) -> Iterator[RowLog | None]:
-    """Yield what a training that continues from `step` tells its rows to; None where `log.rows` is off."""
-    if not log.rows:
-        yield None
-        return
-    rows = RowLog(folder, world, step)
-    try:
-        yield rows
-    finally:
-        rows.close()
 
 
 def _truncate_rows(file: Path, step: int) -> None:

@@ -61,10 +61,11 @@ def open_run_folder(job: LoopJob, device: Device, world: World) -> Iterator[RunF
     Raises:
         Failure: the folder cannot be written, or another job works in it.
     """
+    is_main = world.is_main_process
     folder = RunFolder(job.out)
     folder.create_folder()
-    with lock_folder(folder.root, "training run") if world.is_main_process else nullcontext():
-        if world.is_main_process:
+    with lock_folder(folder.root, "training run") if is_main else nullcontext():
+        if is_main:
             manifest.remove_temporary_folders(folder.root)
         log.add_log_file(folder.log_path(world.rank))
         log.info(f"run folder {folder.root}")
@@ -104,7 +105,9 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
 
 def _find_newest_state(job: LoopJob, folder: RunFolder, world: World) -> storage.CheckpointInfo | None:
     """Return the copy in memory, unless the disk has a newer checkpoint; then no file of the disk is read."""
-    memory = memory_copies.find_memory_copy(job, folder, world)
+    memory = None
+    if job.save.memory_every or (folder.root / memory_copies.RUN_ID_FILE).exists():
+        memory = memory_copies.find_memory_copy(job, folder, world)
     if memory is None:
         return storage.find_newest_checkpoint(folder, world)
     copied = storage.CheckpointInfo(memory.path, memory.step, RunState.from_json(memory.host, memory.path), memory)
@@ -273,7 +276,7 @@ def open_metrics(
     )
     step = checkpoint.step if checkpoint else 0
     metrics.log_event("resume" if checkpoint else "start", step=step, steps=steps)
-    metrics.callbacks.call_method("on_start", step, folder.root, asdict(job))
+    metrics.call_callbacks("on_start", step, folder.root, asdict(job))
     return metrics
 
 
@@ -322,7 +325,7 @@ def finish_run(
         )
     metrics.write_summary({"finished": True, **summary})
     page.write_run_report(folder.root)
-    metrics.callbacks.call_method("on_end", summary["steps"], summary["steps"])
+    metrics.call_callbacks("on_end", summary["steps"], summary["steps"])
     log.info(f"wrote {folder.final_model} after {summary['steps']} steps in {format_duration(summary['seconds'])}")
 
 

@@ -17,6 +17,7 @@ from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.mesh import RankGroup
+from anabatic.parallel.world import World
 from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
@@ -55,6 +56,36 @@ class SizingJob(Protocol):
         """How long to train."""
 
 
+class SizingContext(Protocol):
+    """What of `TrainContext` decides a run's sizes."""
+
+    @property
+    def job(self) -> SizingJob:
+        """The settings."""
+
+    @property
+    def device(self) -> Device:
+        """This process's device."""
+
+    @property
+    def world(self) -> World:
+        """All processes."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How long a run is where neither steps nor minutes are given.
+
+    Attributes:
+        epoch_tokens: one pass over the training data.
+        tokens: of the whole run, and `reason`.
+    """
+
+    epoch_tokens: int
+    tokens: float
+    reason: str
+
+
 @dataclass(frozen=True)
 class StepSizes:
     """What a run was settled on."""
@@ -82,25 +113,17 @@ class StepSizes:
 
 
 def resolve_sizes(
+    context: SizingContext,
     plan: DerivedSizes,
-    job: SizingJob,
     model: PreTrainedModel,
-    epoch_tokens: int,
-    tokens: float,
-    reason: str,
-    setup: TrainingSetup | None,
+    horizon: Horizon,
     tuned_lr: float | None,
-    device: Device,
-    world: RankGroup,
     segment_tokens: int | None = None,
     settled: BatchSettings | None = None,
 ) -> StepSizes:
     """Settle batch, learning rates and steps, each with its reason in `plan`.
 
     Args:
-        epoch_tokens: one pass over the training data.
-        tokens: horizon of the run where neither steps nor epochs are given, and `reason`.
-        setup: what of the job decides its memory; None: it is not known.
         tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
         segment_tokens: tokens that a micro-batch must hold together; default: a segment.
         settled: sizes that an earlier start has come to, in place of the job's.
@@ -108,11 +131,15 @@ def resolve_sizes(
     Raises:
         ConfigError: the sizes do not divide one another.
     """
+    job, device, world = context.job, context.device, context.world.data_group
+    epoch_tokens, tokens, reason = horizon.epoch_tokens, horizon.tokens, horizon.reason
     batch = settled or job.batch
     batch = batch if segment_tokens is None else replace(batch, seq_len=segment_tokens)
     if job.schedule.minutes is not None:
         tokens, reason = estimate_budget_tokens(job.schedule.minutes, model, device, world)
     min_steps = MIN_STEPS_OF_NEW_MODEL if tuned_lr is None else 1
+    # A micro-batch that is given need not be estimated.
+    setup = build_model_setup(job, model, device, world) if batch.micro_batch_tokens is None else None
     micro, global_batch, micro_steps = resolve_batch_sizes(plan, batch, tokens, setup, device, world, min_steps)
     if settled is not None:
         plan.reasons["micro_batch_tokens"] = "settled by an earlier start"
@@ -193,28 +220,36 @@ def resolve_batch_sizes(
         ideal, reason = largest, f"at least {min_steps} steps in {format_count(tokens)} tokens"
     ideal = max(ideal, batch.resolved_seq_len, batch.micro_batch_tokens or 0)
     target = batch.global_batch_tokens or ideal
-    fits = _largest_fitting_tokens(batch.resolved_seq_len, target // world.size, setup, device)
-    parts = 1
-    if setup is not None and setup.pipeline > 1:
-        parts = math.ceil(MICRO_BATCHES_PER_STAGE * (setup.pipeline - 1) / setup.pipeline_chunks)
-    most = target // world.size // parts
-    if parts > 1:
-        most = 2 ** math.floor(math.log2(max(most, 1)))
-    micro = batch.micro_batch_tokens or max(batch.resolved_seq_len, min(fits, most))
+    micro, why = batch.micro_batch_tokens or 0, "given"
+    if not micro:
+        micro, why = _choose_micro_batch(batch.resolved_seq_len, target // world.size, setup, device)
     if batch.global_batch_tokens is None:
         target = max(1, round(target / (micro * world.size))) * micro * world.size
     elif batch.micro_batch_tokens is None and target % (micro * world.size):
         micro = find_divisor(target, world.size, micro, batch.resolved_seq_len) or micro
     plan.add_value("global_batch_tokens", batch.global_batch_tokens, target, reason)
-    why = (
-        f"at least {parts} micro-batches fill the pipeline"
-        if most < fits and parts > 1
-        else f"what fits on {device.type}"
-    )
     plan.add_value("micro_batch_tokens", batch.micro_batch_tokens, micro, why)
     settled = BatchSettings(seq_len=batch.resolved_seq_len, micro_batch_tokens=micro, global_batch_tokens=target)
     job_rules.raise_problems(job_rules.find_batch_problems(settled, world.size))
     return micro, target, target // (micro * world.size)
+
+
+def _choose_micro_batch(seq_len: int, rank_tokens: int, setup: TrainingSetup | None, device: Device) -> tuple[int, str]:
+    """Return the tokens of a micro-batch that fits and fills a pipeline, and why.
+
+    Args:
+        rank_tokens: this rank's share of a step.
+    """
+    fits = _largest_fitting_tokens(seq_len, rank_tokens, setup, device)
+    parts = 1
+    if setup is not None and setup.pipeline > 1:
+        parts = math.ceil(MICRO_BATCHES_PER_STAGE * (setup.pipeline - 1) / setup.pipeline_chunks)
+    most = rank_tokens // parts
+    if parts > 1:
+        most = 2 ** math.floor(math.log2(max(most, 1)))
+    limits_by_stages = most < fits and parts > 1
+    why = f"at least {parts} micro-batches fill the pipeline" if limits_by_stages else f"what fits on {device.type}"
+    return max(seq_len, min(fits, most)), why
 
 
 def find_divisor(target: int, ranks: int, maximum: int, minimum: int) -> int | None:

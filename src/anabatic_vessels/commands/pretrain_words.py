@@ -51,7 +51,7 @@ def run(job: ClassifyPretrainJob) -> int:
         root = materialize_model(model, sharding, device, world)
         initialization.init_or_load_weights(model, job, base, num_known, len(tokenizer))
         log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
-        sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
+        sizes, steps_per_epoch = initialization.resolve_step_sizes(context, plan, model, train, base)
         log_plan(plan, model, world, sharding)
 
         causal = job.objective != "masked"

@@ -68,7 +68,7 @@ def run(job: ClassifyTrainJob) -> int:
             get_class_head(model).init_weights(job.seed, train.feature_tensor)
         initialization.add_residual_dropout(model, job.head.block_dropout)
         log.info(fused_ops.apply_fused_setting(model, job.fused, device.type))
-        sizes, steps_per_epoch = initialization.resolve_step_sizes(plan, job, model, train, base, device, world)
+        sizes, steps_per_epoch = initialization.resolve_step_sizes(context, plan, model, train, base)
         log_plan(plan, model, world, sharding)
 
         trees = baselines.fit_trees(job, train, vessels.train, description)

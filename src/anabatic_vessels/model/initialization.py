@@ -12,12 +12,11 @@ from transformers import PreTrainedModel
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.data.sequence.dataset import SequenceDataset
-from anabatic.device.device import Device
 from anabatic.models import pretrained
 from anabatic.models.model_init import build_meta_qwen3, init_weights
-from anabatic.parallel.world import World
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
 from anabatic.train import sizing as planning
+from anabatic.train.context import TrainContext
 from anabatic.train.sizing import StepSizes
 from anabatic_vessels.config.train import WordsJob
 from anabatic_vessels.io.vessel_splits import BaseModelInfo
@@ -53,15 +52,14 @@ def init_or_load_weights(
 
 
 def resolve_step_sizes(
+    context: TrainContext[WordsJob],
     derived: DerivedSizes,
-    job: WordsJob,
     model: PreTrainedModel,
     train: SequenceDataset,
     base: BaseModelInfo,
-    device: Device,
-    world: World,
 ) -> tuple[StepSizes, int]:
     """Return the sizes of a step, and the number of steps per epoch."""
+    job, device, world = context.job, context.device, context.world
     batch = job.batch
     if batch.global_batch_tokens is None:
         target_tokens = batch.rows * train.num_tokens / train.num_docs
@@ -72,16 +70,14 @@ def resolve_step_sizes(
         steps = max(1, round(target_tokens / (micro_tokens * world.size)))
         batch = replace(batch, micro_batch_tokens=micro_tokens, global_batch_tokens=steps * micro_tokens * world.size)
         log.info(f"{batch.rows} segments a step are {batch.global_batch_tokens:,} words")
-    sized_job = replace(job, batch=batch)
+    sized = replace(context, job=replace(job, batch=batch))
     tokens = (job.schedule.epochs or 1.0) * train.num_tokens
     default_lr = (
         2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5
     )  # from a text model, from a model of words
     default_lr = None if base.folder is None else default_lr
-    setup = planning.build_model_setup(job, model, device, world)
-    sizes = planning.resolve_sizes(
-        derived, sized_job, model, train.num_tokens, tokens, "given", setup, default_lr, device, world
-    )
+    horizon = planning.Horizon(train.num_tokens, tokens, "given")
+    sizes = planning.resolve_sizes(sized, derived, model, horizon, default_lr)
     tokens_per_step = sizes.micro_batch_tokens * sizes.micro_steps * world.size
     return sizes, max(1, math.ceil(train.num_tokens / tokens_per_step))
 

@@ -92,7 +92,7 @@ def test_peft_computes_what_we_trained(base: Path, tmp_path: Path, targets: list
         for name, parameter in theirs.named_parameters()
         if parameter.requires_grad
     }
-    experts = expert_adapter.find_expert_adapters(ours)
+    experts = adapter.find_expert_adapters(ours)
     for wrapper, weight in expert_adapter.make_peft_names([*experts]).items():
         a, b = experts[weight].lora_A.grad, experts[weight].lora_B.grad
         assert a is not None and b is not None

@@ -28,9 +28,9 @@ from anabatic.models.quantized import (
     QuantizedLinear,
     QuantizedWeight,
     ScratchMemory,
-    iter_quantized_weights,
     replace_weight,
 )
+from anabatic.models.weights_reader import iter_quantized_weights
 from anabatic.parallel.sharded_tensors import materialize_parameters
 from anabatic.testing.tiny_corpora import write_byte_tokenizer
 from anabatic.testing.tiny_models import build_tiny_model

@@ -22,7 +22,7 @@ from anabatic.models import weights_reader
 from anabatic.models.experts import expert_parallel
 from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import compute_summed_loss
-from anabatic.models.lora import adapter, expert_adapter
+from anabatic.models.lora import adapter
 from anabatic.models.model_init import materialize_model
 from anabatic.models.pretrained import build_meta_causal_lm, init_empty_weights, load_folder_weights
 from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
@@ -74,7 +74,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
     load_folder_weights(model, folder / name)
     if is_adapted:
         adapter.init_adapter_weights(model, lora, seed=1)
-        for layer in (*adapter.find_lora_layers(model).values(), *expert_adapter.find_expert_adapters(model).values()):
+        for layer in (*adapter.find_lora_layers(model).values(), *adapter.find_expert_adapters(model).values()):
             to_local(layer.lora_B.detach()).add_(0.1)  # so that gradients reach A
     optimizer = Optimizer(model, Optim(name=optim), 1e-2, 1e-2, device, world, experts=root.expert_params)  # type: ignore[arg-type]
     routing = make_recorder(model, BALANCE if name != "DeepseekV3" else None, torch.device("cpu"))

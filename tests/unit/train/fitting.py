@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.context import LoopContext, TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.optim.optimizer import Optimizer
-from anabatic.train.row_log import open_row_log
+from anabatic.train.row_log import RowLog
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
@@ -112,7 +112,7 @@ def fitting(
         evaluate(number, model)
         return {}
 
-    with loader, metrics, open_row_log(log, folder, world, progress.step) as rows:
+    with loader, metrics, closing(RowLog(folder, world, progress.step)) if log.rows else nullcontext() as rows:
         yield (
             LoopContext(
                 context=TrainContext(job, folder, device, world, find_model_facts(job)),
@@ -120,7 +120,7 @@ def fitting(
                 train_step=step,
                 batches=loader,
                 metrics=metrics,
-                run_state=lambda progress: RunState(progress, about={"strategy": division.strategy}),
+                run_state=lambda progress, sizes: RunState(progress, about={"strategy": division.strategy}),
                 checkpoint_tensors=tensors,
                 evaluate_step=look,
                 describe_loader=lambda state: {},

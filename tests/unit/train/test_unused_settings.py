@@ -44,7 +44,8 @@ def test_sections_of_another_tuner(
         job = SftJob(model=str(base), data=Data(train=["rows.json"]), tuner=tuner, **more)  # type: ignore[arg-type]
         caplog.clear()
         with caplog.at_level(logging.WARNING, "anabatic"):
-            trained_model._build_meta_model(job, saved if tuner == "auto" else base, base, device)
+            named = saved if tuner == "auto" else base
+            trained_model._build_meta_model(job, named, base, device, tok, tmp_path / "tok")
         assert (told in caplog.text) == warned
 
 

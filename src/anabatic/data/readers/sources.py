@@ -7,7 +7,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,14 @@ from anabatic.data.readers.document import (
 )
 from anabatic.data.readers.file_formats import READERS, get_reader
 from anabatic.hub import datasets
-from anabatic.hub.dataset_name import is_bare_name, is_dataset_spec, parse_name, read_scheme_variable, split_spec
+from anabatic.hub.dataset_name import (
+    SCHEMES,
+    is_bare_name,
+    is_dataset_spec,
+    parse_name,
+    read_scheme_variable,
+    split_spec,
+)
 
 __all__ = [
     "Document",
@@ -182,6 +189,7 @@ def chain_documents(sources: list[DataSource], data: Data) -> Iterator[Document]
 
 _SPEC_PATTERN = re.compile(r"(?P<path>.+?)(?:#(?P<rows>[^#@/.]*))?(?:@(?P<weight>[^@/]*))?", re.DOTALL)
 _BUILT_IN_PATTERN = re.compile(r"(?P<scheme>[a-z][a-z0-9_]+):(?P<name>.*)", re.DOTALL)
+_HUB_BEGINNINGS = tuple(f"{scheme}:" for scheme in SCHEMES)
 _SPEC_USAGE = "write PATH[#ROWS][@WEIGHT], such as corpus.jsonl#2000@0.5"
 
 
@@ -270,6 +278,11 @@ def parse_sources(specs: list[str]) -> list[DataSource]:
             f"raise them to 1, or leave out one weight: that source takes the other {1 - total:g}",
         )
     return sources
+
+
+def names_hub_data(specs: Iterable[str]) -> bool:
+    """Return whether a source may be a data set of a hub, by its beginning alone."""
+    return any(spec.startswith(_HUB_BEGINNINGS) for spec in specs)
 
 
 def source_kind(source: DataSource) -> str:

@@ -48,7 +48,7 @@ _VISIBLE_SECONDS = 60.0
 """A network file system may show a file of another machine so much later (nfs(5), acdirmax)."""
 _PROBE_SECONDS = 2.0
 _STALE_SECONDS = 7 * 24 * 3600
-_ERROR_KINDS = {kind.__name__: kind for kind in (ConfigError, DataError, Failure)}
+_ERROR_KINDS: dict[str, type[AnabaticError]] = {"ConfigError": ConfigError, "DataError": DataError, "Failure": Failure}
 _SHARED = "shared"
 _teams = itertools.count()
 T = TypeVar("T")

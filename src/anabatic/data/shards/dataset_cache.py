@@ -20,7 +20,7 @@ from anabatic.core import cpu_info, json_reader, log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.paths import get_cache_root, write_atomic
-from anabatic.data.builtin import synthetic_tasks
+from anabatic.data import builtin
 from anabatic.data.chat.loss_mask import DEFAULT_LOSS_POLICY, LossPolicy, TruncationStrategy
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document
@@ -190,10 +190,10 @@ class _TokenizationJob:
         self.part_chars = max(CHUNK_CHARS, 8 * (seq_len or 0))
         material = json.dumps(self._cache_key_material(), sort_keys=True)
         self.key = hashlib.sha256(material.encode()).hexdigest()
+        self.label = f"{self.source} ({split})"
         slug = re.sub(r"[^A-Za-z0-9.-]+", "_", self.source.path).strip("_.")[-40:] or "data"
         root = Path(data.cache).expanduser() if data.cache else get_cache_root()
         self.path = root / "shards" / f"{slug}-{split}-{self.key[:20]}"
-        self.label = f"{self.source} ({split})"
         self.is_damaged = False
 
     def read_documents(self) -> Iterator[Document]:
@@ -373,7 +373,7 @@ def _source_fingerprint(source: DataSource) -> Any:
     ]
     if sources.source_kind(source) in ("file", "folder", "glob"):
         return listed
-    code = sorted(Path(synthetic_tasks.__file__).parent.glob("*.py"))
+    code = sorted(Path(builtin.__file__).parent.glob("*.py"))
     return [listed, [_hash_file(path) for path in code]]
 
 

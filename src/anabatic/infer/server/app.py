@@ -43,7 +43,7 @@ from anabatic.infer.server.request_schema import (
     TokenizeRequest,
 )
 from anabatic.infer.server.response_builder import CompletionBuilder
-from anabatic.infer.server.response_stream import ResponseStream
+from anabatic.infer.server.response_stream import ResponseStream, ServerParts
 from anabatic.infer.server.responses_events import ResponsesBuilder
 from anabatic.infer.server.responses_schema import ResponsesRequest
 from anabatic.infer.server.web_files import respond_library
@@ -174,13 +174,11 @@ class ApiRoutes:
         shape: CompletionBuilder | ResponsesBuilder,
         http: Request,
     ) -> Response:
-        limits = self._registry.limits
         if self._worker.failure:
             raise self._engine_stopped_error()
         usage = body.stream_options is not None and body.stream_options.include_usage
-        flow = ResponseStream(
-            self._worker, self.server_metrics, self._admission, served, shape, requests, body.n, usage, limits.seconds
-        )
+        parts = ServerParts(self._worker, self.server_metrics, self._admission, self._registry.limits.seconds)
+        flow = ResponseStream(parts, served, shape, requests, body.n, usage)
         return flow.respond_streaming() if body.stream else await flow.respond_complete(http)
 
     async def embeddings(self, body: EmbeddingRequest, http: Request) -> Response:

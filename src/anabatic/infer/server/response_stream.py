@@ -36,6 +36,20 @@ class ClientDisconnected(Exception):
     """The client has closed the connection."""
 
 
+@dataclass(frozen=True)
+class ServerParts:
+    """What all requests to a server share.
+
+    Attributes:
+        timeout_seconds: until a request is given up.
+    """
+
+    worker: EngineWorker
+    metrics: ServerMetrics
+    admission: AdmissionControl
+    timeout_seconds: float
+
+
 @dataclass
 class ResponseStream:
     """One request of a client on its way.
@@ -43,22 +57,19 @@ class ResponseStream:
     Attributes:
         n: answers to each prompt.
         include_usage: a stream ends with the counts of tokens.
-        timeout_seconds: until it is given up.
     """
 
-    worker: EngineWorker
-    metrics: ServerMetrics
-    admission: AdmissionControl
+    parts: ServerParts
     model: ServedModel
     builder: ResponseBuilder
     requests: list[Request]
     n: int
     include_usage: bool
-    timeout_seconds: float
 
     def __post_init__(self) -> None:
+        self.worker, self.metrics, self.admission = self.parts.worker, self.parts.metrics, self.parts.admission
         self.group = RequestGroup(self.model.engine, self.requests, asyncio.get_running_loop())
-        self._deadline = self.group.started_at + self.timeout_seconds
+        self._deadline = self.group.started_at + self.parts.timeout_seconds
         self._is_counted = self._has_left = False
 
     def enter_queue(self) -> None:
@@ -138,7 +149,7 @@ class ResponseStream:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 self._count_end("timeout")
-                raise ApiError(504, f"the answer took more than {self.timeout_seconds:g} s", None, "timeout")
+                raise ApiError(504, f"the answer took more than {self.parts.timeout_seconds:g} s", None, "timeout")
             try:
                 piece = await asyncio.wait_for(self.group.deltas.get(), left)
             except asyncio.TimeoutError:

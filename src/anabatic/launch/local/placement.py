@@ -10,7 +10,6 @@ from anabatic.core import cpu_info, log
 from anabatic.device.table import DEVICES
 from anabatic.launch.local.core_binding import DeviceLocality, assign_cores, get_allowed_cores, read_device_numa_node
 from anabatic.launch.local.device_selection import DeviceSelection, select_devices
-from anabatic.monitor.npu_smi import output_parser
 from anabatic.monitor.npu_smi.unframed_tables import Topology
 from anabatic.monitor.sources import npu_smi_command
 
@@ -69,6 +68,8 @@ def _locate_devices(choice: DeviceSelection | None) -> list[DeviceLocality]:
     if path is None or all(read_device_numa_node(locality) for locality in localities):
         return localities
     try:
+        from anabatic.monitor.npu_smi import output_parser
+
         table = output_parser.parse_output(npu_smi_command.run_command([path, "info", "-t", "topo"])[0])
     except (OSError, TimeoutError):
         return localities  # cores are then divided without it

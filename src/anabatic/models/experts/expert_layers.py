@@ -17,8 +17,8 @@ from anabatic.device.experts import compute_expert_ends
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps
 from anabatic.models.lora.expert_adapter import ADAPTER_SUFFIX, EXPERT_WEIGHT_NAMES, ExpertAdapter
 from anabatic.parallel.expert_exchange import combine_rows, dispatch_rows, plan_exchange
-from anabatic.parallel.pipeline_parameters import get_absent
 from anabatic.parallel.sharded_tensors import to_local
+from anabatic.parallel.sharding import get_absent
 
 _EXPERTS, _SIZE, _INNER = 3, 8, 6
 """Sizes of the probe."""

@@ -22,7 +22,8 @@ from anabatic.models.experts.expert_layers import iter_experts_of_all
 from anabatic.parallel.collectives import all_reduce_sum
 from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
 
-_ATTRIBUTE = "routing_recorder"
+RECORDER = "routing_recorder"
+"""Attribute of a model with experts that is trained."""
 METRIC_NAMES = ("router_aux_loss", "expert_load_max", "expert_load_entropy", "experts_unused", "tokens_dropped")
 """Metrics of a logged row."""
 
@@ -118,7 +119,7 @@ class RoutingRecorder:
             offset += size
         for router, output in find_routers(model) if coefficient else ():
             router.register_forward_hook(self._make_listener(output))
-        model.__dict__[_ATTRIBUTE] = self
+        model.__dict__[RECORDER] = self
 
     def _make_counter(self, counts: Tensor) -> Any:
         def count_tokens(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -237,4 +238,4 @@ def make_recorder(
 
 def get_recorder(model: nn.Module) -> RoutingRecorder | None:
     """Return the recorder that was made for a model."""
-    return model.__dict__.get(_ATTRIBUTE)
+    return model.__dict__.get(RECORDER)

@@ -33,7 +33,9 @@ from anabatic.models.linear_attention.delta_heads import (
 )
 from anabatic.models.linear_attention.delta_states import LayerStates
 
-_COMMON_PARTS = {"conv1d", "norm", "out_proj"}
+CONVOLUTION = "conv1d"
+"""Part that every layer of the delta rule has."""
+_COMMON_PARTS = {CONVOLUTION, "norm", "out_proj"}
 _JOINT_PARTS, _SEPARATE_PARTS = {"in_proj_qkvz", "in_proj_ba"}, {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
 """Projections of Qwen3-Next and of Qwen3.5."""
 _PARAMETERS = {"dt_bias", "A_log"}

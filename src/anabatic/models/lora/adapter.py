@@ -74,7 +74,8 @@ def insert_adapter(model: PreTrainedModel, lora: Lora, prefixes: tuple[str, ...]
         ConfigError: a target or a module to save does not exist.
     """
     targets = find_targets(model, lora.target_modules, prefixes)
-    experts = find_expert_targets(model, lora)
+    has_expert_targets = any(map(layer_names.is_expert_target, lora.target_modules))
+    experts = find_expert_targets(model, lora) if has_expert_targets else []
     modules_to_save = [_find_modules_to_save(model, end) for end in lora.modules_to_save]
     model.requires_grad_(False)
     for name in targets:
@@ -91,13 +92,11 @@ def insert_adapter(model: PreTrainedModel, lora: Lora, prefixes: tuple[str, ...]
 
 
 def find_expert_targets(model: nn.Module, lora: Lora) -> list[str]:
-    """Return the names of the stacked weights of experts that get an adapter.
+    """Return the names of the stacked weights of experts that get an adapter; some target names them.
 
     Raises:
         ConfigError: a target matches none, or the adapter has what PEFT does not know for experts.
     """
-    if not any(map(layer_names.is_expert_target, lora.target_modules)):
-        return []
     pissa = lora.init if lora.init == "pissa" else None
     expert_adapter.require_plain_adapter({"dropout": lora.dropout, "use_dora": lora.use_dora, "init": pissa})
     return layer_names.select_expert_weights(expert_layers.list_expert_weights(model), lora.target_modules)
@@ -125,7 +124,7 @@ def init_adapter_weights(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         layer.init_adapter(generator)
         if lora.init == "pissa":
             layer.init_pissa()
-    for experts in expert_adapter.find_expert_adapters(model).values():
+    for experts in find_expert_adapters(model).values():
         experts.init_adapter(generator)
 
 
@@ -219,6 +218,15 @@ def find_lora_layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 
+def find_expert_adapters(model: nn.Module) -> dict[str, expert_adapter.ExpertAdapter]:
+    """Return the adapters of experts by the name of the weight that they add to."""
+    return {
+        name.removesuffix(expert_adapter.ADAPTER_SUFFIX): module
+        for name, module in model.named_modules()
+        if isinstance(module, expert_adapter.ExpertAdapter)
+    }
+
+
 def collect_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the full tensors of the adapter under PEFT's names; all ranks call it."""
     tensors: dict[str, Tensor] = {}
@@ -230,8 +238,8 @@ def collect_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
         tensors[f"{PEFT_PREFIX}{name}.lora_B.weight"] = b
         if layer.lora_magnitude is not None:
             tensors[f"{PEFT_PREFIX}{name}.lora_magnitude_vector"] = gather_full_tensor(layer.lora_magnitude)
-    experts = expert_adapter.find_expert_adapters(model)
-    for wrapper, weight in expert_adapter.make_peft_names([*experts]).items():
+    experts = find_expert_adapters(model)
+    for wrapper, weight in (expert_adapter.make_peft_names([*experts]) if experts else {}).items():
         if not experts[weight]._parameters:
             continue
         a, b = experts[weight].export_tensors()
@@ -310,7 +318,7 @@ def _format_target_names(model: PreTrainedModel, adapted: Iterable[str]) -> list
 
 def _format_target_parameters(model: PreTrainedModel) -> dict[str, list[str]]:
     """Return the entry of adapter_config.json for experts; empty if none have adapters, which older PEFT reads too."""
-    adapted = [*expert_adapter.find_expert_adapters(model)]
+    adapted = [*find_expert_adapters(model)]
     if not adapted:
         return {}
     present = [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
@@ -404,7 +412,7 @@ def convert_peft_name(name: str) -> str:
 def _fill_adapter(model: PreTrainedModel, saved: dict[str, Tensor], folder: Path) -> None:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     missing = {name for name in parameters if "lora_" in name}
-    experts = expert_adapter.find_expert_adapters(model)
+    experts = find_expert_adapters(model)
     wrappers = expert_adapter.make_peft_names([*experts])
     for name, tensor in saved.items():
         target_name = convert_peft_name(name)
@@ -436,7 +444,7 @@ def merge_into_linears(model: PreTrainedModel) -> PreTrainedModel:
         merged = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         merged.weight, merged.bias = nn.Parameter(layer.compute_merged_weight()), layer.bias
         setattr(model.get_submodule(parent), last, merged)
-    for name, stacked in expert_adapter.find_expert_adapters(model).items():
+    for name, stacked in find_expert_adapters(model).items():
         owner, _, last = name.rpartition(".")
         expert_layers.merge_expert_adapter(model.get_submodule(owner), last, stacked)
     return model.requires_grad_(True)

@@ -70,15 +70,6 @@ def compute_expert_delta(a: Tensor, b: Tensor, experts: int, is_transposed: bool
     return product.transpose(1, 2) if is_transposed else product
 
 
-def find_expert_adapters(model: nn.Module) -> dict[str, ExpertAdapter]:
-    """Return the adapters of experts by the name of the weight that they add to."""
-    return {
-        name.removesuffix(ADAPTER_SUFFIX): module
-        for name, module in model.named_modules()
-        if isinstance(module, ExpertAdapter)
-    }
-
-
 def make_peft_names(weights: Sequence[str]) -> dict[str, str]:
     """Return the names of PEFT's wrappers of adapted stacked weights, wrapper -> weight."""
     wrappers: dict[str, str] = {}

@@ -146,7 +146,9 @@ class LoraLinear(nn.Linear):
 
     def _forward_adapted(self, x: Tensor) -> Tensor:
         weight = to_local(self.weight).to(x.dtype)
-        bias = get_local_bias(self.bias, self.input_group)
+        bias: Tensor | None = self.bias
+        if bias is not None:
+            bias = to_local(bias) if self.input_group is None else get_local_bias(bias, self.input_group)
         bias = None if bias is None else bias.to(x.dtype)
         if self.lora_magnitude is not None:
             return self._forward_dora(x, weight, bias)

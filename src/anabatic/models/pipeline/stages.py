@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 from anabatic.core.errors import ConfigError
 from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.lora.adapter import find_blocks
-from anabatic.parallel.pipeline_parameters import named_parameters_of_all, remove_absent
+from anabatic.parallel.pipeline_parameters import remove_absent
+from anabatic.parallel.sharding import named_parameters_of_all
 from anabatic.parallel.world import World
 from anabatic.plan import job_rules
 from anabatic.plan.pipeline_stages import estimate_bubble, split_layers
 
-_STAGE = "_anabatic_stage"
+STAGE = "_anabatic_stage"
 """Attribute of a model of which this process has a stage."""
 WORTH_A_HINT = 0.25
 """Part of a step: if stages wait longer, the log says what helps."""
@@ -148,7 +149,7 @@ def apply_pipeline(model: PreTrainedModel, world: World) -> None:
     if group.rank != last:
         body: Any = model.base_model
         body.norm.__dict__["forward"] = _pass_on
-    model.__dict__[_STAGE] = _Stage(parts, group.size, group.rank)
+    model.__dict__[STAGE] = _Stage(parts, group.size, group.rank)
 
 
 @contextmanager
@@ -157,7 +158,7 @@ def use_chunk(model: PreTrainedModel, chunk: int) -> Iterator[None]:
 
     Modules stay where they are: FSDP2 looks for its own among them in its first forward pass.
     """
-    stage: _Stage = model.__dict__[_STAGE]
+    stage: _Stage = model.__dict__[STAGE]
     stage.chunk = chunk
     if len(stage.own) == 1:
         yield
@@ -197,7 +198,7 @@ class _PassOn(nn.Module):
 
 def list_computed_blocks(model: PreTrainedModel) -> list[nn.Module] | None:
     """Return the blocks of the chunk that is computed; None: all that this process has."""
-    stage: _Stage | None = model.__dict__.get(_STAGE)
+    stage: _Stage | None = model.__dict__.get(STAGE)
     if stage is None or len(stage.own) == 1:
         return None
     blocks = model.base_model._modules["layers"]
@@ -207,14 +208,14 @@ def list_computed_blocks(model: PreTrainedModel) -> list[nn.Module] | None:
 
 def count_own_layers(model: PreTrainedModel) -> int:
     """Return the number of layers that this rank computes in a forward pass."""
-    stage: _Stage | None = model.__dict__.get(_STAGE)
+    stage: _Stage | None = model.__dict__.get(STAGE)
     return int(model.config.get_text_config().num_hidden_layers) if stage is None else len(stage.own[stage.chunk])
 
 
 def is_tied_across_stages(model: PreTrainedModel) -> bool:
     """True when the first and the last stage of a divided model both hold the embedding, and train it."""
     weight = model.get_input_embeddings().weight
-    return _STAGE in model.__dict__ and model.get_output_embeddings().weight is weight and weight.requires_grad
+    return STAGE in model.__dict__ and model.get_output_embeddings().weight is weight and weight.requires_grad
 
 
 def find_tied_name(model: nn.Module) -> str:
@@ -225,7 +226,7 @@ def find_tied_name(model: nn.Module) -> str:
 
 def describe_pipeline(model: PreTrainedModel, world: World, micro_steps: int) -> str:
     """Return a line about the stages and the time in which some of them wait."""
-    stage: _Stage = model.__dict__[_STAGE]
+    stage: _Stage = model.__dict__[STAGE]
     stages, chunks = world.pipeline_group.size, world.pipeline_chunks
     sizes = [" and ".join(map(str, stage.sizes[rank::stages])) for rank in range(stages)]
     schedule = "1F1B" if chunks == 1 else "interleaved 1F1B"

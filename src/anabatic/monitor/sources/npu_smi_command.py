@@ -12,10 +12,12 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from anabatic.monitor.npu_smi import output_parser
-from anabatic.monitor.npu_smi.unframed_tables import ChipMapping
 from anabatic.monitor.snapshot import Snapshot
+
+if TYPE_CHECKING:  # imported where there are NPUs
+    from anabatic.monitor.npu_smi.unframed_tables import ChipMapping
 
 TIMEOUT_SECONDS = 10.0
 """As gpustat's Ascend reader allows; one call takes 0.3 to 3 seconds on a full machine."""
@@ -109,6 +111,8 @@ def _kill_running_children() -> None:
 
 def parse_snapshot(text: str) -> Snapshot:
     """Return the devices and processes of `npu-smi info`; text without devices is an error."""
+    from anabatic.monitor.npu_smi import output_parser
+
     table = output_parser.parse_info_table(text)
     found = Snapshot("npu-smi", driver_version=table.driver_version, notes=list(table.warnings))
     found.devices, found.processes = table.devices, table.processes
@@ -160,11 +164,13 @@ class NpuSmiSource:
 
     def _read_logic_ids(self) -> dict[tuple[int, int], int]:
         """Return (card, chip) -> logic id from `npu-smi info -m`, which does not change while the machine is up."""
+        from anabatic.monitor.npu_smi import output_parser, unframed_tables
+
         try:
             parsed = output_parser.parse_output(run_command([self.path, "info", "-m"], self._timeout)[0])
         except (OSError, TimeoutError):
             return {}  # the devices are then taken in the order of the table
-        return extract_logic_ids(parsed) if isinstance(parsed, ChipMapping) else {}
+        return extract_logic_ids(parsed) if isinstance(parsed, unframed_tables.ChipMapping) else {}
 
 
 def _describe_exit(code: int) -> str:

@@ -84,7 +84,9 @@ def _load_checkpoint_weights(model: PreTrainedModel, path: Path) -> None:
 
 def _build_pretrained(job: PretrainJob, device: Device) -> tuple[PreTrainedModel, ModelWriter]:
     facts = trained_model.find_training_model(job, World())
-    tokenizer = tokenizers.load_tokenizer(Path(job.tokenizer) if job.tokenizer else facts.known_folders[0])
+    tokenizer_folder = Path(job.tokenizer) if job.tokenizer else facts.folder
+    assert tokenizer_folder is not None  # a new model needs a tokenizer
+    tokenizer = tokenizers.load_tokenizer(tokenizer_folder)
     _, model = pretrain.build_meta_model(job, facts.base_folder, len(tokenizer), torch.float32)
     materialize_model(model, ShardingPlan(), device, World())
     return model, lambda out: save_model(model, out, tokenizer)

@@ -16,7 +16,6 @@ from anabatic.config.loading import command_table
 from anabatic.config.loading.command_table import import_precheck
 from anabatic.core.errors import ConfigError, DataError, UserError
 from anabatic.core.paths import RunFolder, require_place
-from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import ColumnMapping, Document, RowFormat
 from anabatic.data.readers.file_formats import get_reader
@@ -101,6 +100,8 @@ def _find_source_files(job: Any, name: str) -> tuple[sources.DataSource, list[Pa
     source = sources.parse_source(name)
     kind = sources.source_kind(source)
     if kind == "task":
+        from anabatic.data.builtin import synthetic_tasks
+
         synthetic_tasks.get_tasks(source.path.removeprefix("task:"))
     if kind == "hub":
         return source, datasets.list_cached_files(sources.resolve_hub_source(source, is_check=True))[:1]

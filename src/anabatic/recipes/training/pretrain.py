@@ -27,16 +27,15 @@ from anabatic.models.pretrained import (
     save_model,
 )
 from anabatic.parallel.collectives import barrier
-from anabatic.parallel.pipeline_parameters import gathered_parameters
-from anabatic.parallel.sharding import resolve_sharding
+from anabatic.parallel.sharding import divides_model, resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
-from anabatic.recipes.training.session import log_plan, training_session
-from anabatic.recipes.training.trained_model import TrainedModel
+from anabatic.recipes.training.session import find_resolved_batch, log_plan, training_session
+from anabatic.recipes.training.trained_model import TrainedModel, hold_all_stages
 from anabatic.recipes.training.trainer import Trainer
 from anabatic.recipes.training.training_data import DatasetBatches, build_training_data
 from anabatic.train import sizing
-from anabatic.train.auto import state as auto_state
 from anabatic.train.objectives import make_next_token_objective
+from anabatic.train.sizing import Horizon
 
 
 def run(job: PretrainJob) -> int:
@@ -44,12 +43,14 @@ def run(job: PretrainJob) -> int:
     with training_session(job) as context:
         job, device, world = context.job, context.device, context.world
         base = context.model.base_folder  # None: a new model
-        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else context.model.known_folders[0]
+        tokenizer_folder = Path(job.tokenizer) if job.tokenizer else context.model.folder
+        assert tokenizer_folder is not None  # a new model needs a tokenizer
         tokenizer = load_tokenizer(tokenizer_folder)
         # Before the text is read, which may take long: what is wrong with the settings is reported here.
         plan, model = build_meta_model(job, base, len(tokenizer), resolve_weight_dtype(job.optim, device))
         require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
-        division.require_divisible(model, world)
+        if divides_model(world):
+            division.require_divisible(model, world)
         sharding = resolve_sharding(job.parallel, world, device)
         data = build_training_data(job.data, tokenizer_folder, world, context.seq_len)
         if world.is_main_process:
@@ -67,22 +68,17 @@ def run(job: PretrainJob) -> int:
             tokens, reason = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
         sizes = sizing.resolve_sizes(
+            context,
             plan,
-            job,
             model,
-            epoch_tokens,
-            tokens,
-            reason,
-            sizing.build_model_setup(job, model, device, world.data_group),
+            Horizon(epoch_tokens, tokens, reason),
             tuned_lr,
-            device,
-            world.data_group,
-            settled=auto_state.get_resolved_batch(job, auto_state.load_state(job, world), context.resume_checkpoint),
+            settled=find_resolved_batch(context),
         )
         log_plan(plan, model, world, sharding, sizes.micro_steps)
 
         def save_folder(folder: Path) -> None:
-            with gathered_parameters(model, world.pipeline_group):
+            with hold_all_stages(model, world):
                 save_model(model, folder, tokenizer, world.is_main_process)
             barrier(world)
 

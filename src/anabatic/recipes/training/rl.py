@@ -51,7 +51,7 @@ from anabatic.rl.rewards import (
     score_tests,
 )
 from anabatic.rl.rollout import RolloutGenerator, TurnFunction
-from anabatic.rl.rollout_batches import RolloutBatches
+from anabatic.rl.rollout_batches import PromptedQuestions, RolloutBatches
 from anabatic.rl.rollout_loss import RolloutLoss
 from anabatic.sandbox.sandbox_runner import Sandbox
 from anabatic.train import sizing
@@ -81,7 +81,6 @@ class RolloutSource:
     questions: _Questions
     rewards: RewardSet
     make_generator: Callable[..., RolloutGenerator]
-    micro_steps: int
     pad_id: int
     eot_id: int = 0
 
@@ -106,19 +105,17 @@ class RolloutSource:
     ) -> RolloutBatches:
         """Return the batches of rollouts, from where `state` says."""
         job = self.context.job
-        return RolloutBatches(
+        batches = RolloutBatches(
             job,
-            self.questions.train,
-            self.questions.train_prompts,
-            self.rewards,
-            ALGORITHMS[job.algorithm],
-            functools.partial(self.make_generator, self.questions.train, stopping),
             self.context.world,
-            self.micro_steps,
+            PromptedQuestions(self.questions.train, self.questions.train_prompts),
+            self.rewards,
+            functools.partial(self.make_generator, self.questions.train, stopping),
             self.pad_id,
-            state,
             stopping,
         )
+        batches.load_state_dict(state)
+        return batches
 
     def describe_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a logged row says of the rewards."""
@@ -147,7 +144,8 @@ def run(job: RlJob) -> int:
         job, device, world = context.job, context.device, context.world
         start = build_model(job, context.model, device, world)
         sharding = resolve_sharding(job.parallel, world, device)
-        quantize_frozen(job, start)
+        if job.quantize != "none":
+            quantize_frozen(job, start)
         require_weight_files(start)
         micro_steps = job_rules.count_update_answers(job) // (job.device_batch_size * world.data_group.size)
         questions = _read_questions(job, start)
@@ -163,7 +161,7 @@ def run(job: RlJob) -> int:
             log_plan(plan, start.model, world, sharding)
             make_generator = _make_generator_factory(job, root, start.tokenizer, device, questions, turn, tool)
             pad_id = start.tokenizer.pad_token_id or 0
-            source = RolloutSource(context, questions, rewards, make_generator, micro_steps, pad_id)
+            source = RolloutSource(context, questions, rewards, make_generator, pad_id)
             model = TrainedModel(root, sharding, start.tokenizer, make_model_saver(start, world), is_chat=True)
             objective = _make_objective(job, root, device)
             code = Trainer(context, model, objective, source, plan, sizes, generates=True).train_and_save()

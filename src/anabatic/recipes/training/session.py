@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from anabatic.config.sections.common import BatchSettings
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
 from anabatic.core.formatting import format_count
@@ -15,20 +16,19 @@ from anabatic.device.device import Device, select_device
 from anabatic.models import division
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.collectives import broadcast_text
-from anabatic.parallel.pipeline_parameters import named_parameters_of_all
-from anabatic.parallel.sharding import ShardingPlan
+from anabatic.parallel.sharding import ShardingPlan, divides_model, named_parameters_of_all
 from anabatic.parallel.world import World, build_world, count_machine_ranks, init_world, leave_world
 from anabatic.plan import model_shape
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
 from anabatic.plan.model_facts import ModelFacts, find_model_facts
-from anabatic.recipes import hub_data
 from anabatic.recipes.layout_search import iter_layout_setups
 from anabatic.recipes.resolve import Machine, resolve
 from anabatic.recipes.training.trained_model import find_training_model
 from anabatic.train import sizing
+from anabatic.train.auto import out_of_memory
+from anabatic.train.auto import state as auto_state
 from anabatic.train.auto.layout_choice import apply_auto_strategy
-from anabatic.train.auto.out_of_memory import handle_out_of_memory
 from anabatic.train.checkpoint.storage import CheckpointInfo
 from anabatic.train.context import TrainContext
 from anabatic.train.run_folder import find_resume_checkpoint, open_run_folder
@@ -51,16 +51,32 @@ def training_session(job: Job) -> Iterator[TrainContext[Job]]:
     resolved = resolve(job, machine, find_training_model(job, world))
     job, world = resolved.job, _divide_world(world, resolved.mesh, resolved.job, device)
     with open_run_folder(job, device, world) as folder:
-        job = hub_data.pin_training_data(job, world)
+        if resolved.reads_hub_data:
+            from anabatic.recipes import hub_data
+
+            job = hub_data.pin_training_data(job, world)
         resolved.log_notes()
         checkpoint = find_resume_checkpoint(job, folder, world)
-        job = _resolve_depth(job, checkpoint, device, world)
-        model = resolved.model if resolved.model.name else find_model_facts(job)  # of a new one the depth is known now
+        model = resolved.model
+        if not model.name:  # a new one, whose depth follows from the device
+            job = _resolve_depth(job, checkpoint, device, world)
+            model = find_model_facts(job)
         if is_auto(job):
             job, world = _apply_auto(job, model, device, world)
-        with handle_out_of_memory(job, device, world, job.batch.resolved_seq_len):
+        try:
             yield TrainContext(job, folder, device, world, model, checkpoint)
+        except out_of_memory.REFUSALS as error:
+            out_of_memory.raise_advice(error, job, device, world, job.batch.resolved_seq_len)
+            raise
     leave_world(world)
+
+
+def find_resolved_batch(context: TrainContext[LoopJob]) -> BatchSettings | None:
+    """Return the sizes that an earlier start has come to; None: this one settles them. Every rank calls it."""
+    if context.resume_checkpoint is None and not is_auto(context.job):
+        return None
+    state = auto_state.load_state(context.job, context.world)
+    return auto_state.get_resolved_batch(context.job, state, context.resume_checkpoint)
 
 
 def _apply_auto(job: Job, model: ModelFacts, device: Device, world: World) -> tuple[Job, World]:
@@ -105,5 +121,6 @@ def log_plan(
     log.info(
         f"strategy {sharding.strategy}{', offloaded to the host' if sharding.is_offloaded else ''} ({sharding.reason})"
     )
-    for line in (*division.describe_division(model, world, micro_steps), *plan.format_lines()):
+    parts = division.describe_division(model, world, micro_steps) if divides_model(world) else ()
+    for line in (*parts, *plan.format_lines()):
         log.info(line)

@@ -17,9 +17,9 @@ from anabatic.data.shards.reader import ShardSet
 from anabatic.evals import difficulty
 from anabatic.models import division, fused_ops
 from anabatic.models.forward import ModelRoot
-from anabatic.parallel.sharding import resolve_sharding
+from anabatic.parallel.sharding import divides_model, resolve_sharding
 from anabatic.plan.depth_dial import DerivedSizes
-from anabatic.recipes.training.session import log_plan, training_session
+from anabatic.recipes.training.session import find_resolved_batch, log_plan, training_session
 from anabatic.recipes.training.trained_model import (
     TrainableModel,
     TrainedModel,
@@ -37,11 +37,10 @@ from anabatic.recipes.training.training_data import (
     require_conversations,
 )
 from anabatic.train import sizing
-from anabatic.train.auto import state as auto_state
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_next_token_objective, see_pictures
 from anabatic.train.optim.optimizer import HeadRates
-from anabatic.train.sizing import StepSizes
+from anabatic.train.sizing import Horizon, StepSizes
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,16 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
             log.warn("curriculum.use is false: the other settings of curriculum are not used")
         # Before the rows are read, which may take long: what is wrong with the settings is reported here.
         start = build_model(job, context.model, device, world)
+        sharding, is_divided = resolve_sharding(job.parallel, world, device), divides_model(world)
         task.prepare_model(context, start)
-        division.require_divisible(start.model, world)
-        sharding = resolve_sharding(job.parallel, world, device)
-        quantize_frozen(job, start)
+        if is_divided:
+            division.require_divisible(start.model, world)
+        if job.quantize != "none":
+            quantize_frozen(job, start)
         require_weight_files(start)
+        seq_len = job.batch.resolved_seq_len
         data = build_training_data(
-            job.data, start.tokenizer_folder, world, context.seq_len, task.policy, lessons, start.pictures
+            job.data, start.tokenizer_folder, world, seq_len, task.policy, lessons, start.pictures
         )
         _check_rows(context, task, data, start)
 
@@ -149,21 +151,16 @@ def _resolve_sizes(
     start: TrainableModel,
     data: TrainingData,
 ) -> StepSizes:
-    job, device, world, parts = context.job, context.device, context.world, data.token_sets
+    job, world, parts = context.job, context.world, data.token_sets
     epoch_tokens = sum(part.num_tokens for part in parts)
     sizes = sizing.resolve_sizes(
+        context,
         plan,
-        job,
         start.model,
-        epoch_tokens,
-        (job.schedule.epochs or 1.0) * epoch_tokens,
-        "one epoch",
-        sizing.build_model_setup(job, start.model, device, world.data_group),
+        Horizon(epoch_tokens, (job.schedule.epochs or 1.0) * epoch_tokens, "one epoch"),
         task.full_lr if start.lora is None else task.adapter_lr,
-        device,
-        world.data_group,
         task.max_segment(context.seq_len),
-        auto_state.get_resolved_batch(job, auto_state.load_state(job, world), context.resume_checkpoint),
+        find_resolved_batch(context),
     )
     if job.batch.packing:
         return sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.models.lora.merging import WeightedAdapter
-from anabatic.models.model_init import materialize_model, resolve_weight_dtype
+from anabatic.models.model_init import has_experts, materialize_model, resolve_weight_dtype
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     enable_activation_checkpointing,
@@ -38,9 +39,9 @@ from anabatic.models.pretrained import (
     resolve_model_folder,
     save_model,
 )
-from anabatic.models.quantized import iter_quantized_weights
+from anabatic.models.weights_reader import iter_quantized_weights
+from anabatic.parallel import pipeline_parameters
 from anabatic.parallel.collectives import barrier
-from anabatic.parallel.pipeline_parameters import gathered_parameters
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.parallel.world import World
 from anabatic.plan import layer_names
@@ -117,10 +118,12 @@ class TrainedModel:
             self.head_rates,
             self.root.expert_params,
         )
-        if not self.sharding.is_sharded and world.tensor_group.size == 1:
+        if device.device_row.cast_weights_together and not self.sharding.is_sharded and world.tensor_group.size == 1:
             weight_casts.install_block_casts(self.network, device)
         balance = context.job.optim.router_aux_loss
-        routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
+        routing = None
+        if balance or has_experts(self.network):
+            routing = make_recorder(self.network, balance, device.torch_device, world.context_group)
         if routing is not None and routing.coefficient:
             log.info(f"router loss: {routing.coefficient:g} times the load-balancing loss of transformers")
         return TrainStep(
@@ -167,8 +170,12 @@ class TrainableModel:
 def find_training_model(job: LoopJob, world: World) -> ModelFacts:
     """Return what is known of the model of a job, which is fetched if it lies on a hub."""
     name, hub = model_name(job), getattr(job, "hub", None)
+    found = find_model_facts(job)
     if not name:
-        return find_model_facts(job)
+        return found
+    is_known = found.is_adapter is False and max_positions(found.config) is not None
+    if is_known and hub is None and str(found.folder) == name:  # whole, and here under this very name
+        return replace(found, base_folder=found.folder)
     folder = resolve_model_folder(name, hub, world, may_see=hasattr(job, "vision"))
     base = resolve_base_folder(folder, hub, world)
     found = find_model_facts(with_model(job, str(base)))
@@ -183,13 +190,15 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
     Args:
         facts: of `find_training_model`.
     """
-    named_folder, base_folder = facts.known_folders
+    named_folder, base_folder = facts.folder, facts.base_folder
+    assert named_folder is not None and base_folder is not None  # a training begins with a model that is here
     adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder, job.hub, world)
     tokenizer_folder = Path(job.tokenizer) if job.tokenizer else find_tokenizer_folder(named_folder, adapters_to_merge)
-    template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
+    template_folder = tokenizer_folder
+    if job.chat_template is not None:
+        template_folder = custom_templates.folder_with_template(tokenizer_folder, job.chat_template)
     tokenizer = load_tokenizer(template_folder)
-    model, lora = _build_meta_model(job, named_folder, base_folder, device)
-    require_tokenizer_fits(model.config, tokenizer, template_folder)
+    model, lora = _build_meta_model(job, named_folder, base_folder, device, tokenizer, template_folder)
     return TrainableModel(
         named_folder,
         base_folder,
@@ -231,7 +240,7 @@ def _choose_trained(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tupl
 
 
 def _build_meta_model(
-    job: TuneJob, named_folder: Path, base_folder: Path, device: Device
+    job: TuneJob, named_folder: Path, base_folder: Path, device: Device, tokenizer: Any, tokenizer_folder: Path
 ) -> tuple[PreTrainedModel, Lora | None]:
     """Return the model without memory, what is trained requiring gradients, and the adapter's settings if it is one.
 
@@ -245,6 +254,7 @@ def _build_meta_model(
         if tuner != needed and getattr(job, section) != type(getattr(job, section))():
             log.warn(f"tuner is {tuner}: the settings of {section} are not used")
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
+    require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
     lora, prefixes = None, _choose_trained(job, model, tuner == "full")
     if named_folder != base_folder:
         layer_names.require_adapter_tuner(named_folder, job.tuner)
@@ -264,7 +274,8 @@ def _build_meta_model(
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(trained)
-    enable_activation_checkpointing(model, job.recompute)
+    if job.recompute != "none":
+        enable_activation_checkpointing(model, job.recompute)
     return model, lora
 
 
@@ -275,8 +286,7 @@ def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
         ConfigError: the adapter that the job names changes the weights.
     """
     lora, named_folder = start.lora, start.named_folder
-    if job.quantize == "none":
-        return
+    assert job.quantize != "none"  # the caller has asked
     what = f"quantize is {job.quantize}"
     require_setting(lora is None or not lora.use_dora, f"{what}, and {named_folder} has DoRA", "use --quantize none")
     require_setting(
@@ -289,8 +299,9 @@ def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
 
 def require_weight_files(start: TrainableModel) -> None:
     """The files of the weights are opened before the rows are read."""
+    is_adapter = start.is_adapter
     weights_reader.require_weight_files(start.base_folder)
-    if start.is_adapter:
+    if is_adapter:
         adapter_config.require_adapter_weights(start.named_folder)
 
 
@@ -300,7 +311,8 @@ def load_weights(
     """Bring it to where it is trained and give it its first weights."""
     root = materialize_model(found.model, sharding, device, world)
     load_folder_weights(found.model, found.base_folder)
-    merging.merge_adapters(found.model, found.merged_adapters)
+    if found.merged_adapters:
+        merging.merge_adapters(found.model, found.merged_adapters)
     if found.is_adapter:
         adapter.load_adapter(found.model, found.named_folder)
     elif found.lora is not None:
@@ -315,13 +327,20 @@ def make_file_copier(source: Path) -> Callable[[Path], None]:
     return functools.partial(copy_processor_files, source)
 
 
+def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = False) -> AbstractContextManager[None]:
+    """Hold the parameters of all stages of a pipeline while a model is written; every rank calls this."""
+    if world.pipeline_group.size == 1:
+        return nullcontext()
+    return pipeline_parameters.gathered_parameters(model, world.pipeline_group, trained_only)
+
+
 def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], None]:
     """Return what writes a Hugging Face folder of the model as it is, or an adapter's; every rank calls it."""
-    merged = merging.make_merged_record(start.merged_adapters)
+    merged = merging.make_merged_record(start.merged_adapters) if start.merged_adapters else {}
     keep_files = None if start.pictures is None else make_file_copier(start.base_folder)
 
     def save_folder(folder: Path) -> None:
-        with gathered_parameters(start.model, world.pipeline_group, start.lora is not None):
+        with hold_all_stages(start.model, world, trained_only=start.lora is not None):
             if start.lora is None:
                 save_model(start.model, folder, start.tokenizer, world.is_main_process, keep_files)
             elif world.pipeline_group.rank == 0:

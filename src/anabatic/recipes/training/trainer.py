@@ -7,19 +7,18 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from anabatic.config.chat import Sampling
 from anabatic.config.loading.command_table import command_name
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log, relaunch
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import to_valid_utf8
 from anabatic.data.tokenizer.hf_folder import encode_chat
-from anabatic.infer.engine import Engine
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token
@@ -27,9 +26,8 @@ from anabatic.parallel.sharding import reshard_weights
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.train import run_folder, sizing
-from anabatic.train.auto import micro_batch_probe
+from anabatic.train.auto import micro_batch_probe, out_of_memory
 from anabatic.train.auto import state as auto_state
-from anabatic.train.auto.out_of_memory import handle_out_of_memory
 from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.context import BatchStream, LoopContext, TrainContext
@@ -37,7 +35,7 @@ from anabatic.train.loop import fit
 from anabatic.train.metrics.device_stats import watch_devices
 from anabatic.train.metrics.recorder import MetricsRecorder
 from anabatic.train.objectives import Objective
-from anabatic.train.row_log import open_row_log
+from anabatic.train.row_log import RowLog
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
@@ -64,6 +62,9 @@ class SamplePrompts:
 
     def log_samples(self, root: ModelRoot, sharded: bool, step: int, metrics: MetricsRecorder) -> None:
         """Let the model answer each prompt, and record it; all ranks of a sharded one call this."""
+        from anabatic.config.chat import Sampling
+        from anabatic.infer.engine import Engine  # takes long to import, and few trainings show samples
+
         was_training = root.training
         root.eval()
         longest = max(map(len, self.prompts))
@@ -165,8 +166,12 @@ class Trainer:
         """
         context = self.context
         sizes = None if self.generates else self.sizes
-        with handle_out_of_memory(context.job, context.device, context.world, self.objective.seq_len, sizes):
+        try:
             return self._train_and_save()
+        except out_of_memory.REFUSALS as error:
+            least = self.objective.seq_len
+            out_of_memory.raise_advice(error, context.job, context.device, context.world, least, sizes)
+            raise
 
     def _train_and_save(self) -> int:
         context, model, found = self.context, self.model, self.context.resume_checkpoint
@@ -204,13 +209,13 @@ class Trainer:
             stream,
             run_folder.open_metrics(job, context.folder, device, world, sizes.steps, found) as metrics,
             watch_devices(job.log, device, world) as watch,
-            open_row_log(job.log, context.folder, world, progress.step) as rows,
+            closing(RowLog(context.folder, world, progress.step)) if job.log.rows else nullcontext() as rows,
         ):
             params, multiplying = count_parameters(model.network)
             metrics.log_event("model", params=params, multiplying=multiplying, plan=self.plan.values)
             metrics.log_event("data", **self.batches.describe_sources())
             loop = self._make_loop_context(sizes, step, stream, tensors, metrics, samples)
-            loop.device_window, loop.row_log, loop.compiled_code = watch, rows, compiled
+            loop = replace(loop, device_window=watch, row_log=rows, compiled_code=compiled)
             done = fit(loop, progress)
             self.batches.log_summary(progress.loader)
             if done:
@@ -273,11 +278,11 @@ class Trainer:
         identity = run_folder.get_job_identity(context.job)
         about = {"command": command_name(context.job), "strategy": model.sharding.strategy}
 
-        def describe_run(progress: TrainProgress) -> RunState:
-            constraints = loop.sizes.resume_constraints(context.world.data_group)
+        def describe_run(progress: TrainProgress, sizes: StepSizes) -> RunState:
+            constraints = sizes.resume_constraints(context.world.data_group)
             return RunState(progress, identity, constraints, context.world.size, about)
 
-        loop = LoopContext(
+        return LoopContext(
             context=context,
             sizes=sizes,
             train_step=step,
@@ -292,7 +297,6 @@ class Trainer:
             peak_flops=run_folder.log_peak_flops(context.device),
             should_eval_at_start=self.generates and self.batches.has_heldout,
         )
-        return loop
 
     def _build_summary(self, sizes: StepSizes, progress: TrainProgress, params: int) -> dict[str, Any]:
         device = self.context.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ def build_training_data(
         Failure: a machine that tokenises is lost.
     """
     levels = valid = None
-    with join_builder_team(world, data.cache) as team:
+    with nullcontext() if world.size == 1 else join_builder_team(world, data.cache) as team:
         options: dict[str, Any] = {"seq_len": seq_len, "learning": learning, "team": team, "pictures": pictures}
         if lessons is not None and lessons.use and lessons.by != "loss":  # that one needs the model: `tune`
             levels = _split_by_level(lessons, data, tokenizer_folder, options)

@@ -18,6 +18,8 @@ from anabatic.parallel.world import World
 from anabatic.train.auto.state import AUTO_FILE, AutoState, save_state
 from anabatic.train.sizing import StepSizes, find_divisor
 
+REFUSALS = (RuntimeError, MemoryError)
+"""Kinds of errors among which an allocator's refusal is."""
 _OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory")
 """What torch says where its allocator for the processor gets nothing (c10/core/impl/alloc_cpu.cpp)."""
 
@@ -38,12 +40,20 @@ def handle_out_of_memory(
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not (
-            isinstance(error, (torch.OutOfMemoryError, MemoryError))
-            or any(part in str(error) for part in _OUT_OF_MEMORY_MESSAGES)
-        ):
-            raise
+    except REFUSALS as error:
+        raise_advice(error, job, device, world, least, sizes)
+        raise
+
+
+def raise_advice(
+    error: BaseException, job: LoopJob, device: Device, world: World, least: int, sizes: StepSizes | None = None
+) -> None:
+    """Raise what to do about an allocator's refusal; return where the error is another one.
+
+    Args, Raises: as `handle_out_of_memory`.
+    """
+    is_refusal = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    if is_refusal or any(part in str(error) for part in _OUT_OF_MEMORY_MESSAGES):
         raise _plan_retry(job, device, world, least, sizes, error) from error
 
 

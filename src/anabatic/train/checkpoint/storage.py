@@ -151,8 +151,9 @@ def find_newest_checkpoint(folder: RunFolder, world: World, before: int | None =
         before: only checkpoints of earlier steps.
     """
     steps = [step for step, _ in manifest.list_checkpoint_folders(folder.root) if before is None or step < before]
-    known = broadcast_text(" ".join(map(str, steps)), world)
-    for step in sorted(map(int, known.split()), reverse=True):
+    if world.size > 1:
+        steps = list(map(int, broadcast_text(" ".join(map(str, steps)), world).split()))
+    for step in sorted(steps, reverse=True):
         path = folder.checkpoint_path(step)
         problems = all_gather_text(manifest.find_first_fault(path, world.rank, world.size), world)
         if not any(problems):

@@ -28,16 +28,13 @@ _MAX_LOGGED = 3
 """Bad steps of one look that are named on the terminal."""
 
 
-def handle_bad_steps(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver) -> bool:
-    """Act on the bad steps since the last look; return True when the training went back. All ranks call it.
+def handle_bad_steps(loop: LoopContext, progress: TrainProgress, saver: CheckpointSaver, found: list[BadStep]) -> bool:
+    """Act on bad steps; return True when the training went back. All ranks call it.
 
     Raises:
         DataError: there is one, and `optimizer.on_bad_step` is stop.
         Failure: it is rewind, and there were too many, or there is nothing to go back to.
     """
-    found = loop.train_step.spike_detector.take_bad_steps()
-    if not found:
-        return False
     _record_bad_steps(loop, found)
     if loop.job.optim.on_bad_step == "stop":
         raise DataError(

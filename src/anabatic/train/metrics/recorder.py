@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from anabatic.config.sections.common import LogSettings
 from anabatic.core import extras, json_reader, log, plugins
 from anabatic.core import log as messages
-from anabatic.core.callbacks import CallbackList
+from anabatic.core.callbacks import GIVEN_CALLBACKS, CallbackList
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter, replace_nonfinite, to_finite_number
@@ -114,7 +114,7 @@ class MetricsRecorder:
         self._folder = folder
         self._max_steps = max_steps
         name = log.name or folder.root.resolve().name
-        self.callbacks = CallbackList(log.callbacks)
+        self._callbacks = CallbackList(log.callbacks) if log.callbacks or GIVEN_CALLBACKS.get() else None
         self._trackers: dict[str, Tracker] = open_trackers(log.sinks, folder.root, name, config, resumed_step)
         _truncate_metrics(folder, resumed_step, resumed_step if evaluated_step is None else evaluated_step)
         self._rows = JsonlWriter(folder.metrics)
@@ -124,6 +124,20 @@ class MetricsRecorder:
     def make_silent() -> MetricsRecorder:
         """Return a `MetricsRecorder` that does nothing."""
         return _SilentRecorder()
+
+    @property
+    def stop_reason(self) -> str:
+        """Why a callback wishes to stop; empty: none does."""
+        return "" if self._callbacks is None else self._callbacks.stop_reason
+
+    def call_callbacks(self, method: str, step: int, *arguments: Any) -> None:
+        """Call a method of each callback that has it.
+
+        Raises:
+            Failure: one raised.
+        """
+        if self._callbacks is not None:
+            self._callbacks.call_method(method, step, *arguments)
 
     def set_max_steps(self, max_steps: int) -> None:
         """Change the number of steps of the whole run, for `step/max`."""
@@ -140,13 +154,13 @@ class MetricsRecorder:
         """
         self._write_row(step, "train", row)
         messages.info(self._format_line(step, row, _TRAIN_LINE))
-        self.callbacks.call_method("on_step", step, step, {"step": step, **row})
+        self.call_callbacks("on_step", step, step, {"step": step, **row})
 
     def log_evaluation(self, step: int, row: dict[str, Any]) -> None:
         """Record a held-out evaluation (valid_loss, valid_accuracy, tokens and more) and print its line."""
         self._write_row(step, "eval", row)
         messages.info(self._format_line(step, row, (*_EVALUATE_LINE, *_list_group_parts(row), *_EVALUATE_COUNTS)))
-        self.callbacks.call_method("on_eval", step, step, {"step": step, **row})
+        self.call_callbacks("on_eval", step, step, {"step": step, **row})
 
     def log_sample(self, step: int, prompt: str, text: str, *, between: str = "", reward: float | None = None) -> None:
         """Record what the model wrote after `prompt`, and print the beginning of it.
@@ -164,7 +178,7 @@ class MetricsRecorder:
     def log_checkpoint(self, step: int, path: Path, **figures: float) -> None:
         """Record that a checkpoint has become whole."""
         self.log_event("checkpoint", step=step, path=str(path), **figures)
-        self.callbacks.call_method("on_save", step, step, path)
+        self.call_callbacks("on_save", step, step, path)
 
     def log_event(self, name: str, /, **fields: Any) -> None:
         """Record that something happened: start, resume, checkpoint, evaluate, stop, device, model, data."""
@@ -231,7 +245,7 @@ class MetricsRecorder:
 
 class _SilentRecorder(MetricsRecorder):
     def __init__(self) -> None:
-        self.callbacks = CallbackList(())
+        self._callbacks = None
 
     def set_max_steps(self, max_steps: int) -> None: ...
 
