@@ -202,7 +202,7 @@ def test_all_behind_the_separator_belongs_to_the_other_command(capsys: pytest.Ca
     ("words", "message", "hint"),
     [
         ("sft --lora.dropuot 3", 'Did you mean "--lora.dropout"?', "see `anabatic sft --help --all`"),
-        ("sft --dropout 3", "Did you mean --lora.dropout?", "anabatic sft --lora.dropout 3"),
+        ("sft --dropout 3", "Did you mean --lora.dropout?", "see `anabatic sft --help --all`"),
         ("sft --nonsense", "unknown option", "see `anabatic sft --help --all`"),
         ("sft --lora.dropout", "needs a value", "see `anabatic sft --help --all`"),
         ("merge --nonsense", "unknown option", "see `anabatic merge --help`"),
