@@ -15,6 +15,7 @@ from PIL import Image
 
 from anabatic.config.sections.common import Data
 from anabatic.config.sections.vision import PictureData, Vision
+from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.data.readers.document import ColumnMapping, RowIssue
@@ -198,9 +199,15 @@ def _write(folder: Path, parts: list[list[EncodedEntry]]) -> ShardSet:
     return ShardSet.open(folder)
 
 
+def make_job(**vision: Any) -> SftJob:
+    return SftJob(model="m", data=PictureData(train=["rows.jsonl"]), vision=Vision(**vision))
+
+
 def test_settings() -> None:
-    assert Vision(train=["language,projector", "tower"]).train == ["language", "projector", "tower"]
+    assert make_job(train=["language,projector", "tower"]).vision.train == ["language", "projector", "tower"]
     with pytest.raises(ConfigError, match='vision.train names "eyes"'):
-        Vision(train=["eyes"])
+        make_job(train=["eyes"])
     with pytest.raises(ConfigError, match="vision.min_pixels is 9"):
-        Vision(min_pixels=9, max_pixels=8)
+        make_job(min_pixels=9, max_pixels=8)
+    with pytest.raises(ConfigError, match="vision.max_pixels is 0"):
+        make_job(max_pixels=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.sections.common import Data, require_setting
+from anabatic.config.sections.common import Data
 
 MODEL_PARTS = ("language", "projector", "tower")
 
@@ -27,15 +27,3 @@ class Vision:
     """Larger pictures are made smaller; default: what the model's preprocessor_config.json says."""
     min_pixels: int | None = None
     """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
-
-    def __post_init__(self) -> None:
-        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
-        for part in self.train:
-            known = ", ".join(MODEL_PARTS)
-            require_setting(part in MODEL_PARTS, f'vision.train names "{part}"', f"parts are {known}")
-        for name in ("max_pixels", "min_pixels"):
-            pixels = getattr(self, name)
-            require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
-        low, high = self.min_pixels, self.max_pixels
-        fits = low is None or high is None or low <= high
-        require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")

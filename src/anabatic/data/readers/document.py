@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from anabatic.core.errors import DataError
@@ -103,10 +102,6 @@ class ColumnMapping:
     renamed_columns: tuple[tuple[str, str], ...] = ()
     level_column: str = ""
     media_folder: str | None = None
-
-    def for_file(self, path: Path) -> ColumnMapping:
-        """Return the mapping for a file of rows, whose pictures are next to it unless they have a folder."""
-        return replace(self, media_folder=str(path.absolute().parent)) if self.media_folder == "" else self
 
 
 @dataclass(frozen=True)

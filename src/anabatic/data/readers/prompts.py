@@ -23,6 +23,7 @@ from anabatic.data.readers.file_formats import iter_numbered_lines, open_lines, 
 from anabatic.data.readers.row_parsing import (
     format_column_names,
     get_nested,
+    locate_media,
     rename_columns,
     require_object,
     take_pictures,
@@ -106,7 +107,7 @@ def _read_hub_rows(source: sources.DataSource, columns: ColumnMapping) -> Iterat
 
 
 def _read_file(file: str, path: Path, columns: ColumnMapping) -> Iterator[PromptRow | RowIssue]:
-    columns = columns.for_file(path)
+    columns = locate_media(columns, path)
     if path.name.lower().endswith(_LINE_EXTENSIONS):
         yield from _read_lines(file, path, columns)
         return

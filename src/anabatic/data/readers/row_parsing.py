@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from anabatic.core import json_reader
@@ -71,6 +73,11 @@ def row_to_document(
     what = f"{place}: {describe_missing_columns(columns, row)}; the row has {format_column_names(row)}"
     partial_formats, _ = _find_partial_formats(row)
     return RowIssue(what, hint_missing_columns(columns, row), "" if partial_formats else place, tuple(row))
+
+
+def locate_media(columns: ColumnMapping, path: Path) -> ColumnMapping:
+    """Return the mapping for a file of rows, whose pictures are next to it unless they have a folder."""
+    return replace(columns, media_folder=str(path.absolute().parent)) if columns.media_folder == "" else columns
 
 
 def take_pictures(row: dict[str, Any], columns: ColumnMapping, skip: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -16,6 +16,7 @@ from anabatic.data.readers.document import WHOLE_FILE, Document, FilePiece, RowI
 from anabatic.data.readers.file_formats import PIECE_READERS, get_reader
 from anabatic.data.readers.file_pieces import cut_file
 from anabatic.data.readers.holdout import SplitRule
+from anabatic.data.readers.row_parsing import locate_media
 from anabatic.data.readers.sources import (
     DataSource,
     list_named_files,
@@ -158,9 +159,9 @@ def _read_pieces(
             if file.piece == WHOLE_FILE:
                 reader = get_reader(path)
                 assert reader is not None  # only files that have one are listed
-                yield from reader(path, file.name, columns.for_file(path))
+                yield from reader(path, file.name, locate_media(columns, path))
             else:
-                yield from PIECE_READERS[path.suffix.lower()](path, file.name, columns.for_file(path), file.piece)
+                yield from PIECE_READERS[path.suffix.lower()](path, file.name, locate_media(columns, path), file.piece)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 

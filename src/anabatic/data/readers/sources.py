@@ -29,6 +29,7 @@ from anabatic.data.readers.document import (
     is_held_out,
 )
 from anabatic.data.readers.file_formats import READERS, get_reader
+from anabatic.data.readers.row_parsing import locate_media
 from anabatic.hub import datasets
 from anabatic.hub.dataset_name import (
     SCHEMES,
@@ -70,7 +71,7 @@ def _read_files(source: DataSource, data: Data, split: Split, level_field: str) 
         reader = get_reader(path)
         assert reader is not None  # only files that have one are listed
         try:
-            yield from reader(path, name, columns.for_file(path))
+            yield from reader(path, name, locate_media(columns, path))
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}", "look at its permissions and its disk") from error
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabatic.config.infer import InferJob
 from anabatic.config.loading import command_table
 from anabatic.config.loading.command_table import import_precheck
 from anabatic.core.errors import ConfigError, DataError, UserError
@@ -208,7 +207,8 @@ def _read_prompt_rows(
 
 def _check_prompt_file(job: Any, name: str) -> None:
     paths = _find_source_files(job, name)[1] if prompts.is_hub_file(name) else [Path(name)]
-    sees = isinstance(job, InferJob) and model_shape.sees_pictures(model_facts.read_local_config(job.model))
+    # `infer` alone has a checkpoint in place of a model
+    sees = hasattr(job, "ckpt_dir") and model_shape.sees_pictures(model_facts.read_local_config(job.model))
     found = itertools.islice(_read_prompt_rows(job, paths, job.columns, job.on_bad_row, sees), _FIRST_ROWS)
     if not paths:
         return
