@@ -164,7 +164,7 @@ def test_settings_of_ours_that_have_a_counterpart() -> None:
     own = {key for key, _ in validation.iter_settings(job) if key.startswith(learned)}
     without = {
         "optim.momentum", "optim.on_bad_step", "optim.spike", "optim.max_rewinds", "schedule.minutes",
-        "curriculum.by", "curriculum.field", "curriculum.stages", "freeze.train", "data.long_share",
+        "curriculum.by", "curriculum.field", "curriculum.stages", "freeze.train", "data.long_share", "data.media",
     }  # fmt: skip
     assert own - named == without
 

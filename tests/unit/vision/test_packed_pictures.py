@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from anabatic.models.fused_layers import install_layers
+from anabatic.cpu_speed.fused_layers import install_layers
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -13,7 +13,7 @@ from anabatic.device.ops import get_device_ops
 
 TOWER_ATTENTION = "anabatic_flash_segments"
 """Towers give borders of segments only to implementations with `flash` in their name (transformers, utils/generic.py,
-`is_flash_attention_requested`); to others they give one picture after the other."""
+is_flash_attention_requested); to others they give one picture after the other."""
 
 
 class TowerSegments:
