@@ -239,14 +239,14 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
 
 def _follow_lengths(model: PreTrainedModel, plan: rope_scaling.LengthPlan) -> AbstractContextManager[None]:
     """Use rotary frequencies that depend on the length of each text, in a model that has such."""
-    kinds = str(getattr(model.config, "rope_parameters", None))
+    kinds = str(getattr(model.config.get_text_config(), "rope_parameters", None))
     if not any(kind in kinds for kind in rope_scaling.LENGTH_KINDS):
         return nullcontext()
     return rope_scaling.use_length_plan(model, plan)
 
 
 def _require_supported(model: PreTrainedModel) -> None:
-    kinds = {*(getattr(model.config, "layer_types", None) or ())}
+    kinds = {*(getattr(model.config.get_text_config(), "layer_types", None) or ())}
     if model._supports_attention_backend and kinds <= _PLAIN_KINDS:
         return
     # Families with layers of the delta rule do not claim the interface, which their other layers still use.
@@ -267,7 +267,7 @@ def _require_supported(model: PreTrainedModel) -> None:
 
 
 def _require_all_attended(model: PreTrainedModel, attended: int) -> None:
-    layers = model.config.num_hidden_layers
+    layers = model.config.get_text_config().num_hidden_layers
     if pipeline_stages.STAGE in model.__dict__:
         layers = pipeline_stages.count_own_layers(model)
     if attended != layers:

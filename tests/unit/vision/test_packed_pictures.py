@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from anabatic.cpu_speed.fused_layers import install_layers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from anabatic.cpu_speed.fused_layers import install_layers
 from anabatic.data.batching.packing import TokenSegment
 from anabatic.data.vision.picture_batch import CollatePictures, make_positions
 from anabatic.data.vision.picture_encoder import pack_grids
