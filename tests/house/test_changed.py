@@ -30,6 +30,11 @@ AFFECTED = {
         {"tests/e2e/test_dpo.py", "tests/smoke/test_commands.py"},
         {"tests/unit/infer/test_engine.py"},
     ),
+    "of a guest": (
+        "src/anabatic_vessels/io/nmea.py",
+        {"tests/unit/vessels/test_tables.py", "tests/e2e/test_classify.py"},
+        {"tests/unit/data/test_packing.py", "tests/e2e/test_dpo.py"},
+    ),
     "a helper of tests": (
         "tests/e2e/home.py",
         {"tests/e2e/test_dpo.py", "tests/npu_sim/again/test_again_dpo.py", "tests/smoke/test_train.py"},

@@ -1,6 +1,6 @@
 """The tests that changed files can affect: by the imports of the package, of the tests and of their helpers.
 
-The graph is import-linter's (grimp), with one more kind of edge: a text such as "anabatic.recipes.sft:run" in a table
+The graph is import-linter's (grimp), with one more kind of edge: a text such as "anabatic.rl.rewards:run" in a table
 counts as an import. The two tables of commands would join everything with everything, so their texts count only for
 tests that run those commands, by the words that a test file has: `home.sft(...)`, `"eval"`.
 
@@ -22,10 +22,15 @@ from suite.groups import ROOT, TESTS, SuiteError, find_group
 from suite.record import read_record
 
 PACKAGE = "anabatic"
-SOURCES = ROOT / "src" / PACKAGE
-TABLES = frozenset({f"{PACKAGE}.config.loading.command_table", f"{PACKAGE}.cli.command_tree"})
+SOURCES = ROOT / "src"
+PACKAGES = tuple(sorted(path.name for path in SOURCES.glob(f"{PACKAGE}*") if path.is_dir()))
+"""The main package and its guests."""
+TABLES = frozenset(
+    {f"{PACKAGE}.config.loading.command_table", f"{PACKAGE}.cli.command_tree"}
+    | {f"{guest}.command_package" for guest in PACKAGES if guest != PACKAGE}
+)
 """Modules whose texts name those of every command."""
-MODULE_TEXT = re.compile(rf"{PACKAGE}(\.\w+)+(:\w+)?")
+MODULE_TEXT = re.compile(rf"{PACKAGE}(_\w+)?(\.\w+)+(:\w+)?")
 EVERYTHING = (
     "pyproject.toml",
     "constraints.txt",
@@ -80,7 +85,7 @@ class TestGraph:
 
     def __init__(self) -> None:
         try:
-            self._graph = grimp.build_graph(PACKAGE, cache_dir=str(ROOT / ".import_linter_cache"))
+            self._graph = grimp.build_graph(*PACKAGES, cache_dir=str(ROOT / ".import_linter_cache"))
         except grimp.exceptions.SourceSyntaxError as error:
             raise SuiteError(str(error), "fix it first: what imports the file is not known") from error
         self._commands: dict[str, set[str]] = {}
@@ -156,7 +161,7 @@ class TestGraph:
         """Return the module that a dotted name is, or is in; empty: none of the package."""
         while name and name not in self._graph.modules:
             name = name.rpartition(".")[0]
-        return name if name != PACKAGE else ""
+        return name if name not in PACKAGES else ""
 
     def _modules_of(self, name: str) -> list[str]:
         """Return the module of a file, or, for what is not Python, those of its folder."""
@@ -164,13 +169,13 @@ class TestGraph:
         if not path.is_relative_to(SOURCES):
             return []
         parts = list(path.relative_to(SOURCES).with_suffix("").parts)
-        module = ".".join([PACKAGE, *parts]).removesuffix(".__init__")
+        module = ".".join(parts).removesuffix(".__init__")
         if path.suffix == ".py":
             return [module] if module in self._graph.modules else []
         while parts:
             parts.pop()
-            package = ".".join([PACKAGE, *parts])
-            if package in self._graph.modules and parts:
+            package = ".".join(parts)
+            if package in self._graph.modules and package not in PACKAGES:
                 inside = {one for one in self._graph.modules if one.rpartition(".")[0] == package}
                 return sorted({package, *inside})
         return sorted(self._graph.modules)
@@ -181,7 +186,7 @@ def _relative(path: Path) -> str:
 
 
 def _module_path(module: str) -> Path | None:
-    base = SOURCES.parent / Path(*module.split("."))
+    base = SOURCES / Path(*module.split("."))
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
