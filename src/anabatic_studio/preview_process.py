@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import settings, yaml_reader
+from anabatic.config.sections.common import Data
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
@@ -34,13 +35,14 @@ def preview_rows(command: str, text: str) -> dict[str, Any]:
     if not files:
         raise DataError("the recipe names no data", "set data.train")
     model = getattr(job, "model", None)
+    data = asdict(replace(job.data, train=[], valid=[]))
     recipe = {
         "inputs": files,
         "model": getattr(job, "tokenizer", None) or (model if isinstance(model, str) else getattr(model, "path", None)),
         **{name: getattr(job, name) for name in _SHARED_SETTINGS if hasattr(job, name)},
         "rows": NUM_ROWS,
         "json": True,
-        "data": asdict(replace(job.data, train=[], valid=[])),
+        "data": {one.name: data[one.name] for one in fields(Data)},
     }
     with tempfile.TemporaryDirectory(prefix="anabatic-preview-") as folder:
         path = Path(folder) / "preview.yaml"  # and no arguments: a name of a file may look like an option
