@@ -20,7 +20,7 @@ _SCHEMA_LINE = re.compile(r"^# yaml-language-server: \$schema=(?:.*/)?(?P<comman
 
 def list_shipped_recipes() -> list[dict[str, Any]]:
     """Return name, command, summary, hardware and base of each recipe of the package whose command has a form."""
-    return [recipe.describe() for recipe in shipped_recipes.RECIPES.values() if recipe.command in forms.FORM_COMMANDS]
+    return [recipe.to_dict() for recipe in shipped_recipes.RECIPES.values() if recipe.command in forms.FORM_COMMANDS]
 
 
 def read_shipped_recipe(name: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Record which functions run, in which order, also in processes that are forked and have given up every right.
+"""Record which functions run, in which order, also in processes that are forked and have dropped all privileges.
 
 Standard library only: a bare interpreter imports it too. Each process writes to a memory map that was opened before it
-was forked, so that neither a namespace nor a filter of system calls stands in the way.
+was forked, so a namespace or a system-call filter does not stop it.
 """
 
 from __future__ import annotations

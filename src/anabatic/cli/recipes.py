@@ -17,7 +17,7 @@ def list_recipes(*, json_: bool = False) -> None:
     json_
         Print JSON.
     """
-    rows = [recipe.describe() for recipe in shipped_recipes.RECIPES.values()]
+    rows = [recipe.to_dict() for recipe in shipped_recipes.RECIPES.values()]
     sys.stdout.write(json.dumps(rows, indent=2) + "\n" if json_ else shipped_recipes.format_table())
 
 

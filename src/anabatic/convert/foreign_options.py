@@ -19,7 +19,7 @@ _TABLE_ORDER = (
 
 @dataclass(frozen=True)
 class ForeignOption:
-    """What an option or key of another program is here.
+    """Counterpart of an option or key of another program.
 
     Attributes:
         programs: where it is called so.

@@ -1,4 +1,4 @@
-"""What charts have in common, colours, ticks and axes, and SVG plots: panels with lines, bands, marks and text.
+"""Colours, ticks and axes of all charts, and SVG plots: panels with lines, bands, marks and text.
 
 The report and the pages of the server draw charts of their own, with the colours and ticks of this module. No plotting
 library is needed: plans and measurements are drawn on machines that have none.

@@ -126,20 +126,20 @@ class ShippedRecipe:
     """A recipe inside a package."""
 
     name: str
-    """What the user types; the file is `NAME.yaml` in the folder of recipes of its package."""
+    """Name as typed; the file is `NAME.yaml` in `folder`."""
     command: str
     """The command that takes it."""
     summary: str
-    """What it does, in a few words."""
+    """Purpose, in a few words."""
     hardware: str
     """Devices that its settings are chosen for."""
     base: str = ""
     """Of an overlay: the recipe that it changes."""
     folder: Path = RECIPE_FOLDER
-    """Where its file is."""
+    """Folder of the file."""
 
-    def describe(self) -> dict[str, str]:
-        """Return what is shown of it."""
+    def to_dict(self) -> dict[str, str]:
+        """Return the fields that lists of recipes show."""
         return {key: getattr(self, key) for key in ("name", "command", "summary", "hardware", "base")}
 
     @property
@@ -157,7 +157,7 @@ class ShippedRecipe:
 
 @dataclass(frozen=True)
 class CommandPackage:
-    """What a package adds. The first word of a command's name belongs to one package.
+    """Commands, help and recipes that a package adds. The first word of a command's name belongs to one package.
 
     Attributes:
         commands: jobs.
@@ -181,7 +181,7 @@ def import_attribute(path: str) -> Any:
 @functools.cache
 def load_packages() -> tuple[CommandPackage, ...]:
     """Load the packages that are installed, in the order of their names; one that cannot be loaded is left out, with a
-    warning: the other commands are not its victims."""
+    warning, so that the other commands still work."""
     loaded: list[CommandPackage] = []
     for name in plugins.list_plugins("anabatic.commands"):
         try:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _PrefetchQueue(Generic[T]):
-    """What the threads share. It does not know the `PrefetchIterator`, so a forgotten one can be collected."""
+    """State that the threads share. It does not know the `PrefetchIterator`, so a forgotten one can be collected."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

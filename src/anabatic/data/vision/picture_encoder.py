@@ -100,7 +100,7 @@ class PictureEncoder(ChatEncoder):
 
 
 def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureRules, name: str) -> np.ndarray:
-    """Return how often each token stands in the model's input, int64 `[n]`: a picture's as often as it has features.
+    """Return the number of times each token occurs in the model's input, int64 `[n]`: a picture's, once per feature.
 
     Raises:
         DataError: the text has more or fewer tokens of pictures than there are pictures.

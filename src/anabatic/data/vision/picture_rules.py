@@ -1,4 +1,4 @@
-"""How a model wants its pictures: sizes, normalization and tokens, from the files of its folder.
+"""Sizes, normalization and tokens that a model wants of its pictures, from the files of its folder.
 
 The arithmetic is that of transformers' Qwen2-VL image processors, which Qwen2.5-VL and Qwen3-VL share
 (models/qwen2_vl/image_processing_pil_qwen2_vl.py).

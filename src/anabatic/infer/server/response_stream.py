@@ -41,7 +41,7 @@ class ServerParts:
     """What all requests to a server share.
 
     Attributes:
-        timeout_seconds: until a request is given up.
+        timeout_seconds: time limit of a request.
     """
 
     worker: EngineWorker
