@@ -105,9 +105,7 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
 
 def _find_newest_state(job: LoopJob, folder: RunFolder, world: World) -> storage.CheckpointInfo | None:
     """Return the copy in memory, unless the disk has a newer checkpoint; then no file of the disk is read."""
-    memory = None
-    if job.save.memory_every or (folder.root / memory_copies.RUN_ID_FILE).exists():
-        memory = memory_copies.find_memory_copy(job, folder, world)
+    memory = memory_copies.find_memory_copy(job, folder, world)
     if memory is None:
         return storage.find_newest_checkpoint(folder, world)
     copied = storage.CheckpointInfo(memory.path, memory.step, RunState.from_json(memory.host, memory.path), memory)

@@ -117,7 +117,9 @@ def test_copies_of_another_division_are_not_used(folder: RunFolder, caplog: pyte
 
 def test_without_the_setting_what_a_killed_run_left_is_removed(folder: RunFolder) -> None:
     copy_steps(folder, 3)
-    assert find_memory_copy(make_job(folder.root, 0), folder, World()) is None
+    shutil.rmtree(folder.root)  # with all that says that there were copies
+    folder.create_folder()
+    assert run_folder._find_newest_state(make_job(folder.root, 0), folder, World()) is None
     assert not memory_store.get_memory_folder(folder.root).exists()
 
 
