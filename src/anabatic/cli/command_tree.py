@@ -3,7 +3,6 @@ imported: only that of the command that is called is."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -27,6 +26,7 @@ from anabatic.config.loading.command_package import (
     CommandEntry,
     CommandPackage,
     CommandTable,
+    import_attribute,
 )
 
 
@@ -312,8 +312,7 @@ def load_command(name: str, show_all: bool = False) -> Command:
         from anabatic.cli import job_command
 
         return job_command.make_job_command(name, show_all)
-    module, _, attribute = entry.target.partition(":")
-    target = getattr(importlib.import_module(module), attribute)
+    target = import_attribute(entry.target)
     if isinstance(target, Command):
         return target
     from anabatic.cli.parsing.function_command import make_function_command
