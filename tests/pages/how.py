@@ -59,7 +59,9 @@ HOW = (
     # --- other programs
     How("(pip install|uv tool install|uvx) ", "no", "installing asks an index; scripts/check_install.py does it"),
     # --- models that see, which the stand has not
-    How("anabatic (sft --model Qwen/Qwen3-VL|infer --model runs/sft questions)", "elsewhere", "tests/e2e/test_vision.py"),
+    How(
+        "anabatic (sft --model Qwen/Qwen3-VL|infer --model runs/sft questions)", "elsewhere", "tests/e2e/test_vision.py"
+    ),
     How("echo 'source <", "no", "changes the shell's start; tests/unit/cli/test_completion.py types Tab"),
     How(
         "(npu-smi|docker|kubectl|ray start|ray get-auth-token|git clone)\\b",
