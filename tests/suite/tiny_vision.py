@@ -15,8 +15,9 @@ TOKENS = (
     "<|video_pad|>",
 )  # fmt: skip
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 60, 220), "white": (250, 250, 250)}
-PATCH = {"qwen3_vl": 16, "qwen2_5_vl": 14}
+PATCH = {"qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen3_5": 16, "qwen3_5_moe": 16, "qwen2_5_vl": 14}
 """Side of a patch by family."""
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
@@ -28,24 +29,34 @@ CHAT_TEMPLATE = (
 
 
 def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> Any:
-    """Return the configuration of a tiny model: `qwen3_vl` with features for three layers, or `qwen2_5_vl`."""
+    """Return the configuration of a tiny model: of Qwen3-VL with features for three layers, of Qwen3.5 with a layer of
+    the delta rule before one of attention."""
+    sections = [1, 1, 2] if family == "qwen2_5_vl" else [2, 1, 1]
     text: dict[str, Any] = dict(
         vocab_size=288, hidden_size=32, intermediate_size=48, num_hidden_layers=depth, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=512, tie_word_embeddings=tie, pad_token_id=None,
         bos_token_id=None, eos_token_id=2,
-        rope_parameters={
-            "rope_type": "default", "rope_theta": 10000.0,
-            "mrope_section": [2, 1, 1] if family == "qwen3_vl" else [1, 1, 2],
-        },
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
     )  # fmt: skip
     tower: dict[str, Any] = dict(
         depth=4, hidden_size=24, num_heads=2, intermediate_size=40, patch_size=PATCH[family], temporal_patch_size=2,
         spatial_merge_size=2, out_hidden_size=32, in_channels=3,
     )  # fmt: skip
-    if family == "qwen3_vl":
-        tower |= dict(num_position_embeddings=16, deepstack_visual_indexes=[0, 1, 2])
-    else:
+    if family == "qwen2_5_vl":
         tower |= dict(window_size=56, fullatt_block_indexes=[1, 3])
+    else:
+        tower |= dict(num_position_embeddings=16)
+    if family.startswith("qwen3_vl"):
+        tower |= dict(deepstack_visual_indexes=[0, 1, 2])
+    if family.startswith("qwen3_5"):
+        kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+        text |= dict(
+            layer_types=kinds[:depth], linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+            linear_value_head_dim=8, linear_conv_kernel_dim=4, head_dim=16,
+        )  # fmt: skip
+        text["rope_parameters"] |= {"partial_rotary_factor": 0.5}
+    if family.endswith("_moe"):
+        text |= _EXPERTS | ({"shared_expert_intermediate_size": 16} if family == "qwen3_5_moe" else {})
     return AutoConfig.for_model(
         family, text_config=text, vision_config=tower, image_token_id=5, video_token_id=6, vision_start_token_id=3,
         vision_end_token_id=4, tie_word_embeddings=tie,
@@ -56,7 +67,9 @@ def build_model(family: str = "qwen3_vl", dtype: torch.dtype = torch.float32, **
     """Return transformers' own model of `make_config`, with weights large enough that pictures change its answers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForImageTextToText.from_config(make_config(family, **options))
+        config = make_config(family, **options)
+        config._experts_implementation = "eager"  # the grouped product of PyTorch takes no float64
+        model: PreTrainedModel = AutoModelForImageTextToText.from_config(config)
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)

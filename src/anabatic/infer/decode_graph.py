@@ -96,6 +96,7 @@ class _StaticPlan:
     """
 
     prefill_segments = None
+    pictures = ()
 
     def __init__(self, size: tuple[int, int], cache: KVCache) -> None:
         rows, blocks = size
@@ -121,7 +122,7 @@ class _StaticPlan:
         for index, row in enumerate(rows):
             block = row.blocks[row.start // self._block_size]
             slot = block * self._block_size + row.start % self._block_size
-            table[index, :4] = row.tokens[0], row.start, slot, row.start + 1
+            table[index, :4] = row.tokens[0], row.position, slot, row.start + 1
             held = row.blocks[: row.start // self._block_size + 1]
             table[index, 4 : 4 + len(held)] = held
         table[len(rows) :] = table[0]

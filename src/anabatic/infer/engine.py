@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -28,6 +28,9 @@ from anabatic.models.forward import ModelRoot
 from anabatic.models.kv_cache import CacheRow, KVCache
 from anabatic.models.lora.multi_adapter import AdapterRegistry
 from anabatic.models.pretrained import get_chat_token_ids
+
+if TYPE_CHECKING:
+    from anabatic.models.vision.prompt_pictures import PromptPictures
 
 __all__ = ["Completion", "Engine", "EngineLoad", "PromptTooLong", "Request"]
 
@@ -101,13 +104,14 @@ class Engine:
         tool: PythonTool | None = None,
         direct: bool = True,
     ) -> None:
-        positions = model.config.max_position_embeddings
+        config = model.config.get_text_config()
+        positions = config.max_position_embeddings
         if max_len > positions:
             raise DataError(
                 f"max_len is {max_len}, the model has {positions} positions",
                 f"use at most {positions} tokens",
             )
-        self._model = model
+        self._model, self._entries = model, int(config.vocab_size)
         self.tokenizer = tokenizer
         self.stop_ids = _stop_token_ids(model, tokenizer)
         blocks = max_batch * -(-max_len // BLOCK_SIZE) if cache_tokens is None else cache_tokens // BLOCK_SIZE
@@ -115,8 +119,8 @@ class Engine:
             raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {BLOCK_SIZE} or more")
         self.max_len = min(max_len, blocks * BLOCK_SIZE)
         ranks = 1 if root is None else root.tensor_ranks
-        cache = KVCache(model.config, blocks, BLOCK_SIZE, model.device, model.dtype, ranks, max_batch)
-        border = rope_scaling.get_length_limit(model.config)
+        cache = KVCache(config, blocks, BLOCK_SIZE, model.device, model.dtype, ranks, max_batch)
+        border = rope_scaling.get_length_limit(config)
         self._schedule = RequestScheduler(blocks, max_batch, step_tokens, border, not cache.has_states)
         self._pace = None if step_seconds is None else PromptPace(step_seconds)
         self._adapters = AdapterRegistry(model)
@@ -221,11 +225,13 @@ class Engine:
         stop_ids: Iterable[int] | None = None,
         name: str = "the prompt",
         adapter: str | None = None,
+        pictures: PromptPictures | None = None,
     ) -> Request:
         """Check a prompt and return its request, not yet submitted.
 
         Args:
             adapter: name of the adapter that is asked; None: the model itself.
+            pictures: those of the prompt, whose tokens are in it.
 
         Raises:
             DataError: the prompt is empty; there is no such adapter.
@@ -240,14 +246,12 @@ class Engine:
                 f"{name} has {len(prompt)} tokens; with an answer at most {self.max_len} fit",
                 f"shorten it to {self.max_len - 1} tokens or fewer, or use a model with a longer context",
             )
-        entries = self._model.config.vocab_size
-        if unknown_tokens := [token for token in sampling.logit_bias if int(token) >= entries]:
-            raise DataError(f"logit_bias names token {unknown_tokens[0]}; the model has {entries}", "leave it out")
+        if unknown_tokens := [token for token in sampling.logit_bias if int(token) >= self._entries]:
+            what = f"logit_bias names token {unknown_tokens[0]}; the model has {self._entries}"
+            raise DataError(what, "leave it out")
         stops = self.stop_ids if stop_ids is None else frozenset(stop_ids)
         salt, place = self._adapters.get_cache_salt(adapter), self._adapters.get_slot(adapter)
-        constraint = constrained_decoding.make_constraint(
-            sampling, self.tokenizer, self._model.config.vocab_size, stops
-        )
+        constraint = constrained_decoding.make_constraint(sampling, self.tokenizer, self._entries, stops)
         return Request(
             list(prompt),
             sampling,
@@ -259,6 +263,7 @@ class Engine:
             place,
             salt,
             constraint,
+            pictures,
         )
 
     def submit(self, requests: Iterable[Request]) -> None:

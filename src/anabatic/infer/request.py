@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from anabatic.config.chat import Sampling
 from anabatic.infer.block_pool import BLOCK_SIZE, BlockTable, hash_block
 from anabatic.infer.text_stream import StopStringFilter, TextStream
+
+if TYPE_CHECKING:
+    from anabatic.models.vision.prompt_pictures import PromptPictures
 
 TopLogprobs = list[tuple[int, float]]
 """The likeliest tokens and their log-probabilities, the likeliest first."""
@@ -64,6 +67,7 @@ class Request:
         adapter_index: of the adapter among those that are loaded; -1: none.
         salt: what tells its blocks from those of equal tokens under another adapter.
         constraint: what the answer has to look like.
+        pictures: of the prompt; None: it is text alone.
         ids: tokens so far; logprobs, top_logprobs, chosen: theirs, as in `Completion`.
         finish_reason: empty until it is finished; `cancelled` when it was given up.
         stop_string: the text that ended it.
@@ -85,6 +89,7 @@ class Request:
     adapter_index: int = -1
     salt: bytes = b""
     constraint: TokenConstraint | None = None
+    pictures: PromptPictures | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
@@ -117,18 +122,24 @@ class Request:
         """The tokens without the one that ended the answer."""
         return self.ids[:-1] if self._ended_by_id else self.ids
 
-    def slice_tokens(self, start: int, end: int) -> list[int]:
-        """Return tokens of the prompt and the answer so far."""
-        first = len(self.prompt)
+    def slice_tokens(self, start: int, end: int, by_content: bool = False) -> list[int]:
+        """Return tokens of the prompt and the answer so far.
+
+        Args:
+            by_content: tokens of pictures are numbers that say what these show.
+        """
+        prompt = self.prompt if self.pictures is None or not by_content else self.pictures.content_ids
+        first = len(prompt)
         if start >= first:
             return self.ids[start - first : end - first]
-        return self.prompt[start:end] if end <= first else self.prompt[start:] + self.ids[: end - first]
+        return prompt[start:end] if end <= first else prompt[start:] + self.ids[: end - first]
 
     def block_hashes(self, blocks: int) -> list[bytes]:
         """Return the digests of the first full blocks."""
         for at in range(len(self._block_hashes), blocks):
             before = self._block_hashes[-1] if self._block_hashes else self.salt
-            self._block_hashes.append(hash_block(before, self.slice_tokens(at * BLOCK_SIZE, (at + 1) * BLOCK_SIZE)))
+            tokens = self.slice_tokens(at * BLOCK_SIZE, (at + 1) * BLOCK_SIZE, by_content=True)
+            self._block_hashes.append(hash_block(before, tokens))
         return self._block_hashes[:blocks]
 
     def mark_beyond_border(self) -> None:

@@ -143,6 +143,7 @@ class RequestScheduler:
             request.adapter_index,
             request.num_tokens,
             request.state_slot,
+            request.pictures,
         )
 
     def _admit_request(self, request: Request, started_blocks: set[bytes]) -> bool:

@@ -223,9 +223,9 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
         {"input_ids": packed.input_ids} if received is None else {"inputs_embeds": received.unsqueeze(0)}
     )
     if packed.pictures is not None:
-        inputs |= packed.pictures.compute_inputs(model, packed.input_ids)
+        inputs = packed.pictures.compute_inputs(model, packed.input_ids)
     with _follow_lengths(model, plan), watch:
-        out = model.base_model(
+        out = _get_body(model)(
             **inputs,
             position_ids=packed.position_ids,
             attention_mask=NO_MASK,
@@ -411,8 +411,8 @@ def run_plan(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
 
 
 def _run_layers(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
-    out = model.base_model(
-        input_ids=plan.input_ids,
+    out = _get_body(model)(
+        **_read_tokens(model, plan),
         position_ids=plan.position_ids,
         attention_mask=NO_MASK,
         use_cache=False,
@@ -421,6 +421,22 @@ def _run_layers(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
     _require_all_attended(model, plan.num_attended_layers)
     states: Tensor = out.last_hidden_state.squeeze(0)
     return states
+
+
+def _get_body(model: PreTrainedModel) -> Any:
+    """Return what makes hidden states of tokens; of a model that sees its decoder, which is given features."""
+    return model.base_model if getattr(model.config, "vision_config", None) is None else model.get_decoder()
+
+
+def _read_tokens(model: PreTrainedModel, plan: Any) -> dict[str, Any]:
+    """Return the tokens of a step as arguments of the body, those of pictures as features."""
+    if plan.pictures:
+        from anabatic.models.vision.packed_pictures import insert_features
+        from anabatic.models.vision.prompt_pictures import gather_features
+
+        if found := gather_features(model, plan.pictures, plan.input_ids.device):
+            return insert_features(model, plan.input_ids, *found)
+    return {"input_ids": plan.input_ids}
 
 
 def _compute_logits(model: PreTrainedModel, states: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from anabatic.models.linear_attention.delta_states import (
     list_attention_layers,
     list_delta_layers,
 )
+
+if TYPE_CHECKING:
+    from anabatic.models.vision.prompt_pictures import PlacedPictures, PromptPictures
 
 
 def get_head_sizes(config: Any) -> tuple[int, int, int]:
@@ -53,6 +57,7 @@ class CacheRow:
         adapter_slot: slot of the request's adapter; -1: none.
         total_length: tokens of the request so far, if these are a chunk of them; 0: up to the last of these.
         state_slot: where layers with a state keep the request's.
+        pictures: of the request's prompt, which decide its positions.
     """
 
     tokens: Sequence[int]
@@ -63,12 +68,24 @@ class CacheRow:
     adapter_slot: int = -1
     total_length: int = 0
     state_slot: int = 0
+    pictures: PromptPictures | None = None
+
+    @property
+    def end(self) -> int:
+        """Number of tokens up to the last of these."""
+        return self.start + len(self.tokens)
+
+    @property
+    def position(self) -> int:
+        """Position of the first new token, behind the prompt."""
+        return self.start + (0 if self.pictures is None else self.pictures.shift)
 
 
 class KVCache:
     """Blocks of `block_size` tokens each; the heads are divided over `num_ranks` ranks.
 
     Args:
+        config: of the decoder.
         num_requests: that run at once, for layers that keep one state of each.
 
     Raises:
@@ -147,13 +164,14 @@ class ForwardPlan:
     further chunks, then single tokens.
 
     Attributes:
-        input_ids, position_ids: `[1, T]`; write_slots: `[T]`, slots in the cache.
+        input_ids: `[1, T]`; position_ids: `[1, T]`, with pictures `[3, 1, T]`; write_slots: `[T]`, slots in the cache.
         logit_positions: `[n]`, the tokens after which logits are requested, in the order of the given rows.
         prefill_segments: first chunks, which attend to no cached tokens; None: there are none.
         cached_attention: plan of the other rows.
         num_attended_layers: layers that have used the plan.
         adapter_spans: adapter slot and number of tokens of each row, in token order.
         length_plan: length of each row's request, and number of its new tokens, in token order.
+        pictures: of the rows that have some, where the row begins in the step.
     """
 
     def __init__(self, rows: Sequence[CacheRow], cache: KVCache) -> None:
@@ -172,11 +190,14 @@ class ForwardPlan:
         ends = [0] * len(rows)
         self.adapter_spans: list[tuple[int, int]] = []
         self.length_plan: list[tuple[int, int]] = []
+        self.pictures: list[PlacedPictures] = []
         borders, spans = [0], []
         for index in order:
             row = rows[index]
             ids += row.tokens
-            end = row.start + len(row.tokens)
+            end = row.end
+            if row.pictures is not None:
+                self.pictures.append((len(positions), row.pictures, row.start, end))
             positions += range(row.start, end)
             slots += [
                 row.blocks[position // block_size] * block_size + position % block_size
@@ -190,16 +211,25 @@ class ForwardPlan:
             else:
                 borders.append(len(ids))
         logit_positions = [end for row, end in zip(rows, ends, strict=True) if row.should_return_logits]
+        axes = self._make_axes(positions) if self.pictures else positions
         flat = send_to_device(
-            torch.tensor(ids + positions + slots + logit_positions), device
+            torch.tensor(ids + axes + slots + logit_positions), device
         )  # one copy to the device instead of four
         self.input_ids, self.position_ids, self.write_slots, self.logit_positions = flat.split(
-            [len(ids)] * 3 + [len(logit_positions)]
+            [len(ids), len(axes), len(slots), len(logit_positions)]
         )
-        self.input_ids, self.position_ids = self.input_ids[None], self.position_ids[None]
+        self.input_ids, self.position_ids = self.input_ids[None], self.position_ids.view(-1, 1, len(ids)).squeeze(0)
         self.prefill_segments = PackedSegments(borders, device) if len(borders) > 1 else None
         batched = DEVICES[device.type].read_cache_together
         self.cached_attention = CachedAttention(spans, block_size, device, batched) if spans else None
+
+    def _make_axes(self, positions: list[int]) -> list[int]:
+        """Return positions in time, then in height, then in width."""
+        axes = np.array([positions] * 3)
+        for offset, pictures, start, end in self.pictures:
+            axes[:, offset : offset + end - start] = pictures.make_positions(start, end)
+        found: list[int] = axes.reshape(-1).tolist()
+        return found
 
     def get_state_plan(self) -> StatePlan:
         """Return the plan that all layers with a state share."""

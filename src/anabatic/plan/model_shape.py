@@ -209,13 +209,14 @@ _CLASSIFICATION = "ForSequenceClassification"
 
 _SEEING_COMMANDS = ("sft", "merge", "infer")
 """Commands that take models that see; `sft` has a section of settings for them."""
+_SEEING_LAYERS = frozenset({"full_attention", "linear_attention"})
 _TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 _PICTURE_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
 def sees_pictures(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of a model that reads pictures as Qwen-VL does: a grid of patches, squares of
-    which become tokens, and a decoder whose layers are all attention."""
+    which become tokens, and a decoder whose layers are attention or the delta rule."""
     tower, text = config.get("vision_config"), config.get("text_config")
     if not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return False
@@ -223,7 +224,7 @@ def sees_pictures(config: Mapping[str, Any]) -> bool:
     has_sizes = all(type(tower.get(key)) is int for key in _TOWER_SIZES)
     has_tokens = all(type(config.get(key)) is int for key in _PICTURE_TOKENS)
     kinds = text.get("layer_types") or ()
-    return has_sizes and has_tokens and not others and all(kind == "full_attention" for kind in kinds)
+    return has_sizes and has_tokens and not others and _SEEING_LAYERS.issuperset(kinds)
 
 
 def require_text_decoder(config: Mapping[str, Any], name: str, may_see: bool = False) -> None:

@@ -25,7 +25,7 @@ from anabatic.models.vision.picture_packing import make_picture_packing
 from suite import tiny_vision
 
 CPU = torch.device("cpu")
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = tuple(tiny_vision.PATCH)
 SHAPES = [[(96, 64)], [], [(64, 64), (130, 40)], [(64, 100)]]
 """Pictures of each row, width and height."""
 
@@ -98,8 +98,10 @@ def test_packed_rows_equal_transformers_one_by_one(tmp_path: Path, family: str, 
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     wanted, found = collect_gradients(plain), collect_gradients(model)
     assert wanted.keys() == found.keys()
+    tolerance = 1e-3 if family.startswith("qwen3_5") else 1e-5  # the delta rule is computed in fp32
     for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+        error = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
+        assert error < tolerance, f"{name}: {error:.1e}"
 
 
 def test_positions_are_those_of_transformers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
-from anabatic.data.vision.picture_tensors import Grid, PictureBatch
+from anabatic.data.vision.picture_tensors import Grid, PictureBatch, PictureGrid
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,27 @@ class CollatePictures:
 
     def _read_pictures(self, pieces: Sequence[TokenSegment], batch: Batch) -> PictureBatch:
         positions = batch.position_ids.numpy()[None].repeat(3, axis=0)
-        patches: list[np.ndarray] = []
-        grids: list[Grid] = []
+        found: list[PictureBatch] = []
         for number, piece in enumerate(pieces):
             if not piece.pictures:
                 continue
-            own: list[Grid] = []
-            for source, rows, columns in json_reader.loads(piece.pictures.decode("utf-8", "surrogateescape")):
-                patches.append(_read_patches(source, (rows, columns), self.rules))
-                own.append((rows, columns))
-            start, stop = batch.cu_seqlens[number], batch.cu_seqlens[number + 1]
-            positions[:, start:stop] = make_positions(piece.ids[:-1], own, self.rules)
-            grids += own
-        return PictureBatch(torch.from_numpy(np.concatenate(patches)), grids, torch.from_numpy(positions))
+            sources = json_reader.loads(piece.pictures.decode("utf-8", "surrogateescape"))
+            found.append(read_pictures(piece.ids[:-1], sources, self.rules))
+            positions[:, batch.cu_seqlens[number] : batch.cu_seqlens[number + 1]] = found[-1].positions.numpy()
+        pixels = torch.cat([one.pixels for one in found])
+        return PictureBatch(pixels, [grid for one in found for grid in one.grids], torch.from_numpy(positions))
+
+
+def read_pictures(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: PictureRules) -> PictureBatch:
+    """Return the pictures of a document whose tokens are `ids`.
+
+    Raises:
+        DataError: a picture is not what it was when it was measured, or has other tokens.
+    """
+    grids = [(rows, columns) for _, rows, columns in pictures]
+    patches = [_read_patches(source, (rows, columns), rules) for source, rows, columns in pictures]
+    positions = torch.from_numpy(make_positions(ids, grids, rules))
+    return PictureBatch(torch.from_numpy(np.concatenate(patches)), grids, positions)
 
 
 def _read_patches(source: str, grid: Grid, rules: PictureRules) -> np.ndarray:

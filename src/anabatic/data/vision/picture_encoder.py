@@ -19,13 +19,11 @@ from anabatic.data.shards.encoders import ChatEncoder
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.picture_tensors import PictureGrid
 from anabatic.data.vision.row_pictures import TAG
 
 _PROBE = "\ue0f4\ue0f5"
 """Private-use characters, which no template writes."""
-
-PictureGrid = tuple[str, int, int]
-"""A picture, and the rows and columns of its patches."""
 
 
 @dataclass(frozen=True)

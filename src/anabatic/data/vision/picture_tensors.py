@@ -8,6 +8,8 @@ from torch import Tensor
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
+PictureGrid = tuple[str, int, int]
+"""A picture, and the rows and columns of its patches."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,23 @@ from anabatic.models.vision.model_parts import find_tower
 
 
 @dataclass(frozen=True)
+class PictureFeatures:
+    """What a tower makes of pictures, for their `n` tokens in order.
+
+    Attributes:
+        states: `[n, H]`, in place of the tokens' embeddings.
+        deep: `[n, H]` each, added behind the first layers of the decoder (DeepStack, arXiv 2406.04334).
+    """
+
+    states: Tensor
+    deep: Sequence[Tensor]
+
+    def slice(self, start: int, end: int) -> PictureFeatures:
+        """Return the features of some of the tokens."""
+        return PictureFeatures(self.states[start:end], [one[start:end] for one in self.deep])
+
+
+@dataclass(frozen=True)
 class PackedPictures:
     """Pictures of a batch; what follows from their sizes is computed on the host.
 
@@ -20,24 +38,52 @@ class PackedPictures:
         pixels: `[patches, values of a patch]`, on the device.
         grids: int64 `[pictures, 3]`, on the host: 1, rows and columns of patches.
         inputs: what the tower is given beside the patches, on the device.
-        is_blank: one blank picture without tokens, which gives every trained weight of the tower a gradient of zero.
+        places: int64 `[n]`, on the device: which tokens of the batch are the pictures'. None: the picture is a blank
+            one without tokens, which gives every trained weight of the tower a gradient of zero.
     """
 
     pixels: Tensor
     grids: Tensor
     inputs: dict[str, Any]
-    is_blank: bool = False
+    places: Tensor | None
 
-    def compute_inputs(self, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Any]:
-        """Return arguments of the model's body: the features of all pictures, those of its first layers included."""
+    def compute_features(self, model: PreTrainedModel) -> PictureFeatures:
+        """Run the tower, with gradients where a part of it is trained."""
         body: Any = model.base_model
         _, tower = find_tower(model)
         is_trained = any(parameter.requires_grad for parameter in tower.parameters())
         with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
-            features = body.get_image_features(self.pixels, image_grid_thw=self.grids, return_dict=True, **self.inputs)
-        if not self.is_blank:
-            return {"mm_encoder_outputs": {"image": features}}
-        deep = [one for layer in getattr(features, "deepstack_features", None) or () for one in layer]
-        nothing = sum(one.sum() for one in (*features.pooler_output, *deep)) * 0.0
+            out = body.get_image_features(self.pixels, image_grid_thw=self.grids, return_dict=True, **self.inputs)
+        deep = getattr(out, "deepstack_features", None) or ()
+        return PictureFeatures(torch.cat(tuple(out.pooler_output)), [torch.cat(tuple(one)) for one in deep])
+
+    def compute_inputs(self, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Any]:
+        """Return arguments of the decoder in place of `input_ids`, `[1, T]`."""
+        features = self.compute_features(model)
+        if self.places is not None:
+            return insert_features(model, input_ids, features, self.places)
+        nothing = sum(one.sum() for one in (features.states, *features.deep)) * 0.0
         embedded = model.get_input_embeddings()(input_ids)
-        return {"input_ids": None, "inputs_embeds": embedded + nothing.to(embedded.dtype)}
+        return {"inputs_embeds": embedded + nothing.to(embedded.dtype)}
+
+
+def insert_features(
+    model: PreTrainedModel, input_ids: Tensor, features: PictureFeatures, places: Tensor
+) -> dict[str, Any]:
+    """Return arguments of a model's decoder in place of `input_ids`, `[1, T]`, whose tokens `places` are pictures.
+
+    transformers finds them by a mask on the device, and waits for it in every layer that adds features; these are given
+    their places, which the host knows.
+    """
+    embedded = model.get_input_embeddings()(input_ids)
+    embedded = embedded.index_copy(1, places, features.states.to(embedded.dtype)[None])
+    if not features.deep:
+        return {"inputs_embeds": embedded}
+    decoder: Any = model.get_decoder()
+    decoder._deepstack_process = _add_features
+    return {"inputs_embeds": embedded, "visual_pos_masks": places, "deepstack_visual_embeds": features.deep}
+
+
+def _add_features(states: Tensor, places: Tensor, features: Tensor) -> Tensor:
+    """Add features to states `[1, T, H]`; in place of a method of transformers' decoder."""
+    return states.index_add(1, places, features.to(states.dtype)[None])

@@ -27,11 +27,13 @@ class PicturePacking:
 
     Attributes:
         tower: its tower, whose sizes decide what it is given.
+        image_token: id of the token that pictures are made of.
         merge: patches on a side of a token.
         is_trained: a part of the tower is: each micro-batch runs it, so that ranks agree on what has a gradient.
     """
 
     tower: Any
+    image_token: int
     merge: int
     is_trained: bool
 
@@ -46,7 +48,10 @@ class PicturePacking:
         return replace(
             packed,
             position_ids=send_to_device(positions, device),
-            pictures=self._pack_pictures(batch.pictures, device),
+            pictures=replace(
+                self.pack_pictures(batch.pictures, device),
+                places=send_to_device((batch.input_ids == self.image_token).nonzero()[:, 0], device),
+            ),
         )
 
     def _make_blank(self, device: torch.device) -> PackedPictures:
@@ -54,12 +59,13 @@ class PicturePacking:
         values = config.in_channels * config.temporal_patch_size * config.patch_size**2
         pixels = torch.zeros(self.merge**2, values)
         blank = PictureBatch(pixels, [(self.merge, self.merge)], torch.empty(3, 0, dtype=torch.int64))
-        return replace(self._pack_pictures(blank, device), is_blank=True)
+        return self.pack_pictures(blank, device)
 
-    def _pack_pictures(self, pictures: PictureBatch, device: torch.device) -> PackedPictures:
+    def pack_pictures(self, pictures: PictureBatch, device: torch.device) -> PackedPictures:
+        """Return pictures on the device, without the places of their tokens."""
         grids = torch.tensor([(1, rows, columns) for rows, columns in pictures.grids])
         return PackedPictures(
-            send_to_device(pictures.pixels, device), grids, self._prepare_inputs(grids, pictures.grids, device)
+            send_to_device(pictures.pixels, device), grids, self._prepare_inputs(grids, pictures.grids, device), None
         )
 
     def _prepare_inputs(self, grids: Tensor, sizes: list[tuple[int, int]], device: torch.device) -> dict[str, Any]:
@@ -107,4 +113,4 @@ def make_picture_packing(model: PreTrainedModel) -> PicturePacking:
     """Return what moves batches of a model to its device."""
     _, tower = find_tower(model)
     is_trained = any(parameter.requires_grad for parameter in tower.parameters())
-    return PicturePacking(tower, int(tower.config.spatial_merge_size), is_trained)
+    return PicturePacking(tower, model.config.image_token_id, int(tower.config.spatial_merge_size), is_trained)
