@@ -26,6 +26,8 @@ class ServerLimits:
     bytes_per_token: int = 16
     """A prompt of more bytes than this for each token of the model's context is refused before its tokens are
     counted."""
+    pictures: int = 16
+    """Pictures that one request may bring to a model that sees; what they take of body_mib is their size in base64."""
     choices: int = 1024
     """Texts that an answer may be chosen from."""
     new_tokens: int = 4096
@@ -42,7 +44,7 @@ class ServerLimits:
     def __post_init__(self) -> None:
         for name in ("body_mib", "body_seconds", "seconds"):
             require_setting(getattr(self, name) > 0, f"limits.{name} is {getattr(self, name)}", "use more than 0")
-        for name in ("new_tokens", "answers", "queue", "messages", "bytes_per_token", "choices"):
+        for name in ("new_tokens", "answers", "queue", "messages", "pictures", "bytes_per_token", "choices"):
             require_setting(getattr(self, name) >= 1, f"limits.{name} is {getattr(self, name)}", "use 1 or more")
         seconds = self.shutdown_seconds
         require_setting(seconds >= 0, f"limits.shutdown_seconds is {seconds}", "use 0 or more")

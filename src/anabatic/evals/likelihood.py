@@ -59,7 +59,9 @@ def compute_likelihoods(
         share and rope_scaling.get_length_limit(model.config) is None
     )  # else a beginning depends on how long its text is
     share = share and not delta_net.has_delta_layers(model)  # their states would pass from one branch to the next
-    made = list(batch_trees(build_trees(texts, model.config.hidden_size, batch_tokens, share), batch_tokens))
+    made = list(
+        batch_trees(build_trees(texts, model.config.get_text_config().hidden_size, batch_tokens, share), batch_tokens)
+    )
     made = made[group.rank :: group.size]
     done = 0
     waiting: tuple[list[PrefixTree], Tensor] | None = None

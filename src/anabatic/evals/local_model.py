@@ -39,7 +39,7 @@ class LocalModel:
         self._group = group
         self._model, self._device, self.tokenizer = model, device, tokenizer
         self._batch_tokens, self._batch_size = batch_tokens, batch_size
-        self.max_len: int = model.config.max_position_embeddings
+        self.max_len: int = model.config.get_text_config().max_position_embeddings
 
     def score_texts(self, texts: Sequence[ScoredText], what: str) -> Iterator[dict[int, Likelihood]]:
         """Yield likelihoods by number of the text, a batch at a time.

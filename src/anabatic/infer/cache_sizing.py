@@ -39,7 +39,7 @@ def make_engine(
     Raises:
         DataError: there is no room for one request, or `max_len` is more than the model has positions for.
     """
-    longest = batching.max_len or min(model.config.max_position_embeddings, DEFAULT_MAX_LEN)
+    longest = batching.max_len or min(model.config.get_text_config().max_position_embeddings, DEFAULT_MAX_LEN)
     return Engine(
         model,
         tokenizer,
@@ -53,10 +53,11 @@ def make_engine(
 
 def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc: int = 1) -> int:
     """Return the tokens that the cache gets, and say how large it is; arguments and errors as of `make_engine`."""
-    longest = batching.max_len or min(model.config.max_position_embeddings, DEFAULT_MAX_LEN)
-    each = bytes_per_token(model.config, model.dtype)
+    config = model.config.get_text_config()
+    longest = batching.max_len or min(config.max_position_embeddings, DEFAULT_MAX_LEN)
+    each = bytes_per_token(config, model.dtype)
     needed_tokens = batching.batch * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
-    states = batching.batch * bytes_per_request(model.config, model.device, model.dtype)
+    states = batching.batch * bytes_per_request(config, model.device, model.dtype)
     free = max(0, device.get_free_memory() - states)
     if batching.cache_gib is None:
         tokens = min(needed_tokens, int(CACHE_MEMORY_FRACTION * free / (nproc if device.type == "cpu" else 1)) // each)
@@ -78,5 +79,5 @@ def size_cache(model: PreTrainedModel, device: Device, batching: Batching, nproc
     beside = f"; states of {batching.batch} requests, {format_size(states)}" if states else ""
     log.info(f"cache for {format_count(tokens)} tokens, {format_size(tokens * each)} ({reason}){beside}")
     if states and device.type != "cpu":
-        log.info(str(choose_kernels(model.config, model.device, model.dtype)))
+        log.info(str(choose_kernels(config, model.device, model.dtype)))
     return tokens

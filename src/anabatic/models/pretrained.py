@@ -47,13 +47,8 @@ _NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which otherwise asks at the terminal whether to run the code of a model folder."""
 
 
-def resolve_model_folder(
-    path: str | Path, hub: model_download.Hub | None = None, world: World | None = None, may_see: bool = False
-) -> Path:
+def resolve_model_folder(path: str | Path, hub: model_download.Hub | None = None, world: World | None = None) -> Path:
     """Return the model folder for `path`: itself, the best or final model of a run folder, or a hub's `OWNER/NAME`.
-
-    Args:
-        may_see: a model that reads pictures is accepted.
 
     Raises:
         DataError: there is no model, or it is not supported.
@@ -62,7 +57,7 @@ def resolve_model_folder(
     run = RunFolder(root)
     for folder in (root, run.best_model, run.final_model):
         if (folder / "config.json").is_file() or (folder / adapter_config.ADAPTER_CONFIG_FILE).is_file():
-            require_supported_folder(folder, may_see)
+            require_supported_folder(folder)
             return folder
     if not root.exists():
         raise paths.make_missing_model_error(str(path))
@@ -84,7 +79,7 @@ def resolve_base_folder(folder: Path, hub: model_download.Hub | None = None, wor
             f"{folder} is an adapter for {name or 'a model it does not name'}, which is not there",
             "fetch that model, and write its folder into adapter_config.json as base_model_name_or_path",
         )
-    base = resolve_model_folder(name, base_hub, world, may_see=True)  # who may not was refused with the adapter
+    base = resolve_model_folder(name, base_hub, world)
     if not (base / "config.json").is_file():
         raise DataError(f"{folder} is an adapter for {base}, an adapter too", "merge that one first: `anabatic merge`")
     return base
@@ -92,7 +87,7 @@ def resolve_base_folder(folder: Path, hub: model_download.Hub | None = None, wor
 
 def is_adapter(path: str | Path) -> bool:
     """True for an adapter folder, or a run folder with an adapter."""
-    return _holds_adapter(resolve_model_folder(path, may_see=True))
+    return _holds_adapter(resolve_model_folder(path))
 
 
 def _holds_adapter(folder: Path) -> bool:
@@ -114,7 +109,7 @@ def resolve_merged_adapters(
         path, weight = adapter_config.parse_adapter_spec(spec)
         if not (paths.is_hub_id(path, hub) or Path(path).expanduser().exists()):
             raise adapter_config.missing_adapter_error(path)
-        folder = resolve_model_folder(path, hub, world, may_see=True).resolve()
+        folder = resolve_model_folder(path, hub, world).resolve()
         if not _holds_adapter(folder):
             raise adapter_config.whole_model_error(folder)
         adapters = [*_require_same_record(adapters, folder), merging.WeightedAdapter(folder, weight)]
@@ -158,7 +153,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
     Raises:
         DataError: config.json is missing, damaged or of an unknown architecture.
     """
-    return read_config(resolve_base_folder(resolve_model_folder(path, may_see=True)))
+    return read_config(resolve_base_folder(resolve_model_folder(path)))
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -188,7 +183,6 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     adapters: Sequence[merging.WeightedAdapter] = (),
     quantize: Literal["none", "int8", "nf4"] = "none",
-    may_see: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model onto `device` with packed attention and the device's fused operators.
 
@@ -197,13 +191,12 @@ def load_model(
     Args:
         adapters: adapters to merge into the weights first, see `resolve_merged_adapters`.
         quantize: quantize the weights of the linear layers (`quantized.py`) except the head.
-        may_see: a model that reads pictures is accepted.
 
     Raises:
         ConfigError: quantization and adapters to merge are combined.
         DataError: the folder or a file in it is missing, damaged or of an unknown architecture.
     """
-    source = resolve_model_folder(path, may_see=may_see)
+    source = resolve_model_folder(path)
     folder = resolve_base_folder(source)
     model = build_meta_causal_lm(folder, dtype)
     if folder != source:

@@ -92,7 +92,7 @@ def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) 
     get_class_name(model)
     output = model.get_output_embeddings()
     with pretrained.init_empty_weights():
-        head = nn.Linear(model.config.hidden_size, 1, bias=False, dtype=dtype or output.weight.dtype)
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False, dtype=dtype or output.weight.dtype)
     model.add_module(SCORE_PREFIX.rstrip("."), head)
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)

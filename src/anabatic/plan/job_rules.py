@@ -71,7 +71,7 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
             seq_len=job.batch.resolved_seq_len,
         )
     yield from _find_strategy_problems(job, mesh)
-    if isinstance(job, SftJob) and sees_pictures(model.config):
+    if isinstance(job, TuneJob) and sees_pictures(model.config):
         yield from _find_picture_problems(job, divides_model)
     if isinstance(job, TuneJob) and job.quantize != "none":
         yield from _find_quantize_problems(job, mesh, model.is_whole)

@@ -116,7 +116,7 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
     config = _read_json_object(file)
     note = _describe_text_part(config)
     if not note:
-        require_text_decoder(config, str(file), may_see=True)
+        require_text_decoder(config, str(file))
         note = _describe_tower(config) or describe_unknown_family(config)
     return read_shape(config, str(file)), f"{file}; {note}" if note else str(file)
 
@@ -207,8 +207,8 @@ _CLASSIFICATION = "ForSequenceClassification"
 """Architecture of models that return one number for a text: reward models of other programs."""
 
 
-_SEEING_COMMANDS = ("sft", "merge", "infer")
-"""Commands that take models that see; `sft` has a section of settings for them."""
+_BLIND_COMMANDS = ("export", "reward")
+"""Commands that take no models that see."""
 _SEEING_LAYERS = frozenset({"full_attention", "linear_attention"})
 _TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 _PICTURE_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -227,17 +227,17 @@ def sees_pictures(config: Mapping[str, Any]) -> bool:
     return has_sizes and has_tokens and not others and _SEEING_LAYERS.issuperset(kinds)
 
 
-def require_text_decoder(config: Mapping[str, Any], name: str, may_see: bool = False) -> None:
-    """Reject a model that is not a text-only decoder.
+def require_text_decoder(config: Mapping[str, Any], name: str, command: str = "") -> None:
+    """Reject a model that is not a decoder of text, which may see pictures if it is of a kind that is trained here.
 
     Args:
         name: name of the config.json, for the message.
-        may_see: a model that reads pictures is accepted, if it is of a kind that is trained here.
+        command: some take no models that see.
 
     Raises:
-        DataError: it reads pictures, video or sound, is an encoder or encoder-decoder, or has an invalid size.
+        DataError: it is of another kind, or has an invalid size.
     """
-    if may_see and sees_pictures(config):
+    if command not in _BLIND_COMMANDS and sees_pictures(config):
         return require_text_decoder(config["text_config"], name)
     for key in _SIZE_KEYS:
         size = config.get(key)
@@ -253,7 +253,7 @@ def require_text_decoder(config: Mapping[str, Any], name: str, may_see: bool = F
     if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
         raise DataError(
             f"{name}: {model_name} reads pictures, video or sound ({', '.join(towers[:3])}), which is not supported",
-            f"{', '.join(f'`anabatic {one}`' for one in _SEEING_COMMANDS)} take it; {_HINT} {_DECODER}"
+            f"`anabatic {command}` takes none; {_HINT} {_DECODER}"
             if sees_pictures(config)
             else f"{_HINT} {_DECODER}; of some such models the text part is published alone",
         )
@@ -280,13 +280,13 @@ def _is_tower(key: str, value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, str) and key.endswith("_tower"))
 
 
-def require_supported_folder(folder: Path, may_see: bool = False) -> None:
+def require_supported_folder(folder: Path, command: str = "") -> None:
     """Reject an unsupported model folder; for an adapter its base model.
 
     A missing folder (a hub id) or an unreadable file is not an error here: later code reports it.
 
     Args:
-        may_see: as of `require_text_decoder`.
+        command: as of `require_text_decoder`.
 
     Raises:
         DataError: the model is not supported.
@@ -299,7 +299,7 @@ def require_supported_folder(folder: Path, may_see: bool = False) -> None:
             model_folder = find_model_folder(Path(base))
             config = _read_config_if_there(model_folder / "config.json")
     if config is not None:
-        require_text_decoder(config, str(model_folder / "config.json"), may_see)
+        require_text_decoder(config, str(model_folder / "config.json"), command)
 
 
 def require_supported_job(tree: Mapping[str, Any], command: str = "") -> None:
@@ -310,7 +310,7 @@ def require_supported_job(tree: Mapping[str, Any], command: str = "") -> None:
     """
     for path in _iter_model_paths(tree):
         if (folder := Path(path).expanduser()).is_dir():
-            require_supported_folder(folder, command in _SEEING_COMMANDS)
+            require_supported_folder(folder, command)
 
 
 def _iter_model_paths(tree: Mapping[str, Any]) -> Iterator[str]:

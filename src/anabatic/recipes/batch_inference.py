@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedModel
 
@@ -33,16 +33,14 @@ from anabatic.device.device import Device, select_device
 from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.engine import Engine, PromptTooLong, Request
-from anabatic.models import classifier
+from anabatic.infer.loaded_model import LoadedModel, load_model_to_ask
 from anabatic.models.lora import adapter, merging
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
     find_tokenizer_folder,
-    load_config,
     load_folder_weights,
     load_model,
     prepare_model,
-    require_tokenizer_fits,
     resolve_base_folder,
     resolve_merged_adapters,
     resolve_model_folder,
@@ -54,6 +52,10 @@ from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes import hub_data
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
 from anabatic.train.checkpoint import manifest, storage
+
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
+    from anabatic.models.vision.prompt_pictures import PromptPictures
 
 _MAX_PENDING_ROWS = 512
 """Answers that wait for an earlier one to be written."""
@@ -94,24 +96,17 @@ def run(job: InferJob) -> int:
     if not part.is_finished:
         began, totals = time.perf_counter(), [0, 0, 0]
         try:
-            rows, engine = _count_rows(job), None
+            rows = _count_rows(job)
             with ProgressBar("rows", rows // ranks) as bar:
-                if _sees(job):
-                    from anabatic.recipes import picture_inference
-
-                    lines = picture_inference.iter_answers(job, part.num_rows, rank, ranks)
-                else:
-                    engine = _load_engine(job, ranks)
-                    places = _prepare_requests(job, engine, part.num_rows, rank, ranks, rows)
-                    lines = _iter_answers(job, engine, places, totals)
-                for line in lines:
-                    part.write_row(line)
+                engine, pictures = _load_engine(job, ranks)
+                places = _prepare_requests(job, engine, pictures, part.num_rows, rank, ranks, rows)
+                for place in _generate_in_order(job, engine, places):
+                    part.write_row(_format_answer(job, engine, place, totals))
                     bar.update(part.num_rows)
             part.mark_finished()
         finally:
             part.close()
-        if engine is not None:
-            _log_throughput(totals, time.perf_counter() - began, engine)
+        _log_throughput(totals, time.perf_counter() - began, engine)
     if rank == 0:
         written, skipped = merge_shards(out, ranks, HEARTBEAT.record_beat)
         log.info(f"wrote {written:,} answers to {out}")
@@ -124,13 +119,6 @@ def _sees(job: InferJob) -> bool:
     return not job.ckpt_dir and model_shape.sees_pictures(model_facts.read_local_config(job.model))
 
 
-def _iter_answers(
-    job: InferJob, engine: Engine, places: Iterator[InferenceRow], totals: list[int]
-) -> Iterator[dict[str, Any]]:
-    for place in _generate_in_order(job, engine, places):
-        yield _format_answer(job, engine, place, totals)
-
-
 def _resume_identity(job: InferJob) -> dict[str, Any]:
     """What makes an answer what it is: a begun job continues with the same of it alone."""
     kept = ("model", "ckpt_dir", "adapter", "inputs", "system", "raw", "quantize", "columns", "sampling", "on_bad_row")
@@ -139,22 +127,16 @@ def _resume_identity(job: InferJob) -> dict[str, Any]:
     return {key: tree.get(key) for key in kept} | more
 
 
-def _load_engine(job: InferJob, ranks: int) -> Engine:
+def _load_engine(job: InferJob, ranks: int) -> tuple[Engine, PictureReader | None]:
     device = select_device(job.device)
     if job.ckpt_dir:
         model, tokens = load_checkpoint_model(Path(job.ckpt_dir).expanduser(), device, job.adapter, job.quantize)
-        tokens = custom_templates.folder_with_template(tokens, job.chat_template)
-        folder = Path(job.ckpt_dir)
+        tokenizer = tokenizers.load_tokenizer(custom_templates.folder_with_template(tokens, job.chat_template))
+        loaded = LoadedModel(Path(job.ckpt_dir), model, tokenizer, None)
     else:
-        folder = resolve_model_folder(job.model)
-        classifier.require_text_model(folder)
-        adapters = resolve_merged_adapters(job.adapter, folder)
-        tokens = custom_templates.folder_with_template(find_tokenizer_folder(folder, adapters), job.chat_template)
-        require_tokenizer_fits(load_config(folder), tokenizers.load_tokenizer(tokens), folder)
-        model = load_model(folder, device.torch_device, device.dtype, adapters, job.quantize)
-    tokenizer = tokenizers.load_tokenizer(tokens)
-    log.info(f"{folder} on {device.name} ({device.reasons['device']})")
-    return make_engine(model, tokenizer, device, job.batching, ranks)
+        loaded = load_model_to_ask(job.model, device, job.adapter, job.chat_template, job.quantize)
+    log.info(f"{loaded.folder} on {device.name} ({device.reasons['device']})")
+    return make_engine(loaded.model, loaded.tokenizer, device, job.batching, ranks), loaded.pictures
 
 
 def _count_rows(job: InferJob) -> int:
@@ -173,7 +155,7 @@ def _count_rows(job: InferJob) -> int:
 
 
 def _prepare_requests(
-    job: InferJob, engine: Engine, done: int, rank: int, ranks: int, rows: int
+    job: InferJob, engine: Engine, pictures: PictureReader | None, done: int, rank: int, ranks: int, rows: int
 ) -> Iterator[InferenceRow]:
     """The rows of this process, of `rows` in all, that are not answered yet, each with its request.
 
@@ -182,7 +164,7 @@ def _prepare_requests(
     """
     long = LongRowCounter(f"{', '.join(job.inputs)}: prompts", engine.max_len - 1, job.long_share, "--long-share")
     num_rows = len(range(rank, rows, ranks))
-    for number, row in enumerate(read_prompts(job.inputs, job.columns)):
+    for number, row in enumerate(read_prompts(job.inputs, job.columns, pictures is not None)):
         if number % ranks != rank or number // ranks < done:
             continue
         if isinstance(row, RowIssue):
@@ -191,8 +173,8 @@ def _prepare_requests(
         try:
             seed = job.sampling.seed
             sampling = job.sampling if seed is None else replace(job.sampling, seed=(seed + number) % 2**63)
-            prompt = _encode_prompt(job, engine.tokenizer, row)
-            yield InferenceRow(number, row, engine.request(prompt, sampling, name=row.location))
+            prompt, seen = _encode_prompt(job, engine.tokenizer, row, pictures)
+            yield InferenceRow(number, row, engine.request(prompt, sampling, name=row.location, pictures=seen))
         except PromptTooLong as error:
             long.count_row(len(prompt), row.location)
             if long.exceeds_limit(num_rows):
@@ -208,18 +190,28 @@ def _locate_error(row: PromptRow, error: DataError) -> str:
     return str(error) if str(error).startswith(row.location) else f"{row.location}: {error}"
 
 
-def _encode_prompt(job: InferJob, tokenizer: Any, row: PromptRow) -> list[int]:
-    """The tokens of a row: its turns through the chat template, or its text as a document begins."""
+def _encode_prompt(
+    job: InferJob, tokenizer: Any, row: PromptRow, pictures: PictureReader | None
+) -> tuple[list[int], PromptPictures | None]:
+    """Return the tokens of a row: its turns through the chat template, or its text as a document begins; and its
+    pictures."""
     if row.messages is None or job.raw or not tokenizer.chat_template:
         if row.messages is not None and len(row.messages) > 1:
             what = "raw is on" if job.raw else f"{tokenizer.name_or_path} has no chat template"
             raise DataError(
                 f"{row.location}: {len(row.messages)} turns, and {what}", "give a prompt, or a model that chats"
             )
-        return encode_continuation(tokenizer, row.messages[0]["content"] if row.messages else row.text)
+        if row.pictures:
+            raise DataError(
+                f"{row.location}: pictures without a chat template", "leave raw out, or use a model that chats"
+            )
+        return encode_continuation(tokenizer, row.messages[0]["content"] if row.messages else row.text), None
     system = job.system is not None and row.messages[0]["role"] not in ("system", "developer")
     begins = [{"role": "system", "content": to_valid_utf8(job.system or "")}] if system else []
-    return tokenizers.encode_chat(tokenizer, [*begins, *row.messages], row.tools)
+    turns = [*begins, *row.messages]
+    if pictures is None:
+        return tokenizers.encode_chat(tokenizer, turns, row.tools), None
+    return pictures.encode_row(turns, row.pictures, row.location, row.tools)
 
 
 def _generate_in_order(job: InferJob, engine: Engine, places: Iterator[InferenceRow]) -> Iterator[InferenceRow]:
@@ -250,6 +242,7 @@ def _format_answer(job: InferJob, engine: Engine, place: InferenceRow, totals: l
         totals[at] += number
     line: dict[str, Any] = {"row": place.row_index, "id": prompt_row.id}
     line |= {"text": prompt_row.text} if prompt_row.messages is None else {"messages": prompt_row.messages}
+    line |= {"images": list(prompt_row.pictures)} if prompt_row.pictures else {}
     line |= {"response": answer.text, "finish_reason": answer.finish_reason}
     line |= {} if prompt_row.label is None else {"label": prompt_row.label}
     line |= {"prompt_tokens": len(request.prompt), "response_tokens": len(answer.ids)}

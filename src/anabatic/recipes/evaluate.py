@@ -160,7 +160,7 @@ class _EvalModel:
 
     def measure_bits_per_byte(self) -> BitsPerByte:
         """Measure the held-out text; every process reads its share of it."""
-        seq_len = self.job.seq_len or min(self.model.config.max_position_embeddings, MAX_LOSS_SEQ_LEN)
+        seq_len = self.job.seq_len or min(self.model.config.get_text_config().max_position_embeddings, MAX_LOSS_SEQ_LEN)
         batches = build_heldout_batches(self.job, self.tokenizer_folder, seq_len, self.world)
         log.info(
             f"measuring {format_count(batches.num_tokens)} tokens, {format_size(batches.num_bytes)} of held-out text"

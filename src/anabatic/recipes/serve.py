@@ -14,10 +14,9 @@ from anabatic.config.serve import ServeJob
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.formatting import format_count
-from anabatic.data.chat import custom_templates
-from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import Device, select_device
 from anabatic.infer.cache_sizing import make_engine
+from anabatic.infer.loaded_model import load_model_to_ask
 from anabatic.infer.reward_scorer import RewardScorer, is_reward_model
 from anabatic.infer.server.app import create_app
 from anabatic.infer.server.engine_worker import EngineWorker
@@ -30,16 +29,8 @@ from anabatic.infer.server.listening import (
     warn_of_open_secret,
 )
 from anabatic.infer.server.model_registry import InputClassifier, ModelRegistry, ServedModel
-from anabatic.models import classifier
 from anabatic.models.model_init import count_parameters
-from anabatic.models.pretrained import (
-    find_tokenizer_folder,
-    load_config,
-    load_model,
-    require_tokenizer_fits,
-    resolve_merged_adapters,
-    resolve_model_folder,
-)
+from anabatic.models.pretrained import resolve_model_folder
 from anabatic.plan import model_facts
 
 API_KEYS_VARIABLE = "ANABATIC_API_KEYS"
@@ -123,18 +114,13 @@ def _require_different_names(names: Sequence[str]) -> None:
 def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) -> Iterator[ServedModel]:
     """Read a model, and the adapters beside it."""
     name, folder = model_facts.split_name_and_folder(one)
-    root = resolve_model_folder(folder)
-    classifier.require_text_model(root)
-    adapters = resolve_merged_adapters([], root)
-    tokens = custom_templates.folder_with_template(find_tokenizer_folder(root, adapters), job.chat_template)
-    tokenizer = tokenizers.load_tokenizer(tokens)
-    require_tokenizer_fits(load_config(root), tokenizer, root)
-    model = load_model(root, device.torch_device, device.dtype, adapters, job.quantize)
+    loaded = load_model_to_ask(folder, device, chat_template=job.chat_template, quantize=job.quantize)
+    model = loaded.model
     log.info(f"{name}: {folder}, {format_count(count_parameters(model)[0])} parameters on {device.name}")
-    engine = make_engine(model, tokenizer, device, job.batching, step_seconds=STEP_SECONDS)
-    yield ServedModel(name, engine, model)
+    engine = make_engine(model, loaded.tokenizer, device, job.batching, step_seconds=STEP_SECONDS)
+    yield ServedModel(name, engine, model, pictures=loaded.pictures)
     for adapter in job.adapter if first else ():
         label, _, place = adapter.partition("=")
         engine.load_adapter(label, resolve_model_folder(place))
         log.info(f"{label}: adapter {place}")
-        yield ServedModel(label, engine, model, label)
+        yield ServedModel(label, engine, model, label, loaded.pictures)

@@ -38,7 +38,7 @@ def test_parameters_of_the_tower_are_counted(family: str) -> None:
 def test_which_models_are_taken() -> None:
     config = tiny_vision.make_config().to_dict()
     assert model_shape.sees_pictures(config)
-    model_shape.require_text_decoder(config, "config.json", may_see=True)
+    model_shape.require_text_decoder(config, "config.json")
     with pytest.raises(DataError, match="reads pictures, video or sound") as refused:
         model_shape.require_text_decoder(config, "config.json")
     assert "`anabatic sft`, `anabatic merge`, `anabatic infer` take it" in str(refused.value.hint)

@@ -142,6 +142,8 @@ class ApiRoutes:
             chat_request = body.to_chat_request()
         except ValidationError as error:
             raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
+        except ValueError as error:
+            raise ApiError(400, str(error), "input") from error
         requests = await self._run_in_thread(self._registry.make_chat_requests, served, chat_request)
         shape = ResponsesBuilder(
             body, served.name, lambda: served.make_parser(chat_request), served.make_reasoning_parser
@@ -221,7 +223,7 @@ class ApiRoutes:
 
         def count_tokens() -> list[int]:
             if body.messages is not None:
-                return self._registry.encode_conversation(served, body.messages, None)
+                return self._registry.encode_conversation(served, body.messages, None)[0]
             text = body.prompt or ""
             require_fits_context([text], served.engine.max_len, self._registry.limits, "prompt")
             return list(served.engine.tokenizer(text, add_special_tokens=False)["input_ids"])

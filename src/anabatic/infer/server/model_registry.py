@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import PreTrainedModel
 
@@ -33,6 +33,10 @@ from anabatic.infer.server.request_schema import (
     NamedTool,
 )
 
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
+    from anabatic.models.vision.prompt_pictures import PromptPictures
+
 _SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -53,12 +57,14 @@ class ServedModel:
         engine: answers; several names may share one.
         model: what the engine runs.
         adapter: of the engine; None: the model itself.
+        pictures: reads those of conversations; None: the model sees none.
     """
 
     name: str
     engine: Engine
     model: PreTrainedModel
     adapter: str | None = None
+    pictures: PictureReader | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @functools.cached_property
@@ -103,7 +109,7 @@ class ServedModel:
         Raises:
             ApiError: 400.
         """
-        entries = self.model.config.vocab_size
+        entries = self.model.config.get_text_config().vocab_size
         wrong = next((one for one in ids if not 0 <= one < entries), None)
         if wrong is not None:
             raise ApiError(400, f"token {wrong} is not among the {entries} of {self.name}", param)
@@ -208,6 +214,8 @@ class ModelRegistry:
             ApiError: 400, the chat template refuses one, or it is too long.
         """
         encoded = []
+        if any(message.list_pictures() for messages in conversations for message in messages):
+            raise ApiError(400, "a reward model sees no pictures", "messages")
         for at, messages in enumerate(conversations):
             plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
             require_fits_context(plain, scorer.max_len, self.limits, "messages")
@@ -232,7 +240,7 @@ class ModelRegistry:
         tools = body.offered_tools()
         if tools and not served.shows_tools:
             raise ApiError(400, f"the chat template of {served.name} does not tell the model of tools", "tools")
-        ids = self.encode_conversation(served, body.messages, tools, body.template_variables())
+        ids, pictures = self.encode_conversation(served, body.messages, tools, body.template_variables())
         sampling = self._make_sampling(body, body.requested_tokens())
         if body.logprobs:
             sampling = replace(sampling, top_logprobs=body.top_logprobs or 0)
@@ -248,7 +256,7 @@ class ModelRegistry:
                 [tool.model_dump(exclude_none=True) for tool in tools], tool_name, several
             )
             sampling = self._constrain_sampling(sampling, "json", shape, "tool_choice")
-        return self._make_requests(served, [ids], sampling, body)
+        return self._make_requests(served, [ids], sampling, body, pictures)
 
     def make_completion_requests(self, served: ServedModel, body: CompletionRequest) -> list[Request]:
         """Return the requests of the prompts, n for each."""
@@ -271,14 +279,15 @@ class ModelRegistry:
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None,
         variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the tokens of a conversation, ready for an answer.
+    ) -> tuple[list[int], PromptPictures | None]:
+        """Return the tokens of a conversation, ready for an answer, and its pictures.
 
         Args:
             variables: of the chat template.
 
         Raises:
-            ApiError: 400, the model has no chat template, or it refuses the conversation.
+            ApiError: 400, the model has no chat template, or it refuses the conversation; it sees no pictures, or one
+                cannot be read.
         """
         tokenizer = served.engine.tokenizer
         if not tokenizer.chat_template:
@@ -287,11 +296,21 @@ class ModelRegistry:
                 f"{served.name} has no chat template (no chat_template.jinja): it continues texts at /v1/completions",
                 "model",
             )
-        plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
+        images = [image for message in messages for image in message.list_pictures()]
+        if images and served.pictures is None:
+            raise ApiError(400, f"{served.name} sees no pictures", "messages")
+        if len(images) > self.limits.pictures:
+            what = f"{len(images)} pictures are given; this server reads at most {self.limits.pictures}"
+            raise ApiError(400, what, "messages")
+        mark = served.pictures.picture_text if served.pictures is not None else ""
+        plain = [_replace_surrogates(message.to_template_dict(mark)) for message in messages]
         tool_schemas = [_replace_surrogates(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
         require_fits_context([plain, tool_schemas], served.engine.max_len, self.limits, "messages")
+        filled = _replace_surrogates(dict(variables or {}))
         try:
-            return encode_chat(tokenizer, plain, tool_schemas, variables=_replace_surrogates(dict(variables or {})))
+            if served.pictures is not None:
+                return served.pictures.encode_turns(plain, images, "the request", tool_schemas, filled)
+            return encode_chat(tokenizer, plain, tool_schemas, variables=filled), None
         except ChatTemplateError as error:
             raise template_error(error, served.name, "messages") from error
         except AnabaticError as error:
@@ -340,7 +359,12 @@ class ModelRegistry:
             raise ApiError(400, f"{answers} answers are asked for; at most {self.limits.answers} at once", "n")
 
     def _make_requests(
-        self, served: ServedModel, prompts: list[list[int]], sampling: Sampling, body: GenerationRequest
+        self,
+        served: ServedModel,
+        prompts: list[list[int]],
+        sampling: Sampling,
+        body: GenerationRequest,
+        pictures: PromptPictures | None = None,
     ) -> list[Request]:
         self._require_few_answers(len(prompts) * body.n)
         engine = served.engine
@@ -348,7 +372,7 @@ class ModelRegistry:
         for at, prompt in enumerate(prompts):
             ids = prompt
             room = engine.max_len - min(sampling.max_new_tokens, engine.max_len // 2)
-            if self.truncate_prompts and len(ids) > room:
+            if self.truncate_prompts and len(ids) > room and pictures is None:
                 ids = ids[-room:]
             elif len(ids) >= engine.max_len:
                 message = f"the prompt has {len(ids)} tokens; with an answer at most {engine.max_len} fit"
@@ -357,7 +381,7 @@ class ModelRegistry:
                 seed = sampling.seed
                 one = sampling if seed is None else replace(sampling, seed=(seed + at * body.n + which) % 2**63)
                 try:
-                    requests.append(engine.request(ids, one, adapter=served.adapter))
+                    requests.append(engine.request(ids, one, adapter=served.adapter, pictures=pictures))
                 except AnabaticError as error:
                     raise from_anabatic_error(error) from error
         return requests

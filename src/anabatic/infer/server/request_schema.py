@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from anabatic.core import json_reader
 from anabatic.core.formatting import to_valid_utf8
@@ -68,6 +77,26 @@ class TextPart(StrictModel):
     text: Utf8Str
 
 
+class ImageAddress(BaseModel):
+    """A picture in a data URI; what else clients write beside it, such as `detail`, has no counterpart here."""
+
+    url: Utf8Str
+
+
+class ImagePart(StrictModel):
+    """A picture in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageAddress
+
+    @field_validator("image_url", mode="after")
+    @classmethod
+    def _require_data(cls, address: ImageAddress) -> ImageAddress:
+        if address.url[:5].lower() != "data:":
+            raise ValueError("a picture is a data URI (data:image/png;base64,...): nothing is fetched")
+        return address
+
+
 class FunctionCall(BaseModel):
     """A tool call's function and arguments."""
 
@@ -96,7 +125,7 @@ class ChatMessage(StrictModel):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Utf8Str | FailFastList[TextPart] | None = None
+    content: Utf8Str | FailFastList[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: Utf8Str | None = None
     tool_calls: FailFastList[ToolCall] | None = None
     tool_call_id: Utf8Str | None = None
@@ -104,11 +133,24 @@ class ChatMessage(StrictModel):
     reasoning_content: Utf8Str | None = None
     """Of an earlier answer, as this server gives it; the chat template decides what it shows of it."""
 
-    def to_template_dict(self) -> dict[str, Any]:
-        """Return the message as chat templates read it."""
+    def list_pictures(self) -> list[str]:
+        """Return the data URIs of the pictures, in order."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
+    def to_template_dict(self, picture_text: str = "") -> dict[str, Any]:
+        """Return the message as chat templates read it.
+
+        Args:
+            picture_text: stands for a picture.
+        """
         content = self.content
-        parts = content if isinstance(content, str) or content is None else "".join(part.text for part in content)
-        out: dict[str, Any] = {"role": self.role, "content": parts or ""}
+        texts = (
+            content
+            if isinstance(content, str) or content is None
+            else "".join(picture_text if isinstance(part, ImagePart) else part.text for part in content)
+        )
+        out: dict[str, Any] = {"role": self.role, "content": texts or ""}
         if self.tool_calls:
             out["tool_calls"] = [call.to_template_dict() for call in self.tool_calls]
         if self.tool_call_id is not None:

@@ -42,16 +42,27 @@ class TextContent(StrictModel):
     logprobs: list[Any] | None = None
 
 
+class ImageContent(StrictModel):
+    """A picture, as a data URI."""
+
+    type: Literal["input_image"]
+    image_url: Utf8Str
+    detail: Utf8Str | None = None
+
+
+ContentPart = Annotated[TextContent | ImageContent, Field(discriminator="type")]
+
+
 class InputItem(StrictModel):
     """A message, a call of a function, its result, or the reasoning of the answer behind it."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Utf8Str | FailFastList[TextContent] | None = None
+    content: Utf8Str | FailFastList[ContentPart] | None = None
     call_id: Utf8Str | None = None
     name: Utf8Str | None = None
     arguments: Utf8Str | None = None
-    output: Utf8Str | FailFastList[TextContent] | None = None
+    output: Utf8Str | FailFastList[ContentPart] | None = None
     id: Utf8Str | None = None
     status: Utf8Str | None = None
     phase: Utf8Str | None = None
@@ -240,8 +251,24 @@ def _item_to_turn(item: InputItem) -> dict[str, Any]:
     if item.type == "function_call_output":
         return {"role": "tool", "tool_call_id": item.call_id, "content": _join_text(item.output)}
     role = "system" if item.role == "developer" else item.role
+    if role == "user" and isinstance(item.content, list):
+        return {"role": role, "content": [_read_part(part) for part in item.content]}
     return {"role": role, "content": _join_text(item.content)}
 
 
-def _join_text(content: str | list[TextContent] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or [])
+def _read_part(part: TextContent | ImageContent) -> dict[str, Any]:
+    if isinstance(part, ImageContent):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return {"type": "text", "text": part.text}
+
+
+def _join_text(content: str | list[TextContent | ImageContent] | None) -> str:
+    """Return the text of parts.
+
+    Raises:
+        ValueError: one is a picture, which only a message of the user shows.
+    """
+    parts = [content] if isinstance(content, str) else content or []
+    if any(isinstance(part, ImageContent) for part in parts):
+        raise ValueError("pictures stand in messages of the user alone")
+    return "".join(part if isinstance(part, str) else part.text for part in parts)  # type: ignore[union-attr]

@@ -28,7 +28,9 @@ class ChatSession:
             DataError: the text is too long.
         """
         self._write_stream(self.dialogue.answer_message(text))
-        self.append_message("user", text)
+        question = self.dialogue.messages[-2] if len(self.dialogue.messages) > 1 else {"content": text}
+        seen = {"images": question["images"]} if question.get("images") else {}
+        self.append_message("user", question["content"], **seen)
         self.append_message("assistant", self.dialogue.messages[-1]["content"])
 
     def regenerate_answer(self) -> None:

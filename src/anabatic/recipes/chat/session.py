@@ -18,22 +18,12 @@ from anabatic.core.errors import AnabaticError, UserError
 from anabatic.core.formatting import format_count, to_valid_utf8
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import RunFolder, get_cache_root, make_write_error
-from anabatic.data.chat import custom_templates
-from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
 from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
+from anabatic.infer.loaded_model import load_model_to_ask
 from anabatic.infer.tool_execution import open_python_tool
-from anabatic.models import classifier
 from anabatic.models.model_init import count_parameters
-from anabatic.models.pretrained import (
-    find_tokenizer_folder,
-    load_config,
-    load_model,
-    require_tokenizer_fits,
-    resolve_merged_adapters,
-    resolve_model_folder,
-)
 from anabatic.recipes.chat import slash_commands
 from anabatic.recipes.chat.conversation import ChatSession
 
@@ -72,21 +62,15 @@ def open_dialogue(job: ChatJob) -> Iterator[Dialogue]:
         job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "chat runs in one process: leave it out"
     )
     device = select_device(job.device)
-    folder = resolve_model_folder(job.model)
-    classifier.require_text_model(folder)
-    adapters = resolve_merged_adapters(job.adapter, folder)
-    tokenizer = tokenizers.load_tokenizer(
-        custom_templates.folder_with_template(find_tokenizer_folder(folder, adapters), job.chat_template)
-    )
-    require_tokenizer_fits(load_config(folder), tokenizer, folder)
-    model = load_model(folder, device.torch_device, device.dtype, adapters)
-    max_len = min(model.config.max_position_embeddings, MAX_CONTEXT_TOKENS)
+    loaded = load_model_to_ask(job.model, device, job.adapter, job.chat_template)
+    model = loaded.model
+    max_len = min(model.config.get_text_config().max_position_embeddings, MAX_CONTEXT_TOKENS)
     system = None if job.system is None else to_valid_utf8(job.system)
-    log.info(
-        f"{folder}: {format_count(count_parameters(model)[0])} parameters on {device.name}, context {max_len} tokens"
-    )
-    with open_python_tool(job.python, job.sandbox, tokenizer) as tool:
-        yield Dialogue(Engine(model, tokenizer, max_batch=1, max_len=max_len, tool=tool), job.sampling, system)
+    parameters = format_count(count_parameters(model)[0])
+    log.info(f"{loaded.folder}: {parameters} parameters on {device.name}, context {max_len} tokens")
+    with open_python_tool(job.python, job.sandbox, loaded.tokenizer) as tool:
+        engine = Engine(model, loaded.tokenizer, max_batch=1, max_len=max_len, tool=tool)
+        yield Dialogue(engine, job.sampling, system, pictures=loaded.pictures)
 
 
 def _run_conversation(chat: ChatSession, job: ChatJob) -> None:

@@ -17,6 +17,8 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import did_you_mean, format_size
 from anabatic.core.paths import write_atomic
 from anabatic.data.chat import rendering as conversations
+from anabatic.data.vision.row_pictures import TAG
+from anabatic.infer.dialogue import split_pictures
 from anabatic.recipes.chat.conversation import ChatSession
 
 MAX_CONVERSATION_BYTES = 16 << 20
@@ -76,10 +78,11 @@ def _save_conversation(chat: ChatSession, name: str) -> None:
     path = _require_file_name(name, "/save")
     if path.exists():
         raise ConfigError(f"{path} exists and is left as it is", "choose another name")
-    messages = chat.dialogue.get_transcript()
+    messages, images = split_pictures(chat.dialogue.get_transcript())
     if not messages:
         raise ConfigError("there is nothing to write yet", "say something first")
-    write_atomic(path, json.dumps({"messages": messages}, ensure_ascii=False) + "\n", "choose another file")
+    row = {"messages": messages} | ({"images": images} if images else {})
+    write_atomic(path, json.dumps(row, ensure_ascii=False) + "\n", "choose another file")
     log.info(f"wrote {len(messages)} messages to {path}")
 
 
@@ -92,7 +95,7 @@ def _load_conversation(chat: ChatSession, name: str) -> None:
     log.info(f"{len(messages)} messages from {path} take the place of the conversation")
 
 
-def read_conversation(path: Path) -> list[dict[str, str]]:
+def read_conversation(path: Path) -> list[dict[str, Any]]:
     """Return the conversation that `/save` has written.
 
     Raises:
@@ -121,7 +124,22 @@ def read_conversation(path: Path) -> list[dict[str, str]]:
         if not known or not isinstance(message.get("content"), str):
             what = f"{path}: message {number} is none of a conversation between user and assistant"
             raise DataError(what, "a system message stands first, and content is text")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    turns: list[dict[str, Any]] = [{"role": one["role"], "content": one["content"]} for one in messages]
+    images = rows[0].get("images") or []
+    tags = [turn["content"].count(TAG) for turn in turns]
+    if images:
+        if not isinstance(images, list) or len(images) != sum(tags) or not all(isinstance(one, str) for one in images):
+            raise DataError(f"{path}: images are no list of {sum(tags)} paths, one for each {TAG}", "save it again")
+        for turn, count in zip(turns, tags, strict=True):
+            if count:
+                turn["images"], images = images[:count], images[count:]
+    return turns
+
+
+def _attach_picture(chat: ChatSession, name: str) -> None:
+    path = _require_file_name(name, "/image")
+    chat.dialogue.attach_picture(str(path.absolute()))
+    log.info(f"{len(chat.dialogue.attached)} pictures go with the next message")
 
 
 def _require_file_name(name: str, command: str) -> Path:
@@ -187,6 +205,9 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
         "/save FILE", "write the conversation, one JSON line that `anabatic sft` can learn from", _save_conversation
     ),
     "/load": SlashCommand("/load FILE", "continue with a conversation that /save has written", _load_conversation),
+    "/image": SlashCommand(
+        "/image FILE", "show a picture with the next message, to a model that sees", _attach_picture
+    ),
     "/exit": SlashCommand("/exit", "leave (so do /quit and Ctrl-D)", _exit_chat),
 }
 SLASH_ALIASES = {"/quit": "/exit"}

@@ -77,7 +77,7 @@ class MergedModel:
         Raises:
             DataError: a file is missing or torn; a weight is no number, or too large for `dtype`.
         """
-        model = load_model(self.named_folder, torch.device("cpu"), dtype, self.merged_adapters, may_see=True)
+        model = load_model(self.named_folder, torch.device("cpu"), dtype, self.merged_adapters)
         merged = adapter.merge_into_linears(model)
         for name, weight in merged.named_parameters():
             if not bool(torch.isfinite(weight).all()):
@@ -101,7 +101,7 @@ def find_merged_model(model: str, adapters: Sequence[str]) -> MergedModel:
     root = Path(model).expanduser()
     if (root / manifest.MANIFEST_FILE).is_file() and not (root / "config.json").is_file():
         raise ConfigError(f"{root} is a checkpoint to continue a run", f"anabatic checkpoint export {root} -o FOLDER")
-    named_folder = resolve_model_folder(model, may_see=True)
+    named_folder = resolve_model_folder(model)
     if (named_folder / classifier.DESCRIPTION_FILE).is_file():
         raise ConfigError(
             f"{named_folder} is a classifier: its head is ours, and no other program knows it",

@@ -215,7 +215,7 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
     if not tokenizer.chat_template:
         raise DataError(f"{start.named_folder} has no chat template", "fine-tune it with `anabatic sft` first")
     train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows, list_judged_columns(job.rewards))
-    positions = start.model.config.max_position_embeddings
+    positions = start.model.config.get_text_config().max_position_embeddings
     train, prompts = _encode_prompts(job, tokenizer, train, "data.train", positions)
     heldout, held_prompts = _encode_prompts(job, tokenizer, heldout[: job.eval.rows], "held out", 0)
     if not train:

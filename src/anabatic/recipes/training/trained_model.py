@@ -176,7 +176,7 @@ def find_training_model(job: LoopJob, world: World) -> ModelFacts:
     is_known = found.is_adapter is False and max_positions(found.config) is not None
     if is_known and hub is None and str(found.folder) == name:  # whole, and here under this very name
         return replace(found, base_folder=found.folder)
-    folder = resolve_model_folder(name, hub, world, may_see=hasattr(job, "vision"))
+    folder = resolve_model_folder(name, hub, world)
     base = resolve_base_folder(folder, hub, world)
     found = find_model_facts(with_model(job, str(base)))
     if max_positions(found.config) is None:  # config.json leaves it to the default of its family

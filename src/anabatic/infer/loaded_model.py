@@ -1,0 +1,85 @@
+"""Load a model to ask: its weights with adapters, its tokenizer, and how it reads pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers import PreTrainedModel
+
+from anabatic.data.chat import custom_templates
+from anabatic.data.tokenizer import hf_folder
+from anabatic.device.device import Device
+from anabatic.models import classifier
+from anabatic.models.pretrained import (
+    find_tokenizer_folder,
+    load_config,
+    load_model,
+    require_tokenizer_fits,
+    resolve_base_folder,
+    resolve_merged_adapters,
+    resolve_model_folder,
+)
+
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is asked.
+
+    Attributes:
+        pictures: reads its pictures; None: it sees none.
+    """
+
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: Any
+    pictures: PictureReader | None
+
+
+def load_model_to_ask(
+    path: str | Path,
+    device: Device,
+    adapters: Sequence[str] = (),
+    chat_template: str | None = None,
+    quantize: Literal["none", "int8", "nf4"] = "none",
+) -> LoadedModel:
+    """Load a model, an adapter on its base model, or the model of a run.
+
+    Args:
+        adapters: merged into the weights.
+        chat_template: in place of the tokenizer's own.
+
+    Raises:
+        ConfigError: it is a classifier.
+        DataError: the model or its tokenizer cannot be used.
+    """
+    folder = resolve_model_folder(path)
+    classifier.require_text_model(folder)
+    merged = resolve_merged_adapters(adapters, folder)
+    tokens = custom_templates.folder_with_template(find_tokenizer_folder(folder, merged), chat_template)
+    tokenizer = hf_folder.load_tokenizer(tokens)
+    require_tokenizer_fits(load_config(folder), tokenizer, folder)
+    model = load_model(folder, device.torch_device, device.dtype, merged, quantize)
+    return LoadedModel(folder, model, tokenizer, make_picture_reader(model, tokenizer, resolve_base_folder(folder)))
+
+
+def make_picture_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) -> PictureReader | None:
+    """Return what reads pictures for a model; None: it sees none, or chats not at all.
+
+    Args:
+        folder: with the files of its processor.
+
+    Raises:
+        DataError: these files are missing or damaged.
+    """
+    if getattr(model.config, "vision_config", None) is None or not tokenizer.chat_template:
+        return None
+    from anabatic.data.vision.picture_rules import read_picture_rules
+    from anabatic.infer.picture_prompts import PictureReader
+
+    return PictureReader(tokenizer, read_picture_rules(folder, model.config.to_dict()))
