@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
-from anabatic.config.sections.train_jobs import Curriculum, TuneJob, WithAuto
-from anabatic.config.sections.vision import MODEL_PARTS, PictureData, Vision
+from anabatic.config.sections.train_jobs import Curriculum, WithAuto
+from anabatic.config.sections.vision import SeeingJob
 
 
 def _default_schedule() -> Schedule:
@@ -15,7 +15,7 @@ def _default_schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class SftJob(TuneJob, WithAuto):
+class SftJob(SeeingJob, WithAuto):
     """Fine-tune on conversations; only the assistant's tokens are targets."""
 
     out: str = "runs/sft"
@@ -26,14 +26,11 @@ class SftJob(TuneJob, WithAuto):
     """Train only on the assistant's last turn."""
     truncation_strategy: Literal["right", "left", "delete", "split"] = "right"
     """A conversation of more than batch.seq_len tokens loses its end or its beginning, is left out, or is split."""
-    data: PictureData = field(default_factory=PictureData)
     curriculum: Curriculum = field(default_factory=Curriculum)
-    vision: Vision = field(default_factory=Vision)
     schedule: Schedule = field(default_factory=_default_schedule)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_vision()
         if not self.batch.packing:
             what = "device.compile is on, and padded batches have another shape each"
             require_setting(self.device.compile != "on", what, "set device.compile to off, or batch.packing to true")
@@ -47,14 +44,3 @@ class SftJob(TuneJob, WithAuto):
         require_setting(
             bool(self.data.train), "data.train is empty", "give --data.train FILE.jsonl with `messages` rows"
         )
-
-    def _check_vision(self) -> None:
-        settings = self.vision
-        settings.train = [part.strip() for entry in settings.train for part in entry.split(",")]
-        unknown = next((part for part in settings.train if part not in MODEL_PARTS), None)
-        require_setting(unknown is None, f'vision.train names "{unknown}"', f"parts are {', '.join(MODEL_PARTS)}")
-        for name, pixels in (("max_pixels", settings.max_pixels), ("min_pixels", settings.min_pixels)):
-            require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
-        low, high = settings.min_pixels, settings.max_pixels
-        fits = low is None or high is None or low <= high
-        require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from anabatic.data.readers.document import Document
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.data.vision.picture_batch import read_pictures
 from anabatic.data.vision.picture_encoder import count_repeats, find_picture_text, measure_pictures, place_pictures
@@ -40,8 +39,7 @@ class PictureReader:
         tools: list[dict[str, Any]] | None = None,
     ) -> tuple[list[int], PromptPictures | None]:
         """Return the prompt of turns in which tags stand for pictures; arguments and errors as of `encode_turns`."""
-        row = Document(None, messages, name, pictures=tuple(pictures))
-        return self.encode_turns(place_pictures(row, self.picture_text), pictures, name, tools)
+        return self.encode_turns(place_pictures(messages, pictures, name, self.picture_text), pictures, name, tools)
 
     def encode_turns(
         self,

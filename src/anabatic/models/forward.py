@@ -201,6 +201,19 @@ def pack_batch(
     )
 
 
+PackBatch = Callable[..., PackedBatch]
+"""`pack_batch`, or what takes its place."""
+
+
+def choose_packing(model: PreTrainedModel) -> PackBatch:
+    """Return what moves batches of a model to its device: of one that sees, with their pictures."""
+    if getattr(model.config, "vision_config", None) is None:
+        return pack_batch
+    from anabatic.models.vision.picture_packing import make_picture_packing
+
+    return make_picture_packing(model)
+
+
 def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received: Tensor | None = None) -> Tensor:
     """Return the last hidden states `[T, H]`; of a pipeline's stage those that the next stage reads.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,17 @@ from transformers import PreTrainedModel
 
 from anabatic.config.dpo import LossType
 from anabatic.data.batching.packing import IGNORE_INDEX, Batch, TokenSegment, collate_packed
+from anabatic.data.vision.picture_batch import list_pictures
+from anabatic.data.vision.picture_tensors import PictureBatch
 from anabatic.device.device import Device, send_to_device
 from anabatic.device.ops import linear_log_probs
 from anabatic.models.context_parallel import count_once, find_target_rows, sum_over_context
 from anabatic.models.forward import (
     ModelRoot,
+    PackBatch,
     PackedBatch,
     cast_adapters,
+    choose_packing,
     compute_chunk_bytes,
     compute_target_states,
     pack_batch,
@@ -69,15 +74,18 @@ class PackedPairs:
     reference_logprobs: Tensor | None = None
 
 
-def pack_pairs(batch: Batch, device: torch.device, context: ContextGroup = SINGLE_CONTEXT) -> PackedPairs:
+def pack_pairs(
+    batch: Batch, device: torch.device, context: ContextGroup = SINGLE_CONTEXT, pack: PackBatch = pack_batch
+) -> PackedPairs:
     """Move a batch of `data.preference_pairs.collate_preference_pairs` to `device`.
 
     Args:
         context: ranks that share the batch.
+        pack: of `choose_packing`.
     """
     answer_ids, counts = _find_answers(batch, 2 * batch.num_targets, context)
     return PackedPairs(
-        pack_batch(batch, device, context=context),
+        pack(batch, device, context=context),
         send_to_device(answer_ids, device),
         send_to_device(counts.view(-1, 2), device),
     )
@@ -161,6 +169,7 @@ class PreferenceLoss:
         self, root: ModelRoot, device: Device, objective: PreferenceOptions, context: ContextGroup = SINGLE_CONTEXT
     ) -> None:
         self.root, self.device, self.objective, self.context = root, device, objective, context
+        self._pack = choose_packing(root.model)
         self.reference = None if objective.loss_type in REFERENCE_FREE_LOSSES else ReferenceWeights(root)
         self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
 
@@ -169,7 +178,7 @@ class PreferenceLoss:
 
         Not called inside of `root`.
         """
-        pairs = pack_pairs(batch, device, self.context)
+        pairs = pack_pairs(batch, device, self.context, self._pack)
         if self.reference is not None:
             with self.reference(), self.device.autocast():
                 pairs.reference_logprobs = self.root(self.compute_log_probs, pairs)
@@ -319,14 +328,14 @@ class KtoLoss(PreferenceLoss):
     def pack_batch(self, batch: Batch, device: torch.device) -> PackedAnswers:
         """Move a batch to `device`; compute reference log-probabilities and the reference point, outside of `root`."""
         assert self.reference is not None
-        answers = pack_answers(batch, device, self.context)
+        answers = pack_answers(batch, device, self.context, self._pack)
         mismatched = make_mismatched_batch(batch)
         with self.device.autocast():
             with self.reference():
                 answers.reference_logprobs = self.root(self.compute_log_probs, answers)
             answers.reference_point = answers.reference_logprobs.new_zeros(())
             if mismatched is not None:
-                mismatched_answers = pack_answers(mismatched, device, self.context)
+                mismatched_answers = pack_answers(mismatched, device, self.context, self._pack)
                 with self.reference():
                     reference_logps = self.root(self.compute_log_probs, mismatched_answers)
                 with torch.no_grad():
@@ -366,16 +375,14 @@ def compute_kto_losses(ratios: Tensor, point: Tensor, desirable: Tensor, objecti
     return torch.where(desirable, desirable_losses, undesirable_losses)
 
 
-def pack_answers(batch: Batch, device: torch.device, context: ContextGroup = SINGLE_CONTEXT) -> PackedAnswers:
-    """Move a batch of `data.preference_pairs.collate_unpaired_answers` to `device`.
-
-    Args:
-        context: ranks that share the batch.
-    """
+def pack_answers(
+    batch: Batch, device: torch.device, context: ContextGroup = SINGLE_CONTEXT, pack: PackBatch = pack_batch
+) -> PackedAnswers:
+    """Move a batch of `data.preference_pairs.collate_unpaired_answers` to `device`; arguments as of `pack_pairs`."""
     answer_ids, lengths = _find_answers(batch, batch.num_targets, context)
     desirable = batch.extra["desirable"]
     return PackedAnswers(
-        pack_batch(batch, device, context=context),
+        pack(batch, device, context=context),
         send_to_device(answer_ids, device),
         send_to_device(lengths, device),
         None,
@@ -393,16 +400,45 @@ def make_mismatched_batch(batch: Batch) -> Batch | None:
     longest = max(len(ids) + len(answer) - 1 for ids, answer in parts)
     desirable, question_ids = batch.extra["desirable"].tolist(), batch.extra["entry"].tolist()
     order = sorted(range(len(parts)), key=lambda index: not desirable[index])
-    segments = []
+    segments, asked = [], []
     for index, other in zip(order, order[1:] + order[:1], strict=True):
         if question_ids[index] != question_ids[other]:
             ids, answer = parts[index][0], parts[other][1][: longest + 1 - len(parts[index][0])]
             mask = torch.cat((torch.zeros_like(ids), torch.ones_like(answer)))
             segments.append(TokenSegment(torch.cat((ids, answer)).numpy(), mask.numpy()))
+            asked.append((index, len(ids)))
     if not segments:
         return None
     packed = collate_packed(segments, len(batch.input_ids), int(batch.input_ids[-1]), longest)
-    return replace(packed, num_targets=len(segments), extra={"desirable": torch.zeros(len(segments), dtype=torch.bool)})
+    pictures = None if batch.pictures is None else _follow_pictures(batch, batch.pictures, packed, asked)
+    desirable_ones = {"desirable": torch.zeros(len(segments), dtype=torch.bool)}
+    return replace(packed, num_targets=len(segments), extra=desirable_ones, pictures=pictures)
+
+
+def _follow_pictures(
+    batch: Batch, pictures: PictureBatch, packed: Batch, asked: Sequence[tuple[int, int]]
+) -> PictureBatch | None:
+    """Return the pictures of questions that were laid anew; None: they have none.
+
+    Args:
+        batch: where the pictures are; packed: the questions with other answers.
+        asked: of each of its segments, the segment of `batch` that it begins like, and how many tokens of it.
+    """
+    counts = [len(list_pictures(names)) if names else 0 for names in batch.picture_names]
+    borders = [0, *accumulate(counts)]
+    patches = [0, *accumulate(rows * columns for rows, columns in pictures.grids)]
+    positions = packed.position_ids[None].repeat(3, 1)
+    grids, pixels = [], []
+    for number, (index, length) in enumerate(asked):
+        source, (start, stop) = batch.cu_seqlens[index], packed.cu_seqlens[number : number + 2]
+        same = min(length, stop - start)
+        positions[:, start : start + same] = pictures.positions[:, source : source + same]
+        behind = torch.arange(1, stop - start - same + 1)
+        positions[:, start + same : stop] = positions[:, start + same - 1, None] + behind
+        first, last = borders[index], borders[index + 1]
+        grids += pictures.grids[first:last]
+        pixels.append(pictures.pixels[patches[first] : patches[last]])
+    return PictureBatch(torch.cat(pixels), grids, positions) if grids else None
 
 
 def _split_answer(batch: Batch, index: int) -> tuple[Tensor, Tensor]:

@@ -77,13 +77,13 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
         yield from _find_quantize_problems(job, mesh, model.is_whole)
 
 
-def _find_picture_problems(job: SftJob, divides_model: bool) -> Iterator[ConfigError]:
+def _find_picture_problems(job: TuneJob, divides_model: bool) -> Iterator[ConfigError]:
     """Yield what a training of a model that sees does not do yet."""
     reasons = {
         "tensor, context, expert and pipeline ranks": divides_model,
         "batch.packing false": not job.batch.packing,
         "quantize": job.quantize != "none",
-        "curriculum.by loss": job.curriculum.use and job.curriculum.by == "loss",
+        "curriculum.by loss": isinstance(job, SftJob) and job.curriculum.use and job.curriculum.by == "loss",
         "eval.sample_prompts": bool(job.eval.sample_prompts),
     }
     for what in (name for name, is_asked in reasons.items() if is_asked):

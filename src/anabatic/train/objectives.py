@@ -19,7 +19,7 @@ from anabatic.data.chat.preference_pairs import collate_preference_pairs, collat
 from anabatic.data.sequence.dataset import collate_classification, collate_word_targets
 from anabatic.device.device import Device
 from anabatic.models.classifier import ClassLoss
-from anabatic.models.forward import ModelRoot, compute_summed_loss, pack_batch
+from anabatic.models.forward import ModelRoot, choose_packing, compute_summed_loss, pack_batch
 from anabatic.models.preference_loss import KtoLoss, PreferenceLoss, PreferenceOptions
 from anabatic.models.reward_head import RewardLoss, RewardOptions
 from anabatic.parallel.world import World
@@ -57,21 +57,15 @@ class Objective:
 def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq_len: int) -> Objective:
     """Predict every target token from those before it."""
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
-    pack = functools.partial(pack_batch, context=world.context_group)
+    pack = functools.partial(choose_packing(root.model), context=world.context_group)
     return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world, pack), pack_batch=pack)
 
 
-def see_pictures(objective: Objective, root: ModelRoot, device: Device, world: World, rules: PictureRules) -> Objective:
-    """Return `make_next_token_objective`'s for rows with pictures."""
+def see_pictures(objective: Objective, rules: PictureRules) -> Objective:
+    """Return an objective whose batches have the pictures of their rows."""
     from anabatic.data.vision.picture_batch import CollatePictures
-    from anabatic.models.vision.picture_packing import make_picture_packing
 
-    pack = make_picture_packing(root.model)
-
-    def validate(batches: ValidationBatches) -> dict[str, Any]:
-        return evaluate_loss(root, batches, device, world, pack)
-
-    return replace(objective, validate=validate, collate=CollatePictures(rules), pack_batch=pack)
+    return replace(objective, collate=CollatePictures(rules, objective.collate))
 
 
 def make_preference_objective(

@@ -147,7 +147,7 @@ def test_a_bad_row_is_an_error_or_counted(place: Path, rules: PictureRules, case
 
 def test_a_row_that_does_not_fit_names_its_tokens(place: Path, rules: PictureRules) -> None:
     rows = [make_row([], "long " * 20), make_row(["a.png", "a.png"], "<image><image>?")]
-    with pytest.raises(DataError, match=r"line 2: \d+ tokens, 4 \+ 4 of them of pictures; batch.seq_len is 24"):
+    with pytest.raises(DataError, match=r"line 2: \d+ tokens, 4 \+ 4 of them of pictures; at most 25 fit"):
         build(place, rules, rows, seq_len=24)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabatic.config.sections.common import Data
+from anabatic.config.sections.common import Data, require_setting
+from anabatic.config.sections.train_jobs import TuneJob
 
 MODEL_PARTS = ("language", "projector", "tower")
 
@@ -27,3 +28,21 @@ class Vision:
     """Larger pictures are made smaller; default: what the model's preprocessor_config.json says."""
     min_pixels: int | None = None
     """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
+
+    def __post_init__(self) -> None:
+        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
+        unknown = next((part for part in self.train if part not in MODEL_PARTS), None)
+        require_setting(unknown is None, f'vision.train names "{unknown}"', f"parts are {', '.join(MODEL_PARTS)}")
+        low, high = self.min_pixels, self.max_pixels
+        for name, pixels in (("max_pixels", high), ("min_pixels", low)):
+            require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
+        fits = low is None or high is None or low <= high
+        require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")
+
+
+@dataclass(kw_only=True)
+class SeeingJob(TuneJob):
+    """The training of a model that may see, on rows that may have pictures."""
+
+    data: PictureData = field(default_factory=PictureData)
+    vision: Vision = field(default_factory=Vision)

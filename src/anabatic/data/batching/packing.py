@@ -38,6 +38,7 @@ class Batch:
         segment_origins: the pieces, in order.
         row_tokens: of rows padded to one length, the tokens of each that came from the data; empty: the tail alone is
             padded.
+        picture_names: of each piece, the pictures in it as `TokenSegment` has them; empty: none has any.
         pictures: what the tokens of pictures stand for; None: there are none.
     """
 
@@ -51,6 +52,7 @@ class Batch:
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     segment_origins: list[SegmentOrigin] = field(default_factory=list)
     row_tokens: list[int] = field(default_factory=list)
+    picture_names: list[bytes] = field(default_factory=list)
     pictures: PictureBatch | None = None
 
     def make_token_mask(self) -> torch.Tensor | None:
@@ -76,6 +78,7 @@ class Batch:
             {name: value.to(device, non_blocking=True) for name, value in self.extra.items()},
             self.segment_origins,
             self.row_tokens,
+            self.picture_names,
             self.pictures,
         )
 
@@ -224,6 +227,7 @@ def collate_packed(
         num_targets=num_targets,
         num_tokens=num_tokens,
         loader_state=state or {},
+        picture_names=[piece.pictures for piece in pieces] if any(piece.pictures for piece in pieces) else [],
     )
 
 

@@ -15,12 +15,13 @@ import torch
 
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
-from anabatic.data.chat import rendering
 from anabatic.data.readers.document import SKIP_HINT, Document, Message
 from anabatic.data.shards.encoders import ChatEncoder
 from anabatic.data.shards.writer import EncodedEntry
 
 TARGET_BIT, REJECTED_BIT = 1, 2
+_BETWEEN = b"\n"
+"""Between the pictures of the better conversation and those of the other, which are one line each."""
 _PAIR_HINT = 'a pair is "prompt", "chosen" and "rejected", or "messages" and "rejected_response"'
 
 
@@ -35,17 +36,19 @@ class PreferencePairEncoder(ChatEncoder):
     With `learning.labels` an entry may be one answer: all of it is marked as the second conversation if it is bad.
     """
 
+    @property
+    def _room(self) -> int | None:
+        return None if self._seq_len is None else self._seq_len - 1 - self._loss_policy.closed
+
     def _render_batch(self, batch: Sequence[Document]) -> list[Any]:
-        conversations, names, tools, kept = [], [], [], []
+        rows, kept = [], []
         for document in batch:
             sides = split_pair_messages(document, self._loss_policy.labels)
             kept.append([side is not None for side in sides])
             for side, turns in zip(("chosen", "rejected"), sides, strict=True):
                 if turns is not None:
-                    conversations.append(turns)
-                    names.append(f"{document.location} ({side})")
-                    tools.append(document.tools)
-        rendered = iter(rendering.render_conversations(conversations, self._tokenizer, names=names, tools=tools))
+                    rows.append((turns, document, f"{document.location} ({side})"))
+        rendered = iter(self._render_conversations(rows))
         return [[next(rendered) if is_present else None for is_present in sides] for sides in kept]
 
     def _build_entries(self, rendered: Any) -> list[EncodedEntry]:
@@ -53,8 +56,7 @@ class PreferencePairEncoder(ChatEncoder):
         sides = [(side, mark) for side, mark in zip(rendered, (0, REJECTED_BIT), strict=True) if side is not None]
         lengths = [len(side.ids) for side, _ in sides]
         closed = self._loss_policy.closed
-        room = None if self._seq_len is None else self._seq_len - 1 - closed
-        pieces = [list(self._loss_policy.kept_token_ranges(length, room)) for length in lengths]
+        pieces = [list(self._loss_policy.kept_token_ranges(length, self._room)) for length in lengths]
         if any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True)):
             counts.longest = max(counts.longest, *lengths)
         if not all(pieces):
@@ -76,7 +78,10 @@ class PreferencePairEncoder(ChatEncoder):
             num_bytes += side.count_text_bytes(start + (start > 0), stop)
         counts.documents += 1
         counts.truncated += len(ids) < sum(lengths) + closed * len(sides)
-        return [EncodedEntry(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)]
+        entry = EncodedEntry(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)
+        return [
+            entry._replace(pictures=_BETWEEN.join(side.pictures if side else b"" for side in rendered).rstrip(_BETWEEN))
+        ]
 
 
 def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[Message] | None, list[Message] | None]:
@@ -156,8 +161,8 @@ def split_pair_segment(pair: TokenSegment) -> tuple[TokenSegment, TokenSegment]:
     assert pair.loss_mask is not None  # every pair has one
     second = (pair.loss_mask & REJECTED_BIT) != 0
     border = int(np.argmax(second)) if second.any() else len(second)
-    chosen, rejected = slice(None, border), slice(border, None)
+    first, _, other = pair.pictures.partition(_BETWEEN)
     return (
-        TokenSegment(pair.ids[chosen], pair.loss_mask[chosen] & TARGET_BIT),
-        TokenSegment(pair.ids[rejected], pair.loss_mask[rejected] & TARGET_BIT),
+        TokenSegment(pair.ids[:border], pair.loss_mask[:border] & TARGET_BIT, pictures=first),
+        TokenSegment(pair.ids[border:], pair.loss_mask[border:] & TARGET_BIT, pictures=other),
     )

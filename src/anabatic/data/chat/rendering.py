@@ -37,6 +37,8 @@ class RenderedConversation:
         text: the text that was tokenised.
         token_ends: for every token, the character behind it.
         special_tokens_mask: True for control tokens, which stand for no text.
+        pictures: in the order of their tokens, as `data.vision.picture_batch.pack_grids` writes them; empty: none.
+        is_picture: bool `[n]`, tokens of pictures; None: there are none.
     """
 
     ids: np.ndarray
@@ -44,6 +46,8 @@ class RenderedConversation:
     text: str
     token_ends: list[int] = field(repr=False)
     special_tokens_mask: np.ndarray = field(repr=False)
+    pictures: bytes = b""
+    is_picture: np.ndarray | None = None
 
     def count_text_bytes(self, start: int, stop: int, all_text: bool = False) -> int:
         """Return the UTF-8 bytes that the tokens from `start` to `stop` say for the assistant (or in all)."""

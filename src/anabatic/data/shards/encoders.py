@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.core.errors import DataError
 from anabatic.data.chat import rendering
-from anabatic.data.chat.loss_mask import LossPolicy
-from anabatic.data.readers.document import Document
+from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
+from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import require_good_answer
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, TextChunk, mixed_source_error
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_encoder import PictureRenderer
+    from anabatic.data.vision.picture_rules import PictureRules
 
 
 class TextEncoder:
@@ -48,10 +52,18 @@ class ChatEncoder:
         seq_len: conversations of more inputs are treated as `learning` says; `None` cuts nothing.
         learning: what is learned.
         skip_bad: pass over malformed conversations instead of raising.
+        pictures: how the model wants its pictures; None: it sees none.
     """
 
     def __init__(
-        self, tokenizer: Any, counts: DocumentCounts, *, seq_len: int | None, learning: LossPolicy, skip_bad: bool
+        self,
+        tokenizer: Any,
+        counts: DocumentCounts,
+        *,
+        seq_len: int | None,
+        learning: LossPolicy,
+        skip_bad: bool,
+        pictures: PictureRules | None = None,
     ) -> None:
         rendering.get_chat_template(tokenizer)
         self._tokenizer = tokenizer
@@ -59,6 +71,17 @@ class ChatEncoder:
         self._seq_len = seq_len
         self._loss_policy = learning
         self._skip_bad = skip_bad
+        self._pictures = None if pictures is None else self._make_renderer(pictures)
+
+    @property
+    def _room(self) -> int | None:
+        """Tokens of a conversation that is not cut; None: any number."""
+        return None if self._seq_len is None else self._seq_len + 1
+
+    def _make_renderer(self, rules: PictureRules) -> PictureRenderer:
+        from anabatic.data.vision.picture_encoder import PictureRenderer
+
+        return PictureRenderer(self._tokenizer, rules, self._room)
 
     def __call__(self, batch: list[Document]) -> list[EncodedEntry]:
         """Render and tokenise.
@@ -80,13 +103,23 @@ class ChatEncoder:
     def _render_batch(self, batch: Sequence[Document]) -> list[rendering.RenderedConversation]:
         for document in batch:
             require_good_answer(document)
-        return rendering.render_conversations(
-            [document.messages or [] for document in batch],
-            self._tokenizer,
-            names=[document.location for document in batch],
-            tools=[document.tools for document in batch],
-            turns=self._loss_policy.turns,
-        )
+        rows = [(document.messages or [], document, document.location) for document in batch]
+        return self._render_conversations(rows, self._loss_policy.turns)
+
+    def _render_conversations(
+        self, rows: Sequence[tuple[list[Message], Document, str]], turns: LossTurns = "assistant"
+    ) -> list[rendering.RenderedConversation]:
+        """Render conversations of rows.
+
+        Args:
+            rows: turns, the row they are of, and their name in messages.
+        """
+        conversations, names = [row[0] for row in rows], [row[2] for row in rows]
+        tools = [document.tools for _, document, _ in rows]
+        if self._pictures is None:
+            return rendering.render_conversations(conversations, self._tokenizer, names=names, tools=tools, turns=turns)
+        pictures = [document.pictures for _, document, _ in rows]
+        return self._pictures.render(conversations, pictures, names, tools, turns)
 
     def _render_or_skip(self, document: Document) -> list[rendering.RenderedConversation]:
         try:
@@ -105,9 +138,12 @@ class ChatEncoder:
         kept: list[EncodedEntry] = []
         for start, stop in pieces:
             mask = rendered.mask[start:stop] | 1 if everything else rendered.mask[start:stop]
+            if everything and rendered.is_picture is not None:
+                mask[rendered.is_picture[start:stop]] = 0
             if mask[1:].any():
                 num_bytes = rendered.count_text_bytes(start + (start > 0), stop, everything)  # the first is no target
-                kept.append(EncodedEntry(rendered.ids[start:stop].tolist(), mask.tobytes(), num_bytes, not kept))
+                entry = EncodedEntry(rendered.ids[start:stop].tolist(), mask.tobytes(), num_bytes, not kept)
+                kept.append(entry._replace(pictures=rendered.pictures))  # rows with pictures are one piece
         if cut and not kept:  # left out, or cut before the assistant speaks
             counts.too_long += 1
             return []

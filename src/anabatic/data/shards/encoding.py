@@ -61,12 +61,14 @@ class EncoderSettings:
         if not self.is_chat:
             return TextEncoder(load_text_tokenizer(self.key, self.tokenizer_folder))
         kind: Callable[..., ChatEncoder] = PreferencePairEncoder if self.learning.pairs else ChatEncoder
-        tokenizer = _load_chat_tokenizer(self.key, self.tokenizer_folder)
-        if self.pictures is not None:
-            from anabatic.data.vision.picture_encoder import PictureEncoder
-
-            kind = functools.partial(PictureEncoder, rules=self.pictures)
-        return kind(tokenizer, counts, seq_len=self.seq_len, learning=self.learning, skip_bad=self.skip_bad)
+        return kind(
+            _load_chat_tokenizer(self.key, self.tokenizer_folder),
+            counts,
+            seq_len=self.seq_len,
+            learning=self.learning,
+            skip_bad=self.skip_bad,
+            pictures=self.pictures,
+        )
 
 
 @functools.lru_cache(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +12,22 @@ import torch
 
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
-from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
+from anabatic.data.batching.packing import Batch, CollateFn, TokenSegment, collate_packed
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import Grid, PictureBatch, PictureGrid
 
+ENCODING = ("utf-8", "surrogateescape")
+"""Of names of files, which may be any bytes."""
+
 
 @dataclass(frozen=True)
 class CollatePictures:
-    """Lays segments side by side as `collate_packed` does, with their pictures; a `CollateFn`."""
+    """Lays pieces as another `CollateFn` does, with their pictures; a `CollateFn`."""
 
     rules: PictureRules
+    collate: CollateFn = collate_packed
 
     def __call__(
         self,
@@ -37,22 +42,32 @@ class CollatePictures:
         Raises:
             DataError: a picture is not what it was when the rows were tokenised.
         """
-        batch = collate_packed(pieces, capacity, pad_id, seq_len, state)
-        if any(piece.pictures for piece in pieces):
-            batch.pictures = self._read_pictures(pieces, batch)
+        batch = self.collate(pieces, capacity, pad_id, seq_len, state)
+        if batch.picture_names:
+            batch.pictures = self._read_pictures(batch)
         return batch
 
-    def _read_pictures(self, pieces: Sequence[TokenSegment], batch: Batch) -> PictureBatch:
+    def _read_pictures(self, batch: Batch) -> PictureBatch:
         positions = batch.position_ids.numpy()[None].repeat(3, axis=0)
         found: list[PictureBatch] = []
-        for number, piece in enumerate(pieces):
-            if not piece.pictures:
+        for number, names in enumerate(batch.picture_names):
+            if not names:
                 continue
-            sources = json_reader.loads(piece.pictures.decode("utf-8", "surrogateescape"))
-            found.append(read_pictures(piece.ids[:-1], sources, self.rules))
-            positions[:, batch.cu_seqlens[number] : batch.cu_seqlens[number + 1]] = found[-1].positions.numpy()
+            start, stop = batch.cu_seqlens[number : number + 2]
+            found.append(read_pictures(batch.input_ids[start:stop].numpy(), list_pictures(names), self.rules))
+            positions[:, start:stop] = found[-1].positions.numpy()
         pixels = torch.cat([one.pixels for one in found])
         return PictureBatch(pixels, [grid for one in found for grid in one.grids], torch.from_numpy(positions))
+
+
+def list_pictures(names: bytes) -> list[PictureGrid]:
+    """Return the pictures that a shard has kept, as `pack_grids` writes them."""
+    return [(source, rows, columns) for source, rows, columns in json_reader.loads(names.decode(*ENCODING))]
+
+
+def pack_grids(pictures: Sequence[PictureGrid]) -> bytes:
+    """Return pictures and their grids as a shard keeps them, in one line."""
+    return json.dumps(pictures, ensure_ascii=False, separators=(",", ":")).encode(*ENCODING)
 
 
 def read_pictures(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: PictureRules) -> PictureBatch:

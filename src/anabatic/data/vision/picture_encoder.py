@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.data.chat import rendering
-from anabatic.data.chat.loss_mask import LossPolicy
-from anabatic.data.readers.document import SKIP_HINT, Document
-from anabatic.data.shards.encoders import ChatEncoder
-from anabatic.data.shards.writer import DocumentCounts, EncodedEntry
+from anabatic.data.chat.loss_mask import LossTurns
+from anabatic.data.readers.document import SKIP_HINT, Message
+from anabatic.data.vision.picture_batch import pack_grids
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import PictureGrid
@@ -26,75 +23,62 @@ _PROBE = "\ue0f4\ue0f5"
 """Private-use characters, which no template writes."""
 
 
-@dataclass(frozen=True)
-class SeenConversation(rendering.RenderedConversation):
-    """A conversation after its pictures' tokens were repeated.
+class PictureRenderer:
+    """Renders conversations of text and pictures; in place of `rendering.render_conversations`.
 
-    Attributes:
-        pictures: in the order of their tokens.
+    Args:
+        limit: tokens of a conversation with pictures at most; None: any number.
     """
 
-    pictures: tuple[PictureGrid, ...] = ()
-
-
-class PictureEncoder(ChatEncoder):
-    """Conversations of text and pictures through a chat template; arguments as of `ChatEncoder`."""
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        counts: DocumentCounts,
-        *,
-        seq_len: int | None,
-        learning: LossPolicy,
-        skip_bad: bool,
-        rules: PictureRules,
-    ) -> None:
-        super().__init__(tokenizer, counts, seq_len=seq_len, learning=learning, skip_bad=skip_bad)
-        self._rules = rules
+    def __init__(self, tokenizer: Any, rules: PictureRules, limit: int | None) -> None:
+        self._tokenizer, self._rules, self._limit = tokenizer, rules, limit
         self._picture_text = find_picture_text(tokenizer, rules)
 
-    def _render_batch(self, batch: Sequence[Document]) -> list[rendering.RenderedConversation]:
-        grids = measure_pictures(
-            [document.pictures for document in batch], [one.location for one in batch], self._rules
-        )
-        placed = [replace(one, messages=place_pictures(one, self._picture_text)) for one in batch]
-        rendered = super()._render_batch(placed)
-        return [self._expand(*each) for each in zip(rendered, grids, batch, strict=True)]
+    def render(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        pictures: Sequence[tuple[str, ...]],
+        names: Sequence[str],
+        tools: Sequence[list[dict[str, Any]] | None],
+        turns: LossTurns,
+    ) -> list[rendering.RenderedConversation]:
+        """Return the conversations, with each picture's token as often as it has features.
+
+        Raises:
+            DataError: a conversation or a picture cannot be used.
+        """
+        grids = measure_pictures(pictures, names, self._rules)
+        rows = zip(conversations, pictures, names, strict=True)
+        placed = [place_pictures(given, shown, name, self._picture_text) for given, shown, name in rows]
+        rendered = rendering.render_conversations(placed, self._tokenizer, names=names, tools=tools, turns=turns)
+        return [self._expand(*each) for each in zip(rendered, grids, names, strict=True)]
 
     def _expand(
-        self, rendered: rendering.RenderedConversation, grids: tuple[PictureGrid, ...], document: Document
-    ) -> SeenConversation:
+        self, rendered: rendering.RenderedConversation, grids: tuple[PictureGrid, ...], name: str
+    ) -> rendering.RenderedConversation:
         """Repeat each picture's token; nothing of a picture is learned."""
-        repeats = count_repeats(rendered.ids, grids, self._rules, document.location)
+        repeats = count_repeats(rendered.ids, grids, self._rules, name)
+        if not grids:
+            return rendered
         ids = np.repeat(rendered.ids, repeats)
-        if grids and self._seq_len is not None and len(ids) > self._seq_len + 1:
+        if self._limit is not None and len(ids) > self._limit:
             tokens = [self._rules.count_tokens(grid[1:]) for grid in grids]
             raise DataError(
-                f"{document.location}: {len(ids) - 1:,} tokens, {' + '.join(f'{one:,}' for one in tokens)} of them of"
-                f" pictures; batch.seq_len is {self._seq_len:,}, and rows with pictures are not cut",
+                f"{name}: {len(ids):,} tokens, {' + '.join(f'{one:,}' for one in tokens)} of them of pictures; at most"
+                f" {self._limit:,} fit (batch.seq_len), and rows with pictures are not cut",
                 f"raise batch.seq_len, or lower vision.max_pixels, {SKIP_HINT}",
             )
         mask = np.repeat(rendered.mask, repeats)
         mask[ids == self._rules.image_token] = 0
-        return SeenConversation(
+        return rendering.RenderedConversation(
             ids,
             mask,
             rendered.text,
             np.repeat(np.asarray(rendered.token_ends, dtype=np.int64), repeats).tolist(),
             np.repeat(rendered.special_tokens_mask, repeats),
-            grids,
+            pack_grids(grids),
+            ids == self._rules.image_token,
         )
-
-    def _build_entries(self, rendered: rendering.RenderedConversation) -> list[EncodedEntry]:
-        entries = super()._build_entries(rendered)
-        pictures = rendered.pictures if isinstance(rendered, SeenConversation) else ()
-        return [self._attach(entry, pictures) for entry in entries] if pictures else entries
-
-    def _attach(self, entry: EncodedEntry, pictures: tuple[PictureGrid, ...]) -> EncodedEntry:
-        mask = np.frombuffer(entry.mask or b"", dtype=np.uint8).copy()
-        mask[np.asarray(entry.ids) == self._rules.image_token] = 0  # `train_on_inputs` learns all tokens but these
-        return entry._replace(mask=mask.tobytes(), pictures=pack_grids(pictures))
 
 
 def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureRules, name: str) -> np.ndarray:
@@ -112,11 +96,6 @@ def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureR
     repeats = np.ones(len(ids), dtype=np.int64)
     repeats[places] = [rules.count_tokens(grid[1:]) for grid in grids]
     return repeats
-
-
-def pack_grids(pictures: Sequence[PictureGrid]) -> bytes:
-    """Return pictures and their grids as a shard keeps them."""
-    return json.dumps(pictures, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
 
 
 def measure_pictures(
@@ -148,27 +127,25 @@ def _measure(picture: str, name: str, rules: PictureRules) -> PictureGrid:
         raise DataError(f"{name}: {make_name(picture)}: {error}", f"cut the picture, {SKIP_HINT}") from error
 
 
-def place_pictures(document: Document, text: str) -> list[dict[str, Any]]:
-    """Return the turns with `text`, the template's for a picture, in place of each tag.
+def place_pictures(turns: Sequence[Message], pictures: Sequence[str], name: str, text: str) -> list[dict[str, Any]]:
+    """Return turns with `text`, the template's for a picture, in place of each tag.
 
     A row with pictures and no tag at all has them before its first question (ms-swift).
 
     Raises:
         DataError: there are more tags than pictures, or fewer.
     """
-    turns = document.messages or []
     tags = sum(str(turn.get("content") or "").count(TAG) for turn in turns)
-    pictures = len(document.pictures)
     if tags == 0 and pictures:
         first = next((number for number, turn in enumerate(turns) if turn["role"] == "user"), 0)
-        before = text * pictures
+        before = text * len(pictures)
         return [
             {**turn, "content": f"{before}{turn.get('content') or ''}"} if number == first else turn
             for number, turn in enumerate(turns)
         ]
-    if tags != pictures:
+    if tags != len(pictures):
         raise DataError(
-            f"{document.location}: {tags} x {TAG} in the turns, {pictures} pictures in the row",
+            f"{name}: {tags} x {TAG} in the turns, {len(pictures)} pictures in the row",
             f'write {TAG} once for each entry of "images", {SKIP_HINT}',
         )
     return [

@@ -62,7 +62,7 @@ class PackedPictures:
         features = self.compute_features(model)
         if self.places is not None:
             return insert_features(model, input_ids, features, self.places)
-        nothing = sum(one.sum() for one in (features.states, *features.deep)) * 0.0
+        nothing = torch.stack([one.sum() for one in (features.states, *features.deep)]).sum() * 0.0
         embedded = model.get_input_embeddings()(input_ids)
         return {"inputs_embeds": embedded + nothing.to(embedded.dtype)}
 

@@ -126,7 +126,7 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
         )
         objective = task.make_objective(context, root)
         if start.pictures is not None:
-            objective = see_pictures(objective, root, device, world, start.pictures)
+            objective = see_pictures(objective, start.pictures)
         code = Trainer(context, model, objective, DatasetBatches(context, data), plan, sizes).train_and_save()
     return code
 

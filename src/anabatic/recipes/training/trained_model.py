@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN, require_setting
 from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
-from anabatic.config.sections.vision import Vision
+from anabatic.config.sections.vision import SeeingJob, Vision
 from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
@@ -216,17 +216,16 @@ def _sees(model: PreTrainedModel) -> bool:
 
 
 def _read_picture_rules(job: TuneJob, folder: Path, model: PreTrainedModel) -> PictureRules | None:
-    if not _sees(model):
+    if not _sees(model) or not isinstance(job, SeeingJob):
         return None
     from anabatic.data.vision.picture_rules import read_picture_rules
 
-    settings: Vision = job.vision  # type: ignore[attr-defined]  # models that see are refused to jobs without it
-    return read_picture_rules(folder, model.config.to_dict(), settings.min_pixels, settings.max_pixels)
+    return read_picture_rules(folder, model.config.to_dict(), job.vision.min_pixels, job.vision.max_pixels)
 
 
 def _choose_trained(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
     """Return how the names begin of what may be trained; of a model of text alone everything."""
-    settings: Vision = getattr(job, "vision", None) or Vision()
+    settings = job.vision if isinstance(job, SeeingJob) else Vision(train=["language"])
     if not _sees(model):
         if settings != Vision():
             log.warn("the model sees no pictures: the settings of vision are not used")
