@@ -9,7 +9,7 @@ from anabatic.config.chat import Sampling
 from anabatic.config.sections.common import Evaluate, LogSettings, Optim, Schedule, require_setting
 from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.sandbox import SandboxSettings
-from anabatic.config.sections.train_jobs import TuneJob
+from anabatic.config.sections.vision import SeeingJob
 
 BUILTIN_REWARDS = ("answer", "format", "length", "tests")
 """Rewards that `rl/rewards.py` knows by name."""
@@ -79,7 +79,7 @@ def _default_optim() -> Optim:
 
 
 @dataclass(kw_only=True)
-class RlJob(TuneJob):
+class RlJob(SeeingJob):
     """Let a model answer questions, reward the answers, and make the better ones likelier."""
 
     out: str = "runs/rl"

@@ -65,21 +65,13 @@ def load_model_to_ask(
     tokenizer = hf_folder.load_tokenizer(tokens)
     require_tokenizer_fits(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch_device, device.dtype, merged, quantize)
-    return LoadedModel(folder, model, tokenizer, make_picture_reader(model, tokenizer, resolve_base_folder(folder)))
+    return LoadedModel(folder, model, tokenizer, _make_reader(model, tokenizer, folder))
 
 
-def make_picture_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) -> PictureReader | None:
-    """Return what reads pictures for a model; None: it sees none, or chats not at all.
-
-    Args:
-        folder: with the files of its processor.
-
-    Raises:
-        DataError: these files are missing or damaged.
-    """
-    if getattr(model.config, "vision_config", None) is None or not tokenizer.chat_template:
+def _make_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) -> PictureReader | None:
+    if getattr(model.config, "vision_config", None) is None:
         return None
     from anabatic.data.vision.picture_rules import read_picture_rules
-    from anabatic.infer.picture_prompts import PictureReader
+    from anabatic.infer.picture_prompts import make_picture_reader
 
-    return PictureReader(tokenizer, read_picture_rules(folder, model.config.to_dict()))
+    return make_picture_reader(tokenizer, read_picture_rules(resolve_base_folder(folder), model.config.to_dict()))

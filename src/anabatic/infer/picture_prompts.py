@@ -11,7 +11,13 @@ from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.data.vision.picture_batch import read_pictures
 from anabatic.data.vision.picture_encoder import count_repeats, find_picture_text, measure_pictures, place_pictures
 from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.picture_tensors import PictureGrid
 from anabatic.models.vision.prompt_pictures import PromptPictures
+
+
+def make_picture_reader(tokenizer: Any, rules: PictureRules | None) -> PictureReader | None:
+    """Return what reads pictures for a model; None: it sees none, or has no chat template."""
+    return None if rules is None or not tokenizer.chat_template else PictureReader(tokenizer, rules)
 
 
 class PictureReader:
@@ -22,13 +28,14 @@ class PictureReader:
 
     Attributes:
         picture_text: what the chat template writes for a picture.
+        rules: how the model wants its pictures.
 
     Raises:
         DataError: the tokenizer lacks the tokens of pictures.
     """
 
     def __init__(self, tokenizer: Any, rules: PictureRules) -> None:
-        self._tokenizer, self._rules = tokenizer, rules
+        self._tokenizer, self.rules = tokenizer, rules
         self.picture_text = find_picture_text(tokenizer, rules)
 
     def encode_row(
@@ -39,7 +46,7 @@ class PictureReader:
         tools: list[dict[str, Any]] | None = None,
     ) -> tuple[list[int], PromptPictures | None]:
         """Return the prompt of turns in which tags stand for pictures; arguments and errors as of `encode_turns`."""
-        return self.encode_turns(place_pictures(messages, pictures, name, self.picture_text), pictures, name, tools)
+        return self.encode_turns(self.place(messages, pictures, name), pictures, name, tools)
 
     def encode_turns(
         self,
@@ -59,10 +66,33 @@ class PictureReader:
         Raises:
             DataError: a picture cannot be used, or their number is not that of their places.
         """
-        (grids,) = measure_pictures([tuple(pictures)], [name], self._rules)
+        ids, grids = self.measure_turns(messages, pictures, name, tools, variables)
+        return ids, self.read(ids, grids)
+
+    def measure_turns(
+        self,
+        messages: list[dict[str, Any]],
+        pictures: Sequence[str],
+        name: str,
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], tuple[PictureGrid, ...]]:
+        """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`."""
+        (grids,) = measure_pictures([tuple(pictures)], [name], self.rules)
         ids = np.asarray(encode_chat(self._tokenizer, messages, tools, variables=variables), dtype=np.int64)
-        ids = np.repeat(ids, count_repeats(ids, grids, self._rules, name))
+        return np.repeat(ids, count_repeats(ids, grids, self.rules, name)).tolist(), grids
+
+    def place(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
+        """Return turns with `picture_text` in place of tags; errors as of `encode_turns`."""
+        return place_pictures(messages, pictures, name, self.picture_text)
+
+    def read(self, ids: Sequence[int], grids: Sequence[PictureGrid]) -> PromptPictures | None:
+        """Return the pictures of a prompt; None: there are none.
+
+        Raises:
+            DataError: one is not what it was when it was measured.
+        """
         if not grids:
-            return ids.tolist(), None
-        batch = read_pictures(ids, grids, self._rules)
-        return ids.tolist(), PromptPictures(ids, ids == self._rules.image_token, batch)
+            return None
+        tokens = np.asarray(ids, dtype=np.int64)
+        return PromptPictures(tokens, tokens == self.rules.image_token, read_pictures(tokens, grids, self.rules))

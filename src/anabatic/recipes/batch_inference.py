@@ -142,7 +142,7 @@ def _load_engine(job: InferJob, ranks: int) -> tuple[Engine, PictureReader | Non
 def _count_rows(job: InferJob) -> int:
     """Count the rows before the model is asked: what is wrong with them is reported early."""
     total, unused = 0, UnusedColumns()
-    for row in read_prompts(job.inputs, job.columns, _sees(job)):
+    for row in read_prompts(job.inputs, job.columns, "" if _sees(job) else None):
         if isinstance(row, PromptRow):
             unused.count_names(row.unused)
         elif job.on_bad_row == "fail":
@@ -164,7 +164,7 @@ def _prepare_requests(
     """
     long = LongRowCounter(f"{', '.join(job.inputs)}: prompts", engine.max_len - 1, job.long_share, "--long-share")
     num_rows = len(range(rank, rows, ranks))
-    for number, row in enumerate(read_prompts(job.inputs, job.columns, pictures is not None)):
+    for number, row in enumerate(read_prompts(job.inputs, job.columns, None if pictures is None else "")):
         if number % ranks != rank or number // ranks < done:
             continue
         if isinstance(row, RowIssue):

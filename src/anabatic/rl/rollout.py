@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
@@ -17,6 +17,10 @@ from anabatic.infer.engine import Engine, Request
 from anabatic.infer.sampling import Sampling
 from anabatic.models.forward import ModelRoot
 from anabatic.rl.reward_worker import RewardCallError
+
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
+    from anabatic.models.vision.prompt_pictures import PromptPictures
 
 _PROGRESS_SECONDS = 10.0
 """Seconds of a round after which it says how far it is."""
@@ -84,6 +88,7 @@ class RolloutGenerator:
         turns: of the assistant at most.
         turn: what is said between them.
         stopping: asked after every token; True ends the round without a result.
+        pictures: reads those of questions; None: the model sees none.
     """
 
     def __init__(
@@ -95,10 +100,13 @@ class RolloutGenerator:
         turns: int = 1,
         turn: TurnFunction | None = None,
         stopping: Callable[[], bool] = lambda: False,
+        pictures: PictureReader | None = None,
     ) -> None:
         self._engine, self._device, self._questions = engine, device, questions
         self._root, self._max_turns, self._turn_function, self._should_stop = root, turns, turn, stopping
         self._live_requests: dict[Request, tuple[RolloutRequest, Rollout]] = {}
+        self._picture_reader = pictures
+        self._read_pictures: dict[tuple[int, int], PromptPictures | None] = {}
 
     def generate_rollouts(self, asks: Sequence[RolloutRequest]) -> list[Rollout] | None:
         """Return an answer to each, in their order; None when somebody wished to stop.
@@ -135,11 +143,22 @@ class RolloutGenerator:
 
     def _submit_request(self, ask: RolloutRequest, rollout: Rollout) -> None:
         question = self._questions[ask.question_index]
-        request = self._engine.request(rollout.ids, ask.sampling, name=question.id)
+        pictures = self._find_pictures(rollout.question, rollout.ids)
+        request = self._engine.request(rollout.ids, ask.sampling, name=question.id, pictures=pictures)
         if self._device.type == "cpu" and rollout.start < _SHARED_PROMPT_TOKENS:
             request.salt = ask.answer_index.to_bytes(8, "little")
         self._live_requests[request] = ask, rollout
         self._engine.submit([request])
+
+    def _find_pictures(self, question: int, ids: list[int]) -> PromptPictures | None:
+        """Return the pictures of a prompt; answers to one question share them, and the tower reads them once."""
+        grids = self._questions[question].picture_grids
+        if self._picture_reader is None or not grids:
+            return None
+        key = (question, len(ids))
+        if key not in self._read_pictures:
+            self._read_pictures[key] = self._picture_reader.read(ids, grids)
+        return self._read_pictures[key]
 
     def _collect_answer(self, request: Request, ask: RolloutRequest, rollout: Rollout) -> None:
         done = self._engine.get_completion(request)

@@ -19,6 +19,8 @@ from anabatic.config.rl import RlJob
 from anabatic.core import log
 from anabatic.data.batching.packing import Batch
 from anabatic.data.scoring.questions import Question
+from anabatic.data.vision.picture_batch import CollatePictures, pack_grids
+from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.parallel.collectives import all_gather_text
 from anabatic.parallel.world import World
 from anabatic.plan import job_rules
@@ -39,10 +41,11 @@ _IDLE_REASONS = {
 
 @dataclass(frozen=True)
 class PromptedQuestions:
-    """Questions, and the tokens of their prompts."""
+    """Questions, the tokens of their prompts, and how the model wants their pictures."""
 
     questions: Sequence[Question]
     prompts: Sequence[list[int]]
+    rules: PictureRules | None = None
 
 
 @dataclass
@@ -190,13 +193,19 @@ class RolloutBatches:
         rest = self._count_targets(counted) - self._count_targets(learned)
         for at in range(data.rank, len(bins), data.size):
             some = bins[at] or [replace(idle, chosen=[0] * len(idle.chosen))]
-            batch = rollout_loss.collate_rollouts(some, self.pad_id, self.job.batch.resolved_seq_len)
+            batch = self._collate(some)
             batch.num_targets = self._count_targets(bins[at]) + (rest if at == 0 else 0)
             batch.loader_state = state
             turn = (self.state["round"] * self.job.examples_per_step) // len(self.questions)
             batch.segment_origins = [(0, one.question, turn, 0, len(one.ids) - 1) for one in bins[at]]
             self._queue.append(batch)
         self.state = state
+
+    def _collate(self, rollouts: Sequence[Rollout]) -> Batch:
+        grids = [self.questions[one.question].picture_grids for one in rollouts]
+        names = [pack_grids(each) if each else b"" for each in grids]
+        batch = rollout_loss.collate_rollouts(rollouts, self.pad_id, self.job.batch.resolved_seq_len, names)
+        return batch if self.asked.rules is None else CollatePictures(self.asked.rules).add_pictures(batch)
 
     def _count_targets(self, rollouts: Sequence[Rollout]) -> int:
         """Divisor of the summed loss."""

@@ -20,9 +20,9 @@ from anabatic.models.forward import (
     ModelRoot,
     PackedBatch,
     cast_adapters,
+    choose_packing,
     compute_chunk_bytes,
     compute_target_states,
-    pack_batch,
 )
 from anabatic.models.preference_loss import ReferenceWeights
 from anabatic.rl.policy_loss import ClipRange, RlAlgorithm, TokenLogProbs, kl_divergence
@@ -45,13 +45,19 @@ def metric_names(kl_coef: float) -> tuple[str, ...]:
     return (*METRIC_NAMES, REFERENCE_METRIC) if kl_coef else METRIC_NAMES
 
 
-def collate_rollouts(rollouts: Sequence[Rollout], pad_id: int, seq_len: int) -> Batch:
-    """Lay answers with their questions side by side. `num_targets` is what the caller makes it."""
+def collate_rollouts(
+    rollouts: Sequence[Rollout], pad_id: int, seq_len: int, pictures: Sequence[bytes] | None = None
+) -> Batch:
+    """Lay answers with their questions side by side. `num_targets` is what the caller makes it.
+
+    Args:
+        pictures: of each question, as `TokenSegment` has them.
+    """
     pieces = []
-    for rollout in rollouts:
+    for rollout, shown in zip(rollouts, pictures or [b""] * len(rollouts), strict=True):
         mask = np.zeros(len(rollout.ids), dtype=np.uint8)
         mask[rollout.start :] = rollout.chosen
-        pieces.append(TokenSegment(np.array(rollout.ids, dtype=np.int64), mask))
+        pieces.append(TokenSegment(np.array(rollout.ids, dtype=np.int64), mask, pictures=shown))
     batch = collate_packed(pieces, sum(piece.num_inputs for piece in pieces), pad_id, seq_len)
     lengths = [rollout.num_chosen for rollout in rollouts]
     old = [
@@ -97,6 +103,7 @@ class RolloutLoss:
     ) -> None:
         self.root, self.device = root, device
         self.algorithm, self.clip, self.kl_coef, self.temperature = algorithm, clip, kl_coef, temperature
+        self._pack = choose_packing(root.model)
         self.reference = ReferenceWeights(root) if kl_coef else None
         self.names = metric_names(kl_coef)
         self.sums = torch.zeros(len(self.names), device=device.torch_device)
@@ -105,7 +112,7 @@ class RolloutLoss:
         """Move a batch to `device`, and ask the reference if there is one."""
         learned = replace(batch, num_targets=len(batch.extra["old"]))  # the batch's own is what its loss is divided by
         answers = PackedAnswers(
-            pack_batch(learned, device), {name: send_to_device(value, device) for name, value in batch.extra.items()}
+            self._pack(learned, device), {name: send_to_device(value, device) for name, value in batch.extra.items()}
         )
         if self.reference is not None:
             with self.reference(), self.device.autocast():

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from anabatic.cpu_speed.fused_layers import install_layers
 from anabatic.data.batching.packing import TokenSegment
-from anabatic.data.vision.picture_batch import CollatePictures, make_positions
-from anabatic.data.vision.picture_batch import pack_grids
+from anabatic.data.vision.picture_batch import CollatePictures, make_positions, pack_grids
 from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
 from anabatic.device.ops import get_device_ops

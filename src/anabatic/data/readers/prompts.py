@@ -73,20 +73,21 @@ class PromptRow:
 
 
 def read_prompts(
-    files: list[str], columns: dict[str, str], has_pictures: bool = False
+    files: list[str], columns: dict[str, str], media_folder: str | None = None
 ) -> Iterator[PromptRow | RowIssue]:
     """Yield the rows of files, or what is wrong with one, in bounded memory. Blank lines ask nothing.
 
     Args:
         files: paths, or names of data sets of a hub, whose files are downloaded when their turn comes.
         columns: our name of a column -> its name in the files.
-        has_pictures: rows with pictures are taken; else they are refused.
+        media_folder: where relative paths of pictures start, empty: the folder of the rows' file; None: rows with
+            pictures are refused.
 
     Raises:
         DataError: a file is not there, cannot be read to its end, or has another format.
     """
     local = {file: _check_prompt_file(file) for file in files if not is_hub_file(file)}
-    names = ColumnMapping("text", tuple(sorted(columns.items())), media_folder="" if has_pictures else None)
+    names = ColumnMapping("text", tuple(sorted(columns.items())), media_folder=media_folder)
     for file in files:
         if file in local:
             yield from _read_file(file, local[file], names)
@@ -173,8 +174,8 @@ def _parse_line(
 
 
 def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
-    row = rename_columns(require_object(row), columns)
-    row, pictures = take_pictures(row, columns, "--on-bad-row skip")
+    given = rename_columns(require_object(row), columns)
+    row, pictures = take_pictures(given, columns, "--on-bad-row skip")
     label_column, label = _find_text(row, _LABEL_COLUMNS)
     answer_column, answer = _find_text(row, _ANSWER_COLUMNS)
     nested = [theirs.partition(".")[0] for _, theirs in columns.renamed_columns]
@@ -192,7 +193,7 @@ def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
             )
         text = require_encodable_text(text, 'column "text"')
         unused = find_unused(row, ("text", *labels))
-        return PromptRow(name, None, text, None, *_prefer_each(label, answer), unused, row)
+        return PromptRow(name, None, text, None, *_prefer_each(label, answer), unused, given)
     turns = prompt.messages
     if turns[-1]["role"] == "assistant":
         turns, label = turns[:-1], str(turns[-1]["content"])
@@ -201,7 +202,7 @@ def _build_prompt_row(row: Any, name: str, columns: ColumnMapping) -> PromptRow:
         raise BadRowError("no user's turn comes before the answer")
     unused = find_unused(row, (*_READ_COLUMNS, *labels))
     return PromptRow(
-        name, turns, str(turns[-1]["content"]), prompt.tools, *_prefer_each(label, answer), unused, row, pictures
+        name, turns, str(turns[-1]["content"]), prompt.tools, *_prefer_each(label, answer), unused, given, pictures
     )
 
 

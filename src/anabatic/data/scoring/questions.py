@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.config.sections.common import Data
 from anabatic.core import log
@@ -14,6 +14,9 @@ from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import Message, RowIssue, hash_id
 from anabatic.data.readers.row_use import UnusedColumns
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_tensors import PictureGrid
 
 _FILE_KINDS = ("file", "folder", "glob", "hub")
 
@@ -29,6 +32,8 @@ class Question:
         task: the generated task it is of; empty: a row of a file.
         row: the row as the file has it.
         tools: JSON schemas of the functions that may be called.
+        pictures: paths and data URIs, in the order of the tags in the turns.
+        picture_grids: the same with the rows and columns of their patches, once the prompt is encoded.
     """
 
     id: str
@@ -37,6 +42,8 @@ class Question:
     task: str = ""
     row: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
+    pictures: tuple[str, ...] = ()
+    picture_grids: tuple[PictureGrid, ...] = ()
 
     @property
     def last_turn_text(self) -> str:
@@ -45,7 +52,11 @@ class Question:
 
 
 def load_questions(
-    data: Data, seed: int, held_rows: int, judged_columns: Collection[str] | None = None
+    data: Data,
+    seed: int,
+    held_rows: int,
+    judged_columns: Collection[str] | None = None,
+    media_folder: str | None = None,
 ) -> tuple[list[Question], list[Question]]:
     """Return the questions to learn from and those held out.
 
@@ -56,6 +67,7 @@ def load_questions(
         held_rows: of each generated task that is held out.
         judged_columns: what the judge reads beside the answer; None: it may read all. Of others it is said that they
             were not used.
+        media_folder: as of `read_prompts`.
 
     Raises:
         ConfigError, DataError: a source cannot be read, a row asks nothing, or nothing is left.
@@ -64,7 +76,7 @@ def load_questions(
     heldout: list[Question] = []
     for name in data.train:
         source = sources.parse_source(name)
-        rows = _questions_of_source(source, data, "train", seed, judged_columns)
+        rows = _questions_of_source(source, data, "train", seed, judged_columns, media_folder)
         if sources.source_kind(source) == "task":
             train += rows
             heldout += (
@@ -75,7 +87,7 @@ def load_questions(
         train += [row for row in rows if row.id not in apart]
         heldout += [row for row in rows if row.id in apart]
     for name in data.valid:
-        heldout += _questions_of_source(sources.parse_source(name), data, "test", 0, judged_columns)
+        heldout += _questions_of_source(sources.parse_source(name), data, "test", 0, judged_columns, media_folder)
     if not train:
         raise DataError("data.train holds no question", "give rows with a prompt, query, question or messages")
     return train, heldout
@@ -87,6 +99,7 @@ def _questions_of_source(
     split: synthetic_tasks.Split,
     seed: int,
     judged_columns: Collection[str] | None = None,
+    media_folder: str | None = None,
 ) -> list[Question]:
     kind = sources.source_kind(source)
     if kind == "task":
@@ -100,16 +113,16 @@ def _questions_of_source(
         raise ConfigError(f"{source.path} contains no questions", "give task:NAME, or .jsonl files of questions")
     if source.weight is not None:
         raise ConfigError(f"{source} has a weight, and questions are drawn one after another", "leave @WEIGHT out")
-    return _questions_of_files(source, data, judged_columns)
+    return _questions_of_files(source, data, judged_columns, media_folder)
 
 
 def _questions_of_files(
-    source: sources.DataSource, data: Data, judged_columns: Collection[str] | None
+    source: sources.DataSource, data: Data, judged_columns: Collection[str] | None, media_folder: str | None
 ) -> list[Question]:
     found: list[Question] = []
     skipped, unused = 0, UnusedColumns()
     paths = [str(path) for path in sources.list_source_files(source)]
-    for item in prompts.read_prompts(paths, data.columns):
+    for item in prompts.read_prompts(paths, data.columns, media_folder):
         if source.rows is not None and len(found) >= source.rows:
             break
         if isinstance(item, RowIssue) or item.messages is None:
@@ -118,7 +131,7 @@ def _questions_of_files(
                 raise DataError(what, "fix the row, or skip such rows with --data.on-bad-row skip")
             skipped += 1
             continue
-        found.append(Question(item.id, item.messages, item.answer, row=item.row, tools=item.tools))
+        found.append(Question(item.id, item.messages, item.answer, "", item.row, item.tools, item.pictures))
         if judged_columns is not None:
             unused.count_names(name for name in item.unused if name not in judged_columns)
     if skipped:

@@ -42,7 +42,10 @@ class CollatePictures:
         Raises:
             DataError: a picture is not what it was when the rows were tokenised.
         """
-        batch = self.collate(pieces, capacity, pad_id, seq_len, state)
+        return self.add_pictures(self.collate(pieces, capacity, pad_id, seq_len, state))
+
+    def add_pictures(self, batch: Batch) -> Batch:
+        """Read the pictures that a batch names; return the batch."""
         if batch.picture_names:
             batch.pictures = self._read_pictures(batch)
         return batch

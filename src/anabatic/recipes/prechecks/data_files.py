@@ -168,9 +168,8 @@ def _check_questions(job: Any, name: str) -> None:
     rewards = {each.partition("=")[0] for each in job.rewards}
     room = job.batch.resolved_seq_len - 1
     long, rows = LongRowCounter(f"{name}: questions", room, job.data.long_share), 0
-    for row in itertools.islice(
-        _read_prompt_rows(job, paths, job.data.columns, job.data.on_bad_row), source.rows or _MAX_QUESTIONS
-    ):
+    found = _read_prompt_rows(paths, job.data.columns, job.data.on_bad_row, _reads_pictures(job))
+    for row in itertools.islice(found, source.rows or _MAX_QUESTIONS):
         rows += 1
         if row.messages is None:
             raise DataError(
@@ -196,9 +195,9 @@ def _require_room_for_answers(long: LongRowCounter, rows: int) -> None:
 
 
 def _read_prompt_rows(
-    job: Any, paths: list[Path], columns: dict[str, str], on_bad_row: str, has_pictures: bool = False
+    paths: list[Path], columns: dict[str, str], on_bad_row: str, sees: bool
 ) -> Iterator[prompts.PromptRow]:
-    for item in prompts.read_prompts([str(path) for path in paths], columns, has_pictures):
+    for item in prompts.read_prompts([str(path) for path in paths], columns, "" if sees else None):
         if isinstance(item, prompts.PromptRow):
             yield item
         elif on_bad_row == "fail":
@@ -209,7 +208,7 @@ def _check_prompt_file(job: Any, name: str) -> None:
     paths = _find_source_files(job, name)[1] if prompts.is_hub_file(name) else [Path(name)]
     # `infer` alone has a checkpoint in place of a model
     sees = hasattr(job, "ckpt_dir") and model_shape.sees_pictures(model_facts.read_local_config(job.model))
-    found = itertools.islice(_read_prompt_rows(job, paths, job.columns, job.on_bad_row, sees), _FIRST_ROWS)
+    found = itertools.islice(_read_prompt_rows(paths, job.columns, job.on_bad_row, sees), _FIRST_ROWS)
     if not paths:
         return
     if not any(True for _ in found):

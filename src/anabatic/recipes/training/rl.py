@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.device.device import Device
 from anabatic.infer.cache_sizing import size_cache
 from anabatic.infer.engine import Engine
+from anabatic.infer.picture_prompts import PictureReader, make_picture_reader
 from anabatic.infer.tool_execution import PythonTool, open_python_tool
 from anabatic.models import fused_ops
 from anabatic.models.forward import ModelRoot
@@ -71,6 +72,7 @@ class _Questions:
     train_prompts: list[list[int]]
     heldout: list[Question]
     heldout_prompts: list[list[int]]
+    pictures: PictureReader | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,11 @@ class RolloutSource:
         batches = RolloutBatches(
             job,
             self.context.world,
-            PromptedQuestions(self.questions.train, self.questions.train_prompts),
+            PromptedQuestions(
+                self.questions.train,
+                self.questions.train_prompts,
+                None if self.questions.pictures is None else self.questions.pictures.rules,
+            ),
             self.rewards,
             functools.partial(self.make_generator, self.questions.train, stopping),
             self.pad_id,
@@ -214,10 +220,14 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
     tokenizer = start.tokenizer
     if not tokenizer.chat_template:
         raise DataError(f"{start.named_folder} has no chat template", "fine-tune it with `anabatic sft` first")
-    train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows, list_judged_columns(job.rewards))
+    pictures = make_picture_reader(start.tokenizer, start.pictures)
+    media = None if pictures is None else job.data.media or ""
+    judged = list_judged_columns(job.rewards)
+    train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows, judged, media)
     positions = start.model.config.get_text_config().max_position_embeddings
-    train, prompts = _encode_prompts(job, tokenizer, train, "data.train", positions)
-    heldout, held_prompts = _encode_prompts(job, tokenizer, heldout[: job.eval.rows], "held out", 0)
+    encode = functools.partial(_encode_prompts, job, tokenizer, pictures)
+    train, prompts = encode(train, "data.train", positions)
+    heldout, held_prompts = encode(heldout[: job.eval.rows], "held out", 0)
     if not train:
         raise DataError(
             "no question leaves room for an answer", _seq_len_hint(job, positions) or "shorten the questions"
@@ -226,11 +236,11 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
         log.warn("nothing is held out: the training has no held-out reward")
     longest = max(map(len, prompts))
     log.info(f"{format_count(len(train))} questions of up to {longest} tokens, {format_count(len(heldout))} held out")
-    return _Questions(train, prompts, heldout, held_prompts)
+    return _Questions(train, prompts, heldout, held_prompts, pictures)
 
 
 def _encode_prompts(
-    job: RlJob, tokenizer: Any, questions: list[Question], what: str, positions: int
+    job: RlJob, tokenizer: Any, pictures: PictureReader | None, questions: list[Question], what: str, positions: int
 ) -> tuple[list[Question], list[list[int]]]:
     """Return the questions that leave room for an answer, and their prompts; the others are skipped and counted.
 
@@ -243,7 +253,10 @@ def _encode_prompts(
     ]
     if not turns:
         return [], []
-    prompts = _apply_template(tokenizer, questions, turns)
+    if pictures is None:
+        prompts = _apply_template(tokenizer, questions, turns)
+    else:
+        questions, prompts = _measure_prompts(pictures, questions, turns)
     room_left = job.batch.resolved_seq_len - 1
     long = LongRowCounter(f"{what}: questions", room_left, job.data.long_share if positions else 1.0)
     for question, prompt in zip(questions, prompts, strict=True):
@@ -262,6 +275,19 @@ def _apply_template(tokenizer: Any, questions: list[Question], turns: list[list[
         turns, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     return prompts
+
+
+def _measure_prompts(
+    pictures: PictureReader, questions: list[Question], turns: list[list[Message]]
+) -> tuple[list[Question], list[list[int]]]:
+    """Return questions with the sizes of their pictures, and their prompts."""
+    measured, prompts = [], []
+    for question, asked in zip(questions, turns, strict=True):
+        placed = pictures.place(asked, question.pictures, question.id)
+        ids, grids = pictures.measure_turns(placed, question.pictures, question.id, question.tools)
+        measured.append(replace(question, picture_grids=grids))
+        prompts.append(ids)
+    return measured, prompts
 
 
 def _encode_with_tools(tokenizer: Any, question: Question, turns: list[Message]) -> list[int]:
@@ -336,7 +362,7 @@ def _make_generator_factory(
             scaled=True,
             tool=tool,
         )
-        return RolloutGenerator(engine, device, questions, root, job.turns, turn, stopping)
+        return RolloutGenerator(engine, device, questions, root, job.turns, turn, stopping, asked.pictures)
 
     return make_generator
 
