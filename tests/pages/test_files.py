@@ -108,6 +108,12 @@ def row(text: str) -> None:
     assert isinstance(read, Document) and read.messages and read.messages[-1]["role"] == "assistant"
 
 
+def seen_row(text: str) -> None:
+    """A row of training data with a picture."""
+    read = row_to_document(json.loads(text), "row", "row 1", ColumnMapping(media_folder="/pictures"))
+    assert isinstance(read, Document) and read.pictures == ("/pictures/kite.jpg",)
+
+
 def answer(text: str) -> None:
     """A row that `infer` writes: all its columns, and no others."""
     from anabatic.recipes import answer_shards
@@ -134,6 +140,7 @@ JSON = {
     ("guides/data.md", 0): row,
     ("guides/dpo.md", 0): asked,
     ("guides/inference.md", 0): answer,
+    ("guides/vision.md", 0): seen_row,
     ("guides/web.md", 0): tools,
 }
 """Page and number of the block -> who reads it."""
