@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Data, require_setting
+from anabatic.config.sections.train_jobs import PictureData
 
 
 @dataclass(kw_only=True)
@@ -26,7 +27,7 @@ class DataPreviewJob:
     """Rows of each source."""
     json: bool = False
     """Print one JSON object instead of text."""
-    data: Data = field(default_factory=Data)
+    data: PictureData = field(default_factory=PictureData)
 
     def __post_init__(self) -> None:
         require_setting(bool(self.inputs), "no data is given", "anabatic data preview FILE")
@@ -51,7 +52,7 @@ class DataStatsJob:
     """Look for rows that are nearly the same, too: about 0.6 KiB of memory a row."""
     json: bool = False
     """Print one JSON object instead of text."""
-    data: Data = field(default_factory=Data)
+    data: PictureData = field(default_factory=PictureData)
 
     def __post_init__(self) -> None:
         require_setting(bool(self.inputs), "no data is given", "anabatic data stats FILE")
@@ -82,7 +83,7 @@ class DataCheckJob:
     """Exit status 1 for duplicates and contradictory answers, too."""
     json: bool = False
     """Print one JSON object instead of text."""
-    data: Data = field(default_factory=Data)
+    data: PictureData = field(default_factory=PictureData)
 
     def __post_init__(self) -> None:
         require_setting(bool(self.inputs), "no data is given", "anabatic data check FILE")

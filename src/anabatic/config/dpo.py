@@ -7,8 +7,7 @@ from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
 from anabatic.config.sections.plan_facts import PlanFacts
-from anabatic.config.sections.train_jobs import TuneJob, WithAuto
-from anabatic.config.sections.vision import SeeingJob
+from anabatic.config.sections.train_jobs import SeeingJob, TuneJob, WithAuto
 
 LossType = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
 _LOSS_SETTINGS = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}

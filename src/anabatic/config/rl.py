@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.chat import Sampling
-from anabatic.config.sections.common import Evaluate, LogSettings, Optim, Schedule, require_setting
+from anabatic.config.sections.common import EvaluateRounds, LogSettings, Optim, Schedule, SourceData, require_setting
 from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.sandbox import SandboxSettings
-from anabatic.config.sections.vision import SeeingJob
+from anabatic.config.sections.train_jobs import SeeingJob
 
 BUILTIN_REWARDS = ("answer", "format", "length", "tests")
 """Rewards that `rl/rewards.py` knows by name."""
 
 
 @dataclass(kw_only=True)
-class HeldoutEvaluate(Evaluate):
+class HeldoutEvaluate(EvaluateRounds):
     """Held-out reward: greedy answers, or several drawn ones for pass@k."""
 
     metric: Literal["reward"] = "reward"  # type: ignore[assignment]
@@ -35,6 +35,14 @@ class HeldoutEvaluate(Evaluate):
         for name in ("rows", "samples"):
             require_setting(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}", "use 1 or more")
         require_setting(self.show >= 0, f"eval.show is {self.show}", "use 0 or more")
+
+
+@dataclass(kw_only=True)
+class QuestionData(SourceData):
+    """Rows of questions, and the place of their pictures."""
+
+    media: str | None = None
+    """Folder that paths of pictures start from; default: the folder of the rows' file."""
 
 
 @dataclass(kw_only=True)
@@ -122,8 +130,9 @@ class RlJob(SeeingJob):
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     turns: int = 1
     """Turns of the assistant at most; more than one needs a function `turn` in the reward's file."""
-    eval: HeldoutEvaluate = field(default_factory=HeldoutEvaluate)
+    eval: HeldoutEvaluate = field(default_factory=HeldoutEvaluate)  # type: ignore[assignment]
     sampling: RolloutSampling = field(default_factory=RolloutSampling)
+    data: QuestionData = field(default_factory=QuestionData)  # type: ignore[assignment]  # nothing is tokenised ahead
     rollout_batch: int = 64
     """Answers generated concurrently; the others wait."""
     cache_gib: float | None = None

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
-from anabatic.config.sections.train_jobs import Curriculum, WithAuto
-from anabatic.config.sections.vision import SeeingJob
+from anabatic.config.sections.train_jobs import Curriculum, SeeingJob, WithAuto
 
 
 def _default_schedule() -> Schedule:

@@ -9,9 +9,10 @@ import numpy as np
 
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.data.vision.picture_batch import read_pictures
-from anabatic.data.vision.picture_encoder import count_repeats, find_picture_text, measure_pictures, place_pictures
+from anabatic.data.vision.picture_encoder import count_repeats, find_picture_text, measure_pictures
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import PictureGrid
+from anabatic.data.vision.row_pictures import place_pictures
 from anabatic.models.vision.prompt_pictures import PromptPictures
 
 
@@ -46,7 +47,7 @@ class PictureReader:
         tools: list[dict[str, Any]] | None = None,
     ) -> tuple[list[int], PromptPictures | None]:
         """Return the prompt of turns in which tags stand for pictures; arguments and errors as of `encode_turns`."""
-        return self.encode_turns(self.place(messages, pictures, name), pictures, name, tools)
+        return self.encode_turns(self.place_tags(messages, pictures, name), pictures, name, tools)
 
     def encode_turns(
         self,
@@ -82,7 +83,7 @@ class PictureReader:
         ids = np.asarray(encode_chat(self._tokenizer, messages, tools, variables=variables), dtype=np.int64)
         return np.repeat(ids, count_repeats(ids, grids, self.rules, name)).tolist(), grids
 
-    def place(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
+    def place_tags(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
         """Return turns with `picture_text` in place of tags; errors as of `encode_turns`."""
         return place_pictures(messages, pictures, name, self.picture_text)
 

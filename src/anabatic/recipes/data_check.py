@@ -16,13 +16,14 @@ from anabatic.core.paths import write_atomic
 from anabatic.core.progress import ProgressMeter
 from anabatic.data.chat.rendering import validate_conversation
 from anabatic.data.inspection.duplicates import DuplicateIndex
-from anabatic.data.inspection.fingerprints import hash_text, normalize_text
 from anabatic.data.inspection.leaks import LeakIndex
 from anabatic.data.inspection.row_text import RowText, read_row_text
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, RowIssue, SkippedRows
 from anabatic.data.readers.holdout import Split, select_split
 from anabatic.data.readers.row_use import UnusedColumns
+from anabatic.data.vision.picture_files import load_picture
+from anabatic.data.vision.row_pictures import TAG, place_pictures
 
 FindingKind = Literal["bad row", "leak", "contradiction", "duplicate", "near duplicate"]
 _ERRORS: tuple[FindingKind, ...] = ("bad row", "leak")
@@ -101,7 +102,7 @@ def check_sources(job: DataCheckJob) -> CheckResult:
 class _Check:
     def __init__(self, job: DataCheckJob, meter: ProgressMeter) -> None:
         self._job, self._meter = job, meter
-        self._data = replace(job.data, on_bad_row="skip")
+        self._data = replace(job.data, on_bad_row="skip", media=job.data.media or "")
         self._result = CheckResult()
         self._bad: dict[str, None] = {}
         self._leaks, self._held_out_locations = LeakIndex(), list[str]()
@@ -166,7 +167,7 @@ class _Check:
         self._leaks.add_training(row, text)
         first = self._duplicates.add_row(text)
         if text.question and document.rejected is None:
-            key = hash_text(normalize_text(text.question), normalize_text(text.context))
+            key = text.hash_whole(text.question)
             earlier = self._first_answers.setdefault(key, row)
             if first == row and earlier != row:
                 self._result.findings.append(Finding("contradiction", document.location, self._locations[earlier]))
@@ -210,11 +211,15 @@ class _BadRowRecorder(SkippedRows):
 def _find_conversation_fault(document: Document) -> str:
     """Return why a training would refuse a conversation; empty: it would not."""
     try:
+        if document.pictures:
+            place_pictures(document.messages or [], document.pictures, document.location, TAG)
+        for picture in document.pictures:
+            load_picture(picture)
         for messages in (document.messages, document.rejected):
             if messages is not None:
                 validate_conversation(messages, document.location)
     except DataError as error:
-        return str(error)
+        return str(error) if str(error).startswith(document.location) else f"{document.location}: {error}"
     return ""
 
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,11 @@ from anabatic.core.formatting import escape_control_characters
 from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
 from anabatic.data.chat.loss_preview import MaskedSpan, format_preview, split_by_loss_mask
 from anabatic.data.chat.preference_pairs import split_pair_messages
-from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import UnusedColumns
-from anabatic.recipes.row_tokens import load_tokenizer
+from anabatic.data.vision.picture_files import load_picture, make_name
+from anabatic.recipes.row_tokens import RowTokenizer
 
 MAX_TEXT_CHARS = 100_000
 """Of a row without a chat template: a text file is one row."""
@@ -36,6 +35,16 @@ class TextSegment:
 
 
 @dataclass(frozen=True)
+class PreviewPicture:
+    """A picture of a row: its path or the beginning of its data URI, its pixels, and with a model its tokens."""
+
+    name: str
+    width: int
+    height: int
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class PreviewRow:
     """One row; of a pair of answers each answer is one.
 
@@ -45,6 +54,7 @@ class PreviewRow:
         segments: the text in order.
         num_tokens: tokens of the whole row; None without a tokenizer.
         num_learned: target tokens among them.
+        pictures: of the row, in order.
     """
 
     location: str
@@ -52,6 +62,7 @@ class PreviewRow:
     segments: list[TextSegment]
     num_tokens: int | None = None
     num_learned: int | None = None
+    pictures: list[PreviewPicture] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -99,42 +110,44 @@ def preview_sources(job: DataPreviewJob) -> list[SourcePreview]:
     Raises:
         ConfigError, DataError: as `run`.
     """
-    tokenizer = None if job.model is None else load_tokenizer(job.model, job.chat_template)
-    return [_preview_source(source, job, tokenizer) for source in sources.parse_sources(job.inputs)]
+    reader = None if job.model is None else RowTokenizer(job.model, job.chat_template)
+    return [_preview_source(source, job, reader) for source in sources.parse_sources(job.inputs)]
 
 
-def _preview_source(source: sources.DataSource, job: DataPreviewJob, tokenizer: Any) -> SourcePreview:
-    documents = list(sources.read_documents(source, replace(job.data, train=[str(source)]), max_documents=job.rows))
+def _preview_source(source: sources.DataSource, job: DataPreviewJob, reader: RowTokenizer | None) -> SourcePreview:
+    data = replace(job.data, train=[str(source)], media=job.data.media or "")
+    documents = list(sources.read_documents(source, data, max_documents=job.rows))
     unused = UnusedColumns()
     unused.count_documents(documents)
     unused.warn(f"the first rows of {source}")
     form = documents[0].row_format if documents else None
-    rows = [row for document in documents for row in _preview_document(document, job, tokenizer)]
+    rows = [row for document in documents for row in _preview_document(document, job, reader)]
     return SourcePreview(str(source), form.name if form else "", list(form.columns) if form else [], rows)
 
 
-def _preview_document(document: Document, job: DataPreviewJob, tokenizer: Any) -> Iterator[PreviewRow]:
+def _preview_document(document: Document, job: DataPreviewJob, reader: RowTokenizer | None) -> Iterator[PreviewRow]:
     if document.messages is None:
-        yield _preview_text(document, tokenizer)
+        yield _preview_text(document, reader)
     elif document.rejected is not None:
         for kind, messages in zip(("chosen", "rejected"), split_pair_messages(document), strict=True):
-            yield _preview_conversation(document, messages or [], kind, job, tokenizer)
+            yield _preview_conversation(document, messages or [], kind, job, reader)
     else:
         kind = "conversation" if document.label is not False else "rejected"
-        yield _preview_conversation(document, document.messages, kind, job, tokenizer)
+        yield _preview_conversation(document, document.messages, kind, job, reader)
 
 
-def _preview_text(document: Document, tokenizer: Any) -> PreviewRow:
+def _preview_text(document: Document, reader: RowTokenizer | None) -> PreviewRow:
     text = (document.text or "")[:MAX_TEXT_CHARS]
-    count = None if tokenizer is None else len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    count = None if reader is None else len(reader.tokenizer(text, add_special_tokens=False)["input_ids"])
     return PreviewRow(document.location, "text", [TextSegment(text, True)], count, count)
 
 
 def _preview_conversation(
-    document: Document, messages: list[Message], kind: str, job: DataPreviewJob, tokenizer: Any
+    document: Document, messages: list[Message], kind: str, job: DataPreviewJob, reader: RowTokenizer | None
 ) -> PreviewRow:
     turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
-    if tokenizer is None:
+    pictures = [_measure_picture(source, reader) for source in document.pictures]
+    if reader is None:
         keep = None if turns == "all" else select_target_turns(messages, turns, document.location)
         answers = iter(keep or [True] * len(messages))
         learned = [next(answers) if turn["role"] == "assistant" else turns == "all" for turn in messages]
@@ -142,12 +155,23 @@ def _preview_conversation(
             TextSegment(f"{turn['role']}: {_format_content(turn)}\n", is_learned)
             for turn, is_learned in zip(messages, learned, strict=True)
         ]
-        return PreviewRow(document.location, kind, segments)
-    (rendered,) = render_conversations([messages], tokenizer, [document.location], [document.tools], turns)
-    mask = np.ones_like(rendered.mask) if turns == "all" else rendered.mask
-    spans = split_by_loss_mask(rendered.ids, mask, tokenizer)
+        return PreviewRow(document.location, kind, segments, pictures=pictures)
+    (rendered,) = reader.render([(messages, document)], turns)
+    mask = np.ones_like(rendered.mask) if turns == "all" else rendered.mask.copy()
+    shown = np.ones(len(mask), dtype=bool)
+    if (at := rendered.is_picture) is not None:  # one token stands for all of a picture
+        mask[at] = 0
+        shown[1:] = ~(at[1:] & at[:-1])
+    spans = split_by_loss_mask(rendered.ids[shown], mask[shown], reader.tokenizer)
     segments = [TextSegment(span.text, span.is_target) for span in spans]
-    return PreviewRow(document.location, kind, segments, len(rendered.ids), int(mask[1:].sum()))
+    return PreviewRow(document.location, kind, segments, len(rendered.ids), int(mask[1:].sum()), pictures)
+
+
+def _measure_picture(source: str, reader: RowTokenizer | None) -> PreviewPicture:
+    width, height = load_picture(source).size
+    rules = None if reader is None else reader.rules
+    count = None if rules is None else rules.count_tokens(rules.fit_grid(height, width))
+    return PreviewPicture(make_name(source), width, height, count)
 
 
 def _format_content(turn: Message) -> str:
@@ -159,7 +183,12 @@ def _format_content(turn: Message) -> str:
 
 def _describe_row(row: PreviewRow) -> str:
     counts = "" if row.num_tokens is None else f", {row.num_tokens:,} tokens, {row.num_learned:,} of them targets"
-    return f"--- {row.location} ({row.kind}{counts})"
+    pictures = [
+        f"\n    {escape_control_characters(one.name)}: {one.width} x {one.height} pixels"
+        + ("" if one.num_tokens is None else f", {one.num_tokens:,} tokens")
+        for one in row.pictures
+    ]
+    return f"--- {row.location} ({row.kind}{counts}){''.join(pictures)}"
 
 
 def _format_segments(row: PreviewRow, colour: bool) -> str:

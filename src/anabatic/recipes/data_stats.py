@@ -59,7 +59,8 @@ class SourceStats:
         formats: format of rows -> how many were read so; text files have none.
         kinds: text, conversation, pair -> rows.
         num_bytes: UTF-8 bytes of what rows say.
-        characters, turns, tokens: of a row; turns of conversations alone, tokens with a model.
+        characters, turns, pictures, tokens: of a row; turns of conversations and pictures of rows that have some
+            alone, tokens with a model.
         num_learned: target tokens, with a model.
         num_too_long: rows of more than `seq_len` tokens.
         roles: role -> turns.
@@ -77,6 +78,7 @@ class SourceStats:
     num_bytes: int = 0
     characters: LengthSummary | None = None
     turns: LengthSummary | None = None
+    pictures: LengthSummary | None = None
     tokens: LengthSummary | None = None
     num_learned: int | None = None
     num_too_long: int | None = None
@@ -114,12 +116,11 @@ def measure_sources(job: DataStatsJob) -> list[SourceStats]:
     count_tokens = _make_token_counter(job)
     index = DuplicateIndex(job.near)
     measured, starts = [], []
+    data = replace(job.data, media=job.data.media or "")
     with ProgressMeter("reading data") as meter:
         for source in sources.parse_sources(job.inputs):
             starts.append(index.num_texts)
-            measured.append(
-                _SourceMeasurement(source, count_tokens, index).measure_source(job.data, job.seq_len, meter)
-            )
+            measured.append(_SourceMeasurement(source, count_tokens, index).measure_source(data, job.seq_len, meter))
     near = index.find_near_duplicates() if job.near else {}
     for start, stop, stats in zip(starts, [*starts[1:], index.num_texts], measured, strict=True):
         stats.exact_duplicates = sum(start <= number < stop for number in index.exact_duplicates)
@@ -132,8 +133,8 @@ def _make_token_counter(job: DataStatsJob) -> TokenCounter | None:
         return None
     from anabatic.recipes import row_tokens  # imports torch
 
-    tokenizer = row_tokens.load_tokenizer(job.model, job.chat_template)
-    return lambda batch: row_tokens.count_tokens(batch, tokenizer)
+    rows = row_tokens.RowTokenizer(job.model, job.chat_template)
+    return lambda batch: row_tokens.count_tokens(batch, rows)
 
 
 class _SourceMeasurement:
@@ -146,6 +147,7 @@ class _SourceMeasurement:
         self._unused = UnusedColumns()
         self._languages = LanguageSample()
         self._characters, self._turns, self._tokens = array("q"), array("q"), array("q")
+        self._pictures = array("q")
         self._num_learned = 0
         self._longest = 0
 
@@ -164,6 +166,8 @@ class _SourceMeasurement:
         stats.characters = LengthSummary.from_lengths(self._characters)
         if self._turns:
             stats.turns = LengthSummary.from_lengths(self._turns)
+        if self._pictures:
+            stats.pictures = LengthSummary.from_lengths(self._pictures)
         if self._tokens:
             stats.tokens, stats.num_learned = LengthSummary.from_lengths(self._tokens), self._num_learned
             stats.num_too_long = None if seq_len is None else sum(length > seq_len for length in self._tokens)
@@ -185,6 +189,8 @@ class _SourceMeasurement:
                 counts[name] = counts.get(name, 0) + 1
         if messages:
             self._turns.append(len(messages))
+        if document.pictures:
+            self._pictures.append(len(document.pictures))
         said = "".join(map(get_turn_text, messages)) or text.text
         if not stats.rows or len(said) > self._longest:
             stats.longest, self._longest = document.location, len(said)
@@ -228,7 +234,7 @@ def _format_stats(stats: SourceStats, job: DataStatsJob) -> str:
     if stats.bad_rows:
         lines.append(f"  bad rows    {stats.bad_rows:,}; first: {escape_control_characters(stats.bad_row_examples[0])}")
     lines += ["", "                      total       mean      min   median      90%      99%      max"]
-    for name in ("characters", "turns", "tokens"):
+    for name in ("characters", "turns", "pictures", "tokens"):
         one: LengthSummary | None = getattr(stats, name)
         if one is not None:
             figures = f"{one.min:>8,} {one.median:>8,} {one.p90:>8,} {one.p99:>8,} {one.max:>8,}"

@@ -4,45 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
+from anabatic.core.errors import DataError
 from anabatic.data.chat import custom_templates
+from anabatic.data.chat.loss_mask import LossTurns
 from anabatic.data.chat.preference_pairs import split_pair_messages
-from anabatic.data.chat.rendering import render_conversations
+from anabatic.data.chat.rendering import RenderedConversation, render_conversations
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.tokenizer import hf_folder
-from anabatic.models.pretrained import find_tokenizer_folder, resolve_merged_adapters, resolve_model_folder
+from anabatic.data.vision.picture_encoder import PictureRenderer
+from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.models.pretrained import (
+    find_tokenizer_folder,
+    resolve_base_folder,
+    resolve_merged_adapters,
+    resolve_model_folder,
+)
+from anabatic.plan import model_facts
+from anabatic.plan.model_shape import sees_pictures
 
 
-def load_tokenizer(model: str, chat_template: str | None) -> Any:
-    """Return the tokenizer of a model, with the given chat template in place of its own.
+class RowTokenizer:
+    """The tokenizer of a model with its chat template, and how the model wants its pictures.
+
+    Args:
+        chat_template: in place of the tokenizer's own.
+
+    Attributes:
+        tokenizer: of transformers.
+        rules: of pictures; None: the model sees none.
 
     Raises:
         ConfigError, DataError: the model, its tokenizer or the template cannot be used.
     """
-    root = resolve_model_folder(model)
-    folder = find_tokenizer_folder(root, resolve_merged_adapters([], root))
-    return hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, chat_template))
+
+    def __init__(self, model: str, chat_template: str | None) -> None:
+        root = resolve_model_folder(model)
+        folder = find_tokenizer_folder(root, resolve_merged_adapters([], root))
+        self.tokenizer = hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, chat_template))
+        self.rules: PictureRules | None = None
+        if sees_pictures(config := model_facts.read_local_config(model)):
+            self.rules = read_picture_rules(resolve_base_folder(root), config)
+        self._renderer = None if self.rules is None else PictureRenderer(self.tokenizer, self.rules, None)
+
+    def render(
+        self, rows: Sequence[tuple[list[Message], Document]], turns: LossTurns = "assistant"
+    ) -> list[RenderedConversation]:
+        """Return conversations of rows as a training has them, with each picture's token as often as it has features.
+
+        Raises:
+            DataError: a conversation cannot be rendered, or a picture cannot be used.
+        """
+        conversations = [messages for messages, _ in rows]
+        names, tools = [document.location for _, document in rows], [document.tools for _, document in rows]
+        pictures = [document.pictures for _, document in rows]
+        if self._renderer is not None:
+            return self._renderer.render(conversations, pictures, names, tools, turns)
+        if found := next((name for name, shown in zip(names, pictures, strict=True) if shown), None):
+            raise DataError(f"{found}: the row has pictures, and the model sees none", "name a model that sees")
+        return render_conversations(conversations, self.tokenizer, names, tools, turns)
 
 
-def count_tokens(batch: Sequence[Document], tokenizer: Any) -> Iterator[tuple[int, int]]:
+def count_tokens(batch: Sequence[Document], rows: RowTokenizer) -> Iterator[tuple[int, int]]:
     """Yield tokens and target tokens of each row; of a pair, those of both answers.
 
     Raises:
-        DataError: a conversation cannot be rendered.
+        DataError: as of `RowTokenizer.render`.
     """
     sides = [_list_conversations(document) for document in batch]
-    rendered = iter(
-        render_conversations(
-            [messages for row in sides for messages in row],
-            tokenizer,
-            [document.location for document, row in zip(batch, sides, strict=True) for _ in row],
-            [document.tools for document, row in zip(batch, sides, strict=True) for _ in row],
-        )
-    )
+    asked = [(messages, document) for document, row in zip(batch, sides, strict=True) for messages in row]
+    rendered = iter(rows.render(asked))
     for document, row in zip(batch, sides, strict=True):
         if document.messages is None:
-            count = len(tokenizer(document.text or "", add_special_tokens=False)["input_ids"])
+            count = len(rows.tokenizer(document.text or "", add_special_tokens=False)["input_ids"])
             yield count, count
         else:
             found = list(islice(rendered, len(row)))

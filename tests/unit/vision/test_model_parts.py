@@ -38,11 +38,11 @@ def test_parameters_of_the_tower_are_counted(family: str) -> None:
 def test_which_models_are_taken() -> None:
     config = tiny_vision.make_config().to_dict()
     assert model_shape.sees_pictures(config)
-    model_shape.require_text_decoder(config, "config.json")
+    model_shape.require_text_decoder(config, "config.json", "sft")
     with pytest.raises(DataError, match="reads pictures, video or sound") as refused:
-        model_shape.require_text_decoder(config, "config.json")
-    assert "`anabatic sft`, `anabatic merge`, `anabatic infer` take it" in str(refused.value.hint)
+        model_shape.require_text_decoder(config, "config.json", "export")
+    assert "`anabatic export` takes none" in str(refused.value.hint)
     for change in ({"audio_config": {"x": 1}}, {"image_token_id": None}, {"vision_config": {"hidden_size": 8}}):
         assert not model_shape.sees_pictures(config | change)
-    linear = {**config["text_config"], "layer_types": ["linear_attention", "full_attention"]}
-    assert not model_shape.sees_pictures(config | {"text_config": linear})
+    sliding = {**config["text_config"], "layer_types": ["sliding_attention", "full_attention"]}
+    assert not model_shape.sees_pictures(config | {"text_config": sliding})

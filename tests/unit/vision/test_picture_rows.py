@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from anabatic.config.sections.common import Data
-from anabatic.config.sections.vision import PictureData, Vision
+from anabatic.config.sections.train_jobs import PictureData, Vision
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.loss_mask import LossPolicy

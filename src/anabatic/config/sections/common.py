@@ -45,7 +45,7 @@ class DeviceSettings:
 
 
 @dataclass(kw_only=True)
-class Data:
+class SourceData:
     """What to read.
 
     A source is `PATH[#ROWS][@WEIGHT]`: a file, a folder or a glob of .txt, .md, .py, .jsonl[.gz|.zst], .json, .csv,
@@ -59,8 +59,6 @@ class Data:
     """Held-out sources; empty: a share of the training documents, chosen by hash, never trained on."""
     valid_fraction: float = 0.02
     """Share of documents held out when `valid` is empty."""
-    text_column: str = "text"
-    """Column or key of the text."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name of a column -> its name in the files, for example `{query: question_text, response: reply}`."""
     on_bad_row: Literal["fail", "skip"] = "fail"
@@ -68,10 +66,6 @@ class Data:
     long_share: float = 0.05
     """Rows that are too long and cannot be cut are skipped, counted and reported; more than this share of them (and
     more than one) stop the job."""
-    cache: str | None = None
-    """Folder of tokenised shards; default: ANABATIC_CACHE, else ~/.cache/anabatic."""
-    workers: int | None = None
-    """Threads for tokenisation; default: the cores this process may use."""
 
     def __post_init__(self) -> None:
         require_setting(
@@ -82,6 +76,18 @@ class Data:
         require_setting(
             0.0 <= self.long_share <= 1.0, f"data.long_share is {self.long_share}", "use a share from 0 to 1"
         )
+
+
+@dataclass(kw_only=True)
+class Data(SourceData):
+    """What to read, and where its tokens are kept."""
+
+    text_column: str = "text"
+    """Column or key of the text."""
+    cache: str | None = None
+    """Folder of tokenised shards; default: ANABATIC_CACHE, else ~/.cache/anabatic."""
+    workers: int | None = None
+    """Threads for tokenisation; default: the cores this process may use."""
 
 
 @dataclass(kw_only=True)
@@ -264,13 +270,11 @@ class Save:
 
 
 @dataclass(kw_only=True)
-class Evaluate:
-    """Held-out loss during training, samples, early stopping."""
+class EvaluateRounds:
+    """Evaluations during training, samples, early stopping."""
 
     every: int = 0
     """Steps between evaluations; 0: only at the end."""
-    tokens: int = 200_000
-    """Held-out tokens per evaluation; the whole held-out set when it is smaller."""
     sample_prompts: list[str] = field(default_factory=list)
     """Prompts answered after each evaluation and kept for the report: questions of a user where a chat model is
     trained, beginnings of a text in `pretrain`."""
@@ -283,7 +287,6 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         require_setting(self.every >= 0, f"eval.every is {self.every}", "use 0 or more steps")
-        require_setting(self.tokens >= 1, f"eval.tokens is {self.tokens}", "use 1 or more")
         require_setting(self.patience >= 0, f"eval.patience is {self.patience}", "use 0 or more evaluations")
         require_setting(
             not self.patience or self.every > 0,
@@ -291,6 +294,18 @@ class Evaluate:
             "give --eval.every STEPS",
         )
         require_setting(self.min_delta >= 0, f"eval.min_delta is {self.min_delta}", "use 0 or more")
+
+
+@dataclass(kw_only=True)
+class Evaluate(EvaluateRounds):
+    """Held-out loss during training, samples, early stopping."""
+
+    tokens: int = 200_000
+    """Held-out tokens per evaluation; the whole held-out set when it is smaller."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self.tokens >= 1, f"eval.tokens is {self.tokens}", "use 1 or more")
 
 
 SINKS = ("tensorboard", "swanlab", "wandb")

@@ -23,6 +23,9 @@ from anabatic.config.sections.common import (
 )
 from anabatic.config.sections.plan_facts import PlanFacts
 
+MODEL_PARTS = ("language", "projector", "tower")
+"""Parts of a model that sees."""
+
 
 @dataclass(kw_only=True)
 class CurriculumStage:
@@ -242,3 +245,41 @@ class TuneJob(TrainJob):
             self.lora.init != "pissa", f"{what}, lora.init is pissa, which changes the weights", "use default"
         )
         require_setting(not self.adapter, f"{what}, adapter is given", "merge it first with `anabatic merge`")
+
+
+@dataclass(kw_only=True)
+class PictureData(Data):
+    """Sources as in the section `data` of other commands, and the place of their pictures."""
+
+    media: str | None = None
+    """Folder that paths of pictures start from; default: the folder of the rows' file."""
+
+
+@dataclass(kw_only=True)
+class Vision:
+    """Models that see."""
+
+    train: list[str] = field(default_factory=list)
+    """Parts that are trained: language, projector, tower; default: language, and with tuner full the projector too."""
+    max_pixels: int | None = None
+    """Larger pictures are made smaller; default: what the model's preprocessor_config.json says."""
+    min_pixels: int | None = None
+    """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
+
+    def __post_init__(self) -> None:
+        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
+        unknown = next((part for part in self.train if part not in MODEL_PARTS), None)
+        require_setting(unknown is None, f'vision.train names "{unknown}"', f"parts are {', '.join(MODEL_PARTS)}")
+        low, high = self.min_pixels, self.max_pixels
+        for name, pixels in (("max_pixels", high), ("min_pixels", low)):
+            require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
+        fits = low is None or high is None or low <= high
+        require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")
+
+
+@dataclass(kw_only=True)
+class SeeingJob(TuneJob):
+    """The training of a model that may see, on rows that may have pictures."""
+
+    data: PictureData = field(default_factory=PictureData)
+    vision: Vision = field(default_factory=Vision)

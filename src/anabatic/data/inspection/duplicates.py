@@ -10,9 +10,6 @@ from anabatic.data.inspection.fingerprints import (
     DUPLICATE_NGRAM_BYTES,
     SIGNATURE_SIZE,
     compute_signature,
-    hash_ngrams,
-    hash_text,
-    normalize_text,
 )
 from anabatic.data.inspection.row_text import RowText
 
@@ -40,13 +37,12 @@ class DuplicateIndex:
 
     def add_row(self, row: RowText) -> int:
         """Add a row; return the number of the first row equal to it (white space apart), or its own."""
-        normalized = normalize_text(row.text)
         number = self.num_texts
         self.num_texts += 1
-        first = self._first_of_hash.setdefault(hash_text(normalized, normalize_text(row.context)), number)
+        first = self._first_of_hash.setdefault(row.hash_whole(row.text), number)
         if first != number:
             self._exact[number] = first
-        elif self._near and len(hashes := hash_ngrams(normalized, DUPLICATE_NGRAM_BYTES)):
+        elif self._near and len(hashes := row.hash_ngrams(DUPLICATE_NGRAM_BYTES)):
             if len(self._signed) == len(self._signatures):
                 self._signatures = np.concatenate([self._signatures, np.empty_like(self._signatures)])
             self._signatures[len(self._signed)] = compute_signature(hashes)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from anabatic.data.inspection.fingerprints import LEAK_NGRAM_BYTES, hash_ngrams, hash_text, normalize_text
+from anabatic.data.inspection.fingerprints import LEAK_NGRAM_BYTES
 from anabatic.data.inspection.row_text import RowText
 
 LEAK_SHARE = 0.7
@@ -58,8 +58,7 @@ class LeakIndex:
         number = len(self._ngrams)
         for index, key in self._list_keys(row):
             index.setdefault(key, []).append(number)
-        normalized = normalize_text(row.text)
-        self._ngrams.append(np.unique(hash_ngrams(normalized, LEAK_NGRAM_BYTES))[:MAX_ROW_NGRAMS])
+        self._ngrams.append(np.unique(row.hash_ngrams(LEAK_NGRAM_BYTES))[:MAX_ROW_NGRAMS])
 
     def start_training_rows(self) -> None:
         """Prepare for `add_training`."""
@@ -73,7 +72,7 @@ class LeakIndex:
         for index, key in self._list_keys(row):
             for held in index.get(key, ()):
                 self._record(Leak("same row" if index is self._rows else "same question", held, number))
-        hashes = hash_ngrams(normalize_text(row.text), LEAK_NGRAM_BYTES)
+        hashes = row.hash_ngrams(LEAK_NGRAM_BYTES)
         hashes = hashes[self._filter[hashes >> _FILTER_BITS]]
         if len(hashes) and len(self._known):
             found = np.minimum(np.searchsorted(self._known, hashes), len(self._known) - 1)
@@ -81,10 +80,9 @@ class LeakIndex:
             self._seen_in[found[self._seen_in[found] < 0]] = number
 
     def _list_keys(self, row: RowText) -> Iterator[tuple[dict[int, list[int]], int]]:
-        context = normalize_text(row.context)
-        yield self._rows, hash_text(normalize_text(row.text), context)
+        yield self._rows, row.hash_whole(row.text)
         if row.question:
-            yield self._questions, hash_text(normalize_text(row.question), context)
+            yield self._questions, row.hash_whole(row.question)
 
     def _record(self, leak: Leak) -> None:
         known = self._leaks.get(leak.row)

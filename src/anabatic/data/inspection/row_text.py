@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+import numpy as np
+
+from anabatic.data.inspection.fingerprints import hash_ngrams, hash_text, normalize_text
 from anabatic.data.readers.document import Document, Message
 
 
@@ -16,11 +19,22 @@ class RowText(NamedTuple):
         question: what the user says in a conversation.
         context: system prompt and tools, which many rows share: two rows that differ in them alone are not equal, but
             nearly so.
+        pictures: paths and data URIs: rows that differ in them are not alike, whatever they say.
     """
 
     text: str
     question: str = ""
     context: str = ""
+    pictures: str = ""
+
+    def hash_ngrams(self, size: int) -> np.ndarray:
+        """Return the hashes of the text's n-grams of `size` bytes, uint64; others for other pictures."""
+        hashes = hash_ngrams(normalize_text(self.text), size)
+        return hashes ^ np.uint64(hash_text(self.pictures)) if self.pictures else hashes
+
+    def hash_whole(self, part: str) -> int:
+        """Return the hash of a part of the row with its context and its pictures."""
+        return hash_text(normalize_text(part), normalize_text(self.context), self.pictures)
 
 
 def read_row_text(document: Document) -> RowText:
@@ -33,7 +47,7 @@ def read_row_text(document: Document) -> RowText:
     if document.rejected is not None:
         turns += document.rejected[-1:]
     tools = json.dumps(document.tools, ensure_ascii=False) if document.tools else ""
-    return RowText(_join_turns(turns), _join_turns(question), _join_turns(system) + tools)
+    return RowText(_join_turns(turns), _join_turns(question), _join_turns(system) + tools, "\n".join(document.pictures))
 
 
 def _join_turns(turns: list[Message]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabatic.config.sections.common import Data
+from anabatic.config.sections.common import SourceData
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.builtin import synthetic_tasks
@@ -52,7 +52,7 @@ class Question:
 
 
 def load_questions(
-    data: Data,
+    data: SourceData,
     seed: int,
     held_rows: int,
     judged_columns: Collection[str] | None = None,
@@ -95,7 +95,7 @@ def load_questions(
 
 def _questions_of_source(
     source: sources.DataSource,
-    data: Data,
+    data: SourceData,
     split: synthetic_tasks.Split,
     seed: int,
     judged_columns: Collection[str] | None = None,
@@ -117,7 +117,7 @@ def _questions_of_source(
 
 
 def _questions_of_files(
-    source: sources.DataSource, data: Data, judged_columns: Collection[str] | None, media_folder: str | None
+    source: sources.DataSource, data: SourceData, judged_columns: Collection[str] | None, media_folder: str | None
 ) -> list[Question]:
     found: list[Question] = []
     skipped, unused = 0, UnusedColumns()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabatic.config.sections.common import Data
-from anabatic.config.sections.vision import PictureData
+from anabatic.config.sections.train_jobs import PictureData
 from anabatic.core import cpu_info, json_reader, log, plugins
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count, format_size

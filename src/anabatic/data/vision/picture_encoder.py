@@ -17,7 +17,7 @@ from anabatic.data.vision.picture_batch import pack_grids
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import PictureGrid
-from anabatic.data.vision.row_pictures import TAG
+from anabatic.data.vision.row_pictures import TAG, place_pictures
 
 _PROBE = "\ue0f4\ue0f5"
 """Private-use characters, which no template writes."""
@@ -125,33 +125,6 @@ def _measure(picture: str, name: str, rules: PictureRules) -> PictureGrid:
         raise DataError(f"{name}: {error}", f"{error.hint}, {SKIP_HINT}") from error
     except ValueError as error:
         raise DataError(f"{name}: {make_name(picture)}: {error}", f"cut the picture, {SKIP_HINT}") from error
-
-
-def place_pictures(turns: Sequence[Message], pictures: Sequence[str], name: str, text: str) -> list[dict[str, Any]]:
-    """Return turns with `text`, the template's for a picture, in place of each tag.
-
-    A row with pictures and no tag at all has them before its first question (ms-swift).
-
-    Raises:
-        DataError: there are more tags than pictures, or fewer.
-    """
-    tags = sum(str(turn.get("content") or "").count(TAG) for turn in turns)
-    if tags == 0 and pictures:
-        first = next((number for number, turn in enumerate(turns) if turn["role"] == "user"), 0)
-        before = text * len(pictures)
-        return [
-            {**turn, "content": f"{before}{turn.get('content') or ''}"} if number == first else turn
-            for number, turn in enumerate(turns)
-        ]
-    if tags != len(pictures):
-        raise DataError(
-            f"{name}: {tags} x {TAG} in the turns, {len(pictures)} pictures in the row",
-            f'write {TAG} once for each entry of "images", {SKIP_HINT}',
-        )
-    return [
-        {**turn, "content": turn["content"].replace(TAG, text)} if TAG in (turn.get("content") or "") else turn
-        for turn in turns
-    ]
 
 
 def find_picture_text(tokenizer: Any, rules: PictureRules) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from anabatic.core.errors import DataError
 from anabatic.data.chat.conversation_formats import find_media_column, parse_json_list
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name
+from anabatic.data.readers.document import SKIP_HINT, Message
 
 TAG = "<image>"
 """Place of a picture in the text of a row."""
@@ -74,3 +76,30 @@ def _resolve(value: Any, folder: str) -> str:
             "fetch the pictures first, and name their files",
         )
     return str(Path(folder, Path(value).expanduser()).absolute())
+
+
+def place_pictures(turns: Sequence[Message], pictures: Sequence[str], name: str, text: str) -> list[dict[str, Any]]:
+    """Return turns with `text`, the template's for a picture, in place of each tag.
+
+    A row with pictures and no tag at all has them before its first question (ms-swift).
+
+    Raises:
+        DataError: there are more tags than pictures, or fewer.
+    """
+    tags = sum(str(turn.get("content") or "").count(TAG) for turn in turns)
+    if tags == 0 and pictures:
+        first = next((number for number, turn in enumerate(turns) if turn["role"] == "user"), 0)
+        before = text * len(pictures)
+        return [
+            {**turn, "content": f"{before}{turn.get('content') or ''}"} if number == first else turn
+            for number, turn in enumerate(turns)
+        ]
+    if tags != len(pictures):
+        raise DataError(
+            f"{name}: {tags} x {TAG} in the turns, {len(pictures)} pictures in the row",
+            f'write {TAG} once for each entry of "images", {SKIP_HINT}',
+        )
+    return [
+        {**turn, "content": turn["content"].replace(TAG, text)} if TAG in (turn.get("content") or "") else turn
+        for turn in turns
+    ]

@@ -251,8 +251,8 @@ def _item_to_turn(item: InputItem) -> dict[str, Any]:
     if item.type == "function_call_output":
         return {"role": "tool", "tool_call_id": item.call_id, "content": _join_text(item.output)}
     role = "system" if item.role == "developer" else item.role
-    if role == "user" and isinstance(item.content, list):
-        return {"role": role, "content": [_read_part(part) for part in item.content]}
+    if role == "user" and any(isinstance(part, ImageContent) for part in item.content or []):
+        return {"role": role, "content": [_read_part(part) for part in item.content or [] if not isinstance(part, str)]}
     return {"role": role, "content": _join_text(item.content)}
 
 

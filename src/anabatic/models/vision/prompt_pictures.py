@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from anabatic.data.vision.picture_tensors import PictureBatch
 from anabatic.device.device import send_to_device
 from anabatic.models.vision.packed_pictures import PictureFeatures
-from anabatic.models.vision.picture_packing import make_picture_packing
+from anabatic.models.vision.tower_inputs import make_tower_inputs
 
 
 class PromptPictures:
@@ -56,7 +56,7 @@ class PromptPictures:
         """Return the features of the tokens of pictures from `start` to `end`; the first time the tower runs."""
         if self._features is None:
             assert self._batch is not None
-            packed = make_picture_packing(model).pack_pictures(self._batch, model.device)
+            packed = make_tower_inputs(model).pack_pictures(self._batch, model.device)
             self._features, self._batch = packed.compute_features(model), None
         first, last = np.searchsorted(self._places, (start, end))
         return self._features.slice(int(first), int(last))

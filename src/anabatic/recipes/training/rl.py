@@ -283,7 +283,7 @@ def _measure_prompts(
     """Return questions with the sizes of their pictures, and their prompts."""
     measured, prompts = [], []
     for question, asked in zip(questions, turns, strict=True):
-        placed = pictures.place(asked, question.pictures, question.id)
+        placed = pictures.place_tags(asked, question.pictures, question.id)
         ids, grids = pictures.measure_turns(placed, question.pictures, question.id, question.tools)
         measured.append(replace(question, picture_grids=grids))
         prompts.append(ids)

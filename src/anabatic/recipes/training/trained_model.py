@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN, require_setting
-from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob
-from anabatic.config.sections.vision import SeeingJob, Vision
+from anabatic.config.sections.train_jobs import LoopJob, Lora, SeeingJob, TuneJob, Vision
 from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer

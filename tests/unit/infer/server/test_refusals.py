@@ -33,7 +33,10 @@ WRONG = {
     "very many rows of metadata": ({"messages": USER, "metadata": {f"{at}": 1 for at in range(200)}}, 400, "200"),
     "the second of two texts": ({"messages": USER, "stop": ["a", 1]}, 400, "stop.1: Input should be a valid string"),
     "a part of another kind": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0.type: ",
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages.0.content.0: ",
+    ),
+    "a picture without an address": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url: Field required",
     ),
     "one tool twice": ({"messages": USER, "tools": [TOOL] * 2}, 400, "two tools are called f"),
     "more tokens than allowed": ({"messages": USER, "max_tokens": 65}, 400, "at most 64"),

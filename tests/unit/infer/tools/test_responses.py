@@ -221,7 +221,10 @@ WRONG = {
     "a conversation": ({"conversation": "conv_1"}, "conversation is not supported"),
     "no input": ({"input": []}, "input"),
     "a tool that is no function": ({"tools": [{"type": "web_search"}]}, "tools.0"),
-    "a picture": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0"),
+    "a picture": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "nothing is fetched",
+    ),
     "half a call": ({"input": [{"type": "function_call", "name": "f"}]}, "needs call_id, arguments"),
     "a message without a role": ({"input": [{"content": "a"}]}, "needs role"),
     "a reference": ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),

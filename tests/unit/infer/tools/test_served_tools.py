@@ -131,7 +131,7 @@ def test_the_conversation_goes_on_after_a_call(ask, server):
     from anabatic.infer.server.request_schema import ChatRequest
 
     asked = ChatRequest.model_validate({"messages": talk, "tools": [WEATHER]})
-    ids = server.catalogue.encode_conversation(served, asked.messages, asked.tools)
+    ids, _ = server.catalogue.encode_conversation(served, asked.messages, asked.tools)
     prompt = served.engine.tokenizer.decode(ids)
     assert '{"name": "weather", "arguments": {"town": "Oslo 你"}}' in prompt
     assert "<tool_response>\n4 degrees\n</tool_response>" in prompt and "of a town" in prompt
