@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 import anabatic
 from anabatic.config.chat import ChatJob, Sampling
 from anabatic.config.sections.common import DeviceSettings
+from anabatic.config.task import EvalTask, TaskData
 from anabatic.core import json_reader
+from anabatic.core.errors import ConfigError
 from anabatic.device.device import select_device
 from anabatic.infer.engine import Engine
 from anabatic.infer.loaded_model import load_model_to_ask
@@ -84,6 +86,24 @@ def test_the_engine_and_the_training_agree_on_answers_about_pictures(place: Path
     )  # fmt: skip
     differences = [row["logprob_diff"] for row in read_rows(place / "rl") if row["logprob_diff"]]
     assert differences and max(differences) < 1e-4
+
+
+def test_a_task_shows_pictures(place: Path) -> None:
+    task = place / "colors.yaml"
+    task.write_text(
+        '{kind: generate, chat: true, data: {files: [shapes/pairs.jsonl]}, images: "{{ images }}", max_new_tokens: 4,'
+        " keep: \"{{ row['images'] is defined }}\", prompt: \"{{ messages[0]['content'] }}\","
+        " answer: \"{{ messages[1]['content'] }}\"}"
+    )
+    anabatic.run_command(
+        "eval", model=place / "model", tasks=[str(task)], out=place / "eval", **{"device.dtype": "fp32"}
+    )
+    found = json_reader.read_json_file(place / "eval" / "eval.json")["tasks"]["colors"]
+    assert found["items"] == 12
+    replies = {row["reply"] for row in json_reader.read_json_lines(place / "eval" / "samples.jsonl")}
+    assert len(replies) > 1  # all questions say the same: their pictures make the answers
+    with pytest.raises(ConfigError, match="pictures are shown in conversations"):
+        EvalTask(kind="generate", prompt="x", answer="y", images="{{ images }}", data=TaskData(files=["a.jsonl"]))
 
 
 def test_a_conversation_shows_pictures(

@@ -73,6 +73,7 @@ class EvalTask:
     chance: float | None = None
     chat: bool = False
     system: str = ""
+    images: Any = None
     stop: list[str] = field(default_factory=list)
     max_new_tokens: int | None = None
     extract: Extract = "text"
@@ -126,6 +127,9 @@ class EvalTask:
             f"chat is true, and a task of the kind {self.kind} is not asked in conversations",
             f"use the kind {' or '.join(_CHAT_ONLY_FIELDS)}",
         )
+        shows = self.images in (None, "") or (self.chat and self.kind == "generate" and not self.shots)
+        problem = f"images of {where} is given, and pictures are shown in conversations without examples"
+        require_setting(shows, problem, "use kind: generate and chat: true, and leave shots out")
         longest = self.max_new_tokens
         require_setting(
             longest is None or longest >= 1, f"max_new_tokens is {longest}", "use 1 or more, or leave it out"

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from anabatic.core import json_reader
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import make_write_error
 from anabatic.evals.prefix_trees import ScoredText
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_tensors import PictureGrid
 
 FINGERPRINT_FILES = ("*.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
 
@@ -46,9 +49,29 @@ def make_text_key(text: ScoredText) -> str:
     return make_key(text.tokens, "score", text.num_scored)
 
 
-def make_reply_key(prompt: Sequence[int], sampling: Sampling) -> str:
+class EvalPrompt(NamedTuple):
+    """A prompt that is answered.
+
+    Attributes:
+        pictures: those in it, with the rows and columns of their patches.
+    """
+
+    ids: list[int]
+    pictures: Sequence[PictureGrid] = ()
+
+
+def make_reply_key(prompt: EvalPrompt, sampling: Sampling) -> str:
     """Return the name of a prompt that is answered by the likeliest tokens."""
-    return make_key(prompt, "reply", sampling.max_new_tokens, sampling.stop)
+    shown = [[*grid, _describe_file(grid[0])] for grid in prompt.pictures]
+    return make_key(prompt.ids, "reply", sampling.max_new_tokens, sampling.stop, *([shown] if shown else []))
+
+
+def _describe_file(source: str) -> list[int]:
+    """Return size and time of writing of a picture's file, which may change; of a data URI nothing."""
+    if source.startswith("data:"):
+        return []
+    stat = Path(source).stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def rank_cache_path(path: Path, rank: int) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 
 from anabatic.config.chat import Sampling
 from anabatic.core.json_reader import JsonlWriter
-from anabatic.evals.answer_cache import make_reply_key, make_text_key, rank_cache_path
+from anabatic.evals.answer_cache import EvalPrompt, make_reply_key, make_text_key, rank_cache_path
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.local_model import LocalModel
 from anabatic.evals.prefix_trees import ScoredText
@@ -39,7 +39,7 @@ class DistributedModel:
 
     def __init__(self, local: LocalModel, world: World) -> None:
         self._local, self._world = local, world
-        self.tokenizer, self.max_len = local.tokenizer, local.max_len
+        self.tokenizer, self.max_len, self.pictures = local.tokenizer, local.max_len, local.pictures
 
     def score_texts(self, texts: Sequence[ScoredText], what: str) -> Iterator[dict[int, Likelihood]]:
         """Yield likelihoods by number of the text, of this process's share as they come, then all others'.
@@ -54,7 +54,9 @@ class DistributedModel:
         for answers in self._gather_answers({}):
             yield {int(number): Likelihood(*one) for number, one in answers.items()}
 
-    def generate_replies(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
+    def generate_replies(
+        self, prompts: Sequence[EvalPrompt], sampling: Sampling, what: str
+    ) -> Iterator[dict[int, str]]:
         """Yield replies by number of the prompt, of this process's share as they are finished, then all others'.
 
         Raises:
@@ -98,8 +100,9 @@ class DistributedModel:
                 yield names, {number: list(one) for number, one in scored.items()}
             return
         sampling = Sampling(**message["sampling"])
-        names = [make_reply_key(prompt, sampling) for prompt in message["prompts"]]
-        for replies in self._local.generate_replies(message["prompts"], sampling, message["what"]):
+        prompts = [EvalPrompt(ids, pictures) for ids, pictures in message["prompts"]]
+        names = [make_reply_key(prompt, sampling) for prompt in prompts]
+        for replies in self._local.generate_replies(prompts, sampling, message["what"]):
             yield names, dict(replies)
 
     def _broadcast_request(self, **message: Any) -> None:

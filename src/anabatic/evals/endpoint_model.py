@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,8 +22,12 @@ from anabatic.config.chat import Sampling
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.progress import ProgressBar
+from anabatic.evals.answer_cache import EvalPrompt
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.prefix_trees import ScoredText
+
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
 
 TIMEOUT_SECONDS = 600.0
 """Seconds until an answer."""
@@ -45,12 +49,16 @@ class EndpointModel:
         max_len: tokens it reads at most.
         at_once: requests under way at a time.
 
+    Attributes:
+        pictures: None: it is shown none, for prompts are sent as tokens.
+
     Raises:
         ConfigError: the endpoint does not answer, or not as one.
     """
 
     def __init__(self, url: str, tokenizer: Any, max_len: int, at_once: int) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
+        self.pictures: PictureReader | None = None
         self.tokenizer, self.max_len, self._max_concurrent = tokenizer, max_len, at_once
         try:
             self.model_name = str(self._get_json("/v1/models")["data"][0]["id"])
@@ -66,13 +74,15 @@ class EndpointModel:
         """
         yield from self._map_requests(self._request_likelihood, texts, what)
 
-    def generate_replies(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
+    def generate_replies(
+        self, prompts: Sequence[EvalPrompt], sampling: Sampling, what: str
+    ) -> Iterator[dict[int, str]]:
         """Yield replies by number of the prompt.
 
         Raises:
             Failure: the endpoint does not answer.
         """
-        yield from self._map_requests(lambda prompt: self._request_reply(prompt, sampling), prompts, what)
+        yield from self._map_requests(lambda prompt: self._request_reply(prompt.ids, sampling), prompts, what)
 
     def _map_requests(self, call: Callable[[T], R], requests: Sequence[T], what: str) -> Iterator[dict[int, R]]:
         with ThreadPoolExecutor(self._max_concurrent) as pool, ProgressBar(what, len(requests)) as bar:

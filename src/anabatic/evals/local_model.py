@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -11,10 +11,15 @@ from anabatic.config.chat import Sampling
 from anabatic.core.errors import Failure
 from anabatic.core.progress import ProgressBar
 from anabatic.device.device import Device
+from anabatic.evals.answer_cache import EvalPrompt
 from anabatic.evals.likelihood import Likelihood, compute_likelihoods
 from anabatic.evals.prefix_trees import ScoredText
 from anabatic.infer.engine import Engine
 from anabatic.parallel.mesh import SINGLE_RANK, RankGroup
+
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
+    from anabatic.models.vision.prompt_pictures import PromptPictures
 
 
 class LocalModel:
@@ -25,6 +30,7 @@ class LocalModel:
 
     Attributes:
         max_len: tokens it reads at most.
+        pictures: reads those of questions; None: the model sees none.
     """
 
     def __init__(
@@ -35,7 +41,9 @@ class LocalModel:
         batch_tokens: int,
         batch_size: int,
         group: RankGroup = SINGLE_RANK,
+        pictures: PictureReader | None = None,
     ) -> None:
+        self.pictures = pictures
         self._group = group
         self._model, self._device, self.tokenizer = model, device, tokenizer
         self._batch_tokens, self._batch_size = batch_tokens, batch_size
@@ -55,7 +63,9 @@ class LocalModel:
                 )
             yield found
 
-    def generate_replies(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
+    def generate_replies(
+        self, prompts: Sequence[EvalPrompt], sampling: Sampling, what: str
+    ) -> Iterator[dict[int, str]]:
         """Yield replies by number of the prompt, as they are finished; each prompt leaves room for one.
 
         Raises:
@@ -64,14 +74,17 @@ class LocalModel:
         mine = range(self._group.rank, len(prompts), self._group.size)
         if not mine:
             return
-        longest = max(len(prompts[number]) for number in mine)
+        longest = max(len(prompts[number].ids) for number in mine)
         engine = Engine(
             self._model,
             self.tokenizer,
             max_batch=self._batch_size,
             max_len=min(longest + sampling.max_new_tokens, self.max_len),
         )
-        requests = {engine.request(prompts[number], sampling): number for number in mine}
+        requests = {
+            engine.request(prompts[number].ids, sampling, pictures=self._read_pictures(prompts[number])): number
+            for number in mine
+        }
         engine.submit(requests)
         done = 0
         try:
@@ -84,3 +97,6 @@ class LocalModel:
                         yield {requests[one]: engine.get_completion(one).text for one in finished}
         finally:
             engine.cancel_requests(requests)
+
+    def _read_pictures(self, prompt: EvalPrompt) -> PromptPictures | None:
+        return None if self.pictures is None else self.pictures.read(*prompt)

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from anabatic.config.chat import Sampling
 from anabatic.config.sections.sandbox import SandboxSettings
 from anabatic.config.task import EvalTask, TaskData
 from anabatic.core import log
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.builtin import synthetic_tasks
 from anabatic.data.readers import raw_rows
 from anabatic.data.readers.raw_rows import RawRow
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.evals import item_records
-from anabatic.evals.answer_cache import AnswerCache, make_reply_key, make_text_key
+from anabatic.evals.answer_cache import AnswerCache, EvalPrompt, make_reply_key, make_text_key
 from anabatic.evals.confidence_intervals import Estimate
 from anabatic.evals.item_records import ItemRecord
 from anabatic.evals.likelihood import Likelihood
@@ -31,6 +31,9 @@ from anabatic.evals.tasks.items import EvalItem, build_items, require_chat_templ
 from anabatic.evals.tasks.registry import PlannedTask
 from anabatic.hub import datasets
 
+if TYPE_CHECKING:
+    from anabatic.infer.picture_prompts import PictureReader
+
 DEFAULT_REPLY_TOKENS = 64
 """Tokens of a reply where nobody says how many."""
 DEFAULT_GENERATED_QUESTIONS = 200
@@ -38,15 +41,22 @@ DEFAULT_GENERATED_QUESTIONS = 200
 
 
 class EvaluatedModel(Protocol):
-    """Somebody who is asked: a loaded model, or a served one."""
+    """Somebody who is asked: a loaded model, or a served one.
+
+    Attributes:
+        pictures: reads those of questions; None: it is shown none.
+    """
 
     tokenizer: Any
     max_len: int
+    pictures: PictureReader | None
 
     def score_texts(self, texts: Sequence[ScoredText], what: str) -> Iterator[dict[int, Likelihood]]:
         """Yield likelihoods by number of the text."""
 
-    def generate_replies(self, prompts: Sequence[list[int]], sampling: Sampling, what: str) -> Iterator[dict[int, str]]:
+    def generate_replies(
+        self, prompts: Sequence[EvalPrompt], sampling: Sampling, what: str
+    ) -> Iterator[dict[int, str]]:
         """Yield replies by number of the prompt."""
 
 
@@ -141,7 +151,7 @@ def _read_rows(
         return [
             row
             for path in locate_files(data, task.name, beside, how.dataset_folder, how.resolve_dataset)
-            for row in raw_rows.read_raw_rows(path)
+            for row in raw_rows.read_raw_rows(path, task.images is not None)
         ]
     drawn = synthetic_tasks.generate_task_rows(
         data.task, "train" if data.split == "train" else "test", limit or DEFAULT_GENERATED_QUESTIONS, how.seed
@@ -156,10 +166,13 @@ def require_runnable(task: EvalTask, asked: EvaluatedModel, how: EvalOptions) ->
     """Make sure, before anything is asked, that a task can be.
 
     Raises:
-        ConfigError: the tokenizer has no chat template and the task needs one.
+        ConfigError: the tokenizer has no chat template and the task needs one, or the task has pictures and the model
+            sees none.
         DataError: a reply leaves no room for a question.
     """
     require_chat_template(task, asked.tokenizer)
+    if task.images is not None and asked.pictures is None:
+        raise ConfigError(f"{task.name} shows pictures, and the model is shown none", "load a model that sees, here")
     longest = _max_reply_tokens(task, how)
     if task.kind == "generate" and asked.max_len <= longest:
         raise DataError(
@@ -283,29 +296,34 @@ def _grade_replies(
 ) -> _TaskAnswers:
     longest = _max_reply_tokens(task, how)
     sampling = Sampling(temperature=0.0, max_new_tokens=longest, stop=task.stop)
-    prompts: list[list[int]] = []
+    prompts: list[EvalPrompt] = []
     cut: list[int] = []
     room = asked.max_len - longest
     for at, item in enumerate(asked_items):
-        ids = _encode_prompt(asked.tokenizer, item)
-        cut += [at] * (len(ids) > room)
-        prompts.append(ids[-room:])
-    names = [make_reply_key(ids, sampling) for ids in prompts]
+        prompt = _encode_prompt(asked, item)
+        cut += [at] * (len(prompt.ids) > room)
+        if cut[-1:] == [at] and prompt.pictures:
+            what = f"{item.source_location}: the question has {len(prompt.ids)} tokens, and {room} fit"
+            raise DataError(what, "lower --max-new-tokens, or use smaller pictures")
+        prompts.append(EvalPrompt(prompt.ids[-room:], prompt.pictures))
+    names = [make_reply_key(prompt, sampling) for prompt in prompts]
     fresh = list(
-        {name: ids for name, ids in zip(names, prompts, strict=True) if store.get_answer(name) is None}.items()
+        {name: one for name, one in zip(names, prompts, strict=True) if store.get_answer(name) is None}.items()
     )
     known = sum(store.get_answer(name) is not None for name in names)
     _store_answers(
-        store, fresh, asked.generate_replies([ids for _, ids in fresh], sampling, f"asking {task.name}"), str
+        store, fresh, asked.generate_replies([one for _, one in fresh], sampling, f"asking {task.name}"), str
     )
     replies = [store.get_answer(name) for name in names]
     made = grade_replies(task, asked_items, replies, how.sandbox)
     return _TaskAnswers(_mark_truncated(made, cut), len(cut), known, sum(not reply.strip() for reply in replies))
 
 
-def _encode_prompt(tokenizer: Any, item: EvalItem) -> list[int]:
-    context = item.pairs[0].context
-    if not isinstance(context, str):
-        return encode_chat(tokenizer, context)
-    ids = encode_beginnings(tokenizer, [context])[context]
-    return ids or [find_prefix_token(tokenizer)]
+def _encode_prompt(asked: EvaluatedModel, item: EvalItem) -> EvalPrompt:
+    context, tokenizer = item.pairs[0].context, asked.tokenizer
+    if isinstance(context, str):
+        return EvalPrompt(encode_beginnings(tokenizer, [context])[context] or [find_prefix_token(tokenizer)])
+    if not item.pictures or asked.pictures is None:
+        return EvalPrompt(encode_chat(tokenizer, context))
+    placed = asked.pictures.place_tags(context, item.pictures, item.source_location)
+    return EvalPrompt(*asked.pictures.measure_turns(placed, item.pictures, item.source_location))

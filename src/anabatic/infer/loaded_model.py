@@ -65,10 +65,18 @@ def load_model_to_ask(
     tokenizer = hf_folder.load_tokenizer(tokens)
     require_tokenizer_fits(load_config(folder), tokenizer, folder)
     model = load_model(folder, device.torch_device, device.dtype, merged, quantize)
-    return LoadedModel(folder, model, tokenizer, _make_reader(model, tokenizer, folder))
+    return LoadedModel(folder, model, tokenizer, load_picture_reader(model, tokenizer, folder))
 
 
-def _make_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) -> PictureReader | None:
+def load_picture_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) -> PictureReader | None:
+    """Return what reads pictures for a model; None: it sees none, or has no chat template.
+
+    Args:
+        folder: of the model, or of an adapter.
+
+    Raises:
+        DataError: the files of its processor are missing or damaged.
+    """
     if getattr(model.config, "vision_config", None) is None:
         return None
     from anabatic.data.vision.picture_rules import read_picture_rules

@@ -35,6 +35,7 @@ from anabatic.evals.task_runner import (
 )
 from anabatic.evals.tasks import registry
 from anabatic.evals.tasks.registry import EvalPlan
+from anabatic.infer.loaded_model import load_picture_reader
 from anabatic.models.pretrained import (
     find_tokenizer_folder,
     load_config,
@@ -151,7 +152,15 @@ class _EvalModel:
         self.world = init_world(self.device)
         self.job = hub_data.pin_evaluation_data(job, records, self.world)
         self.model = load_model(folder, self.device.torch_device, self.device.dtype, self.adapters)
-        local = LocalModel(self.model, self.tokenizer, self.device, job.batch_tokens, job.batch_size, self.world)
+        local = LocalModel(
+            self.model,
+            self.tokenizer,
+            self.device,
+            job.batch_tokens,
+            job.batch_size,
+            self.world,
+            load_picture_reader(self.model, self.tokenizer, folder),
+        )
         self.evaluator = DistributedModel(local, self.world)
         more = [self.device.type, str(self.device.dtype), *map(str, self.adapters)]
         more += [str(self.tokenizer_folder)] if job.chat_template else []

@@ -14,6 +14,7 @@ from anabatic.config.evaluate import EvalJob
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.evals import endpoint_model
+from anabatic.evals.answer_cache import EvalPrompt
 from anabatic.evals.endpoint_model import EndpointModel
 from anabatic.evals.prefix_trees import ScoredText
 from anabatic.recipes import evaluate
@@ -82,7 +83,9 @@ def test_likelihoods_and_replies(server):
     assert [found[n].is_greedy for n in range(3)] == [True, True, False]
     assert [found[n].num_tokens for n in range(3)] == [2, 2, 1]
     replies = dict(
-        pair for part in asked.generate_replies([[1, 2], [3]], Sampling(stop=["."]), "asking") for pair in part.items()
+        pair
+        for part in asked.generate_replies([EvalPrompt([1, 2]), EvalPrompt([3])], Sampling(stop=["."]), "asking")
+        for pair in part.items()
     )
     assert replies == {0: "2 tokens ['.']", 1: "1 tokens ['.']"}
 
@@ -109,16 +112,16 @@ def test_what_passes_is_asked_again(server, monkeypatch):
     monkeypatch.setattr(endpoint_model, "RETRY_WAITS", (0.0, 0.0))
     asked = EndpointModel(server[0], None, 100, 1)
     server[1].fails = ["torn", "busy"]
-    assert list(asked.generate_replies([[1, 2]], Sampling(), "asking")) == [{0: "2 tokens None"}]
+    assert list(asked.generate_replies([EvalPrompt([1, 2])], Sampling(), "asking")) == [{0: "2 tokens None"}]
     server[1].fails = ["busy"] * 3
     with pytest.raises(Failure, match="/v1/completions answers 503"):
-        list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
+        list(asked.generate_replies([EvalPrompt([1, 2])], Sampling(), "asking"))
     server[1].fails = ["torn"] * 3
     with pytest.raises(Failure, match="does not answer: IncompleteRead"):
-        list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
+        list(asked.generate_replies([EvalPrompt([1, 2])], Sampling(), "asking"))
     server[1].fails = ["odd", "odd"]
     with pytest.raises(Failure, match="answers without a text"):
-        list(asked.generate_replies([[1, 2]], Sampling(), "asking"))
+        list(asked.generate_replies([EvalPrompt([1, 2])], Sampling(), "asking"))
     with pytest.raises(ConfigError, match="returns no log-probabilities of a prompt .*: the answer has none"):
         list(asked.score_texts([ScoredText([1, 2], 1)], "scoring"))
 

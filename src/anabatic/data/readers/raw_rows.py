@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,26 +13,29 @@ from anabatic.data.readers.document import RowIssue
 from anabatic.data.readers.file_formats import RowBuilder, T, iter_csv_rows, iter_json_rows, iter_jsonl_rows
 from anabatic.data.readers.parquet import iter_parquet_rows
 from anabatic.data.readers.row_parsing import reject_media
+from anabatic.data.vision.row_pictures import PICTURE_COLUMNS
 
 _HINT = "fix the row, or fetch the file again"
 
 
 class RawRow(NamedTuple):
-    """A row: its columns, and file and row for messages."""
+    """A row: its columns, file and row for messages, and the folder of the file."""
 
     columns: dict[str, Any]
     location: str
+    folder: str = ""
 
 
-def _build_raw_row(row: Any, _: str, place: str) -> RawRow | RowIssue:
+def _build_raw_row(folder: str, has_pictures: bool, row: Any, _: str, place: str) -> RawRow | RowIssue:
     if not isinstance(row, dict):
         return RowIssue(f"{place}: the row is {json_type_name(row)}, not an object", _HINT)
     try:
-        reject_media(row)
-        check_json_values(row, "the row")
+        plain = {key: value for key, value in row.items() if not has_pictures or key not in PICTURE_COLUMNS}
+        reject_media(plain)
+        check_json_values(plain, "the row")
     except BadRowError as error:
         return RowIssue(f"{place}: {error}", error.hint or _HINT)
-    return RawRow(row, place)
+    return RawRow(row, place, folder)
 
 
 def _iter_parquet(path: Path, name: str, make: RowBuilder[T]) -> Iterator[T | RowIssue]:
@@ -63,8 +67,11 @@ def get_row_reader(path: Path) -> Callable[..., Iterator[Any]] | None:
     return None if ending is None else _ROW_READERS[ending]
 
 
-def read_raw_rows(path: Path) -> Iterator[RawRow]:
+def read_raw_rows(path: Path, has_pictures: bool = False) -> Iterator[RawRow]:
     """Yield the rows of a file, in its order.
+
+    Args:
+        has_pictures: rows may have columns of pictures; else such rows are refused.
 
     Raises:
         DataError: it is not there, of another kind or damaged; it holds no row.
@@ -72,9 +79,9 @@ def read_raw_rows(path: Path) -> Iterator[RawRow]:
     read_rows = get_row_reader(path)
     if read_rows is None:
         raise DataError(f"{path} has another format", f"rows are read from {', '.join(SUPPORTED_EXTENSIONS)}")
-    found = 0
+    found, build = 0, partial(_build_raw_row, str(path.absolute().parent), has_pictures)
     try:
-        for item in read_rows(path, path.name, _build_raw_row):
+        for item in read_rows(path, path.name, build):
             if isinstance(item, RowIssue):
                 raise DataError(item.message, item.hint)
             found += 1

@@ -41,7 +41,7 @@ def take_pictures(row: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], 
         if isinstance(plain.get(key), list):
             plain[key] = [_take_parts(turn, shown) for turn in plain[key]]
     named += [each for each in shown if each is not None]
-    return plain, tuple(_resolve(each, folder) for each in named)
+    return plain, tuple(resolve_picture(each, folder) for each in named)
 
 
 def _take_parts(turn: Any, shown: list[Any]) -> Any:
@@ -59,7 +59,8 @@ def _take_parts(turn: Any, shown: list[Any]) -> Any:
     return {**turn, "content": parts}
 
 
-def _resolve(value: Any, folder: str) -> str:
+def resolve_picture(value: Any, folder: str) -> str:
+    """Return a picture as an absolute path or a data URI; arguments and errors as of `take_pictures`."""
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):  # Parquet tables of data sets
         return f"data:image/any;base64,{base64.b64encode(value['bytes']).decode()}"
     if isinstance(value, Mapping):

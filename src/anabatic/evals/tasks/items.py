@@ -11,7 +11,9 @@ from typing import Any
 from anabatic.config.task import EvalTask
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import parse_whole
+from anabatic.data.chat.turn_fields import BadRowError
 from anabatic.data.readers.raw_rows import RawRow
+from anabatic.data.vision.row_pictures import resolve_picture
 from anabatic.evals.tasks import templates
 
 ChatTurn = dict[str, str]
@@ -43,6 +45,7 @@ class EvalItem:
         answer: what is right of a reply in own words.
         group: value of `group_by`.
         row: the columns, for checks that need more than the answer.
+        pictures: paths and data URIs, in the order of the tags in the turns.
     """
 
     row_number: int
@@ -54,6 +57,7 @@ class EvalItem:
     answer: str = ""
     group: str = ""
     row: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def build_items(
 def _check_templates(task: EvalTask, columns: Container[str]) -> None:
     for name in ("description", "program", "tests", "helpers", "system"):
         templates.check_template(getattr(task, name), f"{name} of {task.name}")
-    for name in ("prompt", "continuation", "keep", "group_by", "shots_same", "choices", "contexts", "answer"):
+    for name in ("prompt", "continuation", "keep", "group_by", "shots_same", "choices", "contexts", "answer", "images"):
         given = getattr(task, name)
         for one in given if isinstance(given, list) else [given]:
             if isinstance(one, str):
@@ -177,9 +181,19 @@ def _build_item(task: EvalTask, row: RawRow, number: int, examples: list[_Filled
         _build_chat_pairs(task, row, asked, examples) if task.chat else _build_plain_pairs(task, row, asked, examples)
     )
     labels = asked.contexts if task.kind == "cloze" else asked.targets if task.kind == "choices" else []
+    pictures = _fill_pictures(task, row)
     return EvalItem(
-        number, row.location, pairs, asked.prompt, labels, asked.gold_index, asked.answer, group, row.columns
+        number, row.location, pairs, asked.prompt, labels, asked.gold_index, asked.answer, group, row.columns, pictures
     )
+
+
+def _fill_pictures(task: EvalTask, row: RawRow) -> tuple[str, ...]:
+    given = None if task.images is None else templates.fill_value(task.images, row, f"images of {task.name}")
+    try:
+        values = given if isinstance(given, (list, tuple)) else [] if given in (None, "") else [given]
+        return tuple(resolve_picture(each, row.folder) for each in values)
+    except BadRowError as error:
+        raise DataError(f"{row.location}: images of {task.name}: {error}", error.hint or "give a path") from error
 
 
 def _build_plain_pairs(task: EvalTask, row: RawRow, asked: _FilledRow, examples: list[_FilledRow]) -> list[ContextPair]:
