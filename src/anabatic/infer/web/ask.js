@@ -115,7 +115,7 @@ const ask = async (turns, model, signal, onMore) => {
   let response;
   try { response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body, signal }); }
   catch (error) { if (error.name === "AbortError") return stopped(); throw new Error(word("offline")); }
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw response.status === 413 ? new Error(word("requestLarge")) : await failure(response);
   try {
     for await (const data of events(response)) {
       if (data === "[DONE]") { answer.close(); onMore(answer); return answer.how; }

@@ -25,6 +25,7 @@ Object.assign(WORDS.en, {
   readingPictures: "Reading pictures", blind: (model) => `${model} sees no pictures.`,
   noPicture: (name) => `${name} is no picture that this browser reads. PNG, JPEG, WebP and GIF can be sent.`,
   pictureLarge: (name) => `${name} is larger than 64 MiB.`, tooManyPictures: (most) => `A message has at most ${most} pictures.`,
+  requestLarge: "The conversation with its pictures is larger than the server accepts: edit a question to remove pictures, or begin a new conversation.",
   pictureLost: "Picture not stored", picturesLost: "This browser's storage is full: pictures are not stored, their texts are.",
   notKept: "This conversation is not stored: the browser's storage is full or turned off.",
 });
@@ -54,6 +55,7 @@ Object.assign(WORDS.zh, {
   readingPictures: "正在读取图片", blind: (model) => `${model} 不支持图片输入。`,
   noPicture: (name) => `无法将 ${name} 作为图片读取。支持 PNG、JPEG、WebP 和 GIF。`,
   pictureLarge: (name) => `${name} 超过 64 MiB。`, tooManyPictures: (most) => `一条消息最多 ${most} 张图片。`,
+  requestLarge: "对话（含图片）超出服务器允许的请求大小：请编辑问题以移除图片，或新建对话。",
   pictureLost: "图片未保存", picturesLost: "浏览器存储已满：图片未保存，文字已保存。",
   notKept: "此对话未保存：浏览器存储已满或已停用。",
 });

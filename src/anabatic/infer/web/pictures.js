@@ -3,8 +3,9 @@
 const MOST_PICTURES = 16;
 const MOST_BYTES = 64 * 2 ** 20;
 const LONG_SIDE = 2048;
-// Characters of a data URI: some pictures fit one request, and the storage of a browser, which keeps five million.
-const MOST_CHARS = 900_000;
+// Characters of data URIs: of one, and of all in a conversation. A request has 4 MiB unless the server says otherwise, a
+// browser's storage five million characters.
+const MOST_CHARS = 900_000, ALL_CHARS = 3_800_000, LEAST_CHARS = 50_000;
 
 // Names of the served models that see.
 let seeing = new Set();
@@ -26,22 +27,28 @@ const drawn = (bitmap, side) => {
 };
 
 // Drawn afresh: upright, on white, and without the place where a photo was taken. PNG keeps the edges of what is no photo.
-const encodePicture = (bitmap, isPhoto) => {
+const encodePicture = (bitmap, isPhoto, chars) => {
   for (let side = Math.min(LONG_SIDE, Math.max(bitmap.width, bitmap.height)); ; side *= 0.8) {
     const canvas = drawn(bitmap, side);
     const exact = isPhoto ? "" : canvas.toDataURL("image/png");
-    const url = exact && exact.length <= MOST_CHARS / 3 ? exact : canvas.toDataURL("image/jpeg", 0.9);
-    if (url.length <= MOST_CHARS) return url;
+    const url = exact && exact.length <= chars / 3 ? exact : canvas.toDataURL("image/jpeg", 0.9);
+    if (url.length <= chars) return url;
   }
 };
 
-const readPicture = async (file) => {
+// The room for the next of `count` pictures: an equal share of what is left, with one share for those that come later.
+const roomFor = (count) => {
+  const used = [...talk?.pictures ?? [], ...picked.list].reduce((sum, url) => sum + url.length, 0);
+  return Math.max(LEAST_CHARS, Math.min(MOST_CHARS, (ALL_CHARS - used) / (count + 1)));
+};
+
+const readPicture = async (file, chars) => {
   if (file.size > MOST_BYTES) throw new Error(word("pictureLarge", file.name));
   let bitmap;
   try { bitmap = file.type.startsWith("image/svg") ? null : await createImageBitmap(file); }
   catch { bitmap = null; } // what the browser cannot decode
   if (!bitmap) throw new Error(word("noPicture", file.name));
-  try { return encodePicture(bitmap, file.type === "image/jpeg"); }
+  try { return encodePicture(bitmap, file.type === "image/jpeg", chars); }
   finally { bitmap.close(); }
 };
 
@@ -49,9 +56,9 @@ const takePictures = async (files) => {
   let problem = blindProblem();
   if (problem) { say(problem, true); return; }
   sayWord("readingPictures");
-  for (const file of files) {
+  for (const [at, file] of files.entries()) {
     if (picked.list.length >= MOST_PICTURES) { problem ||= word("tooManyPictures", MOST_PICTURES); break; }
-    try { picked.list = [...picked.list, await readPicture(file)]; }
+    try { picked.list = [...picked.list, await readPicture(file, roomFor(files.length - at))]; }
     catch (error) { problem ||= error.message; }
     showPicked();
   }
