@@ -178,6 +178,13 @@ def test_a_model_of_text_is_shown_none(page, shape):
     find(page, "#say").send_keys("x", Keys.ENTER)
     until(lambda: find(page, "#status").text == "blind sees no pictures.")
     assert find(page, "#say").get_attribute("value") == "x"
+    choose(page, "#model", "sees")
+    choose(page, "#second", "blind")
+    ask(page, "", answers=2)
+    assert texts(page, "article .bad") == ["blind sees no pictures"]
+    page.refresh()
+    until(lambda: len(texts(page, "article.theirs")) == 2)
+    assert len(page.find_elements("css selector", "article.mine img")) == 1
 
 
 def test_a_full_storage_keeps_the_texts_without_pictures(page, photo):
