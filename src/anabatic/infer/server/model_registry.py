@@ -116,8 +116,12 @@ class ServedModel:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of `/v1/models`."""
-        base = _model_object(self.name, self.created)
-        return base | {"max_model_len": self.engine.max_len, "root": self.name if self.adapter is None else None}
+        kinds = ["text"] if self.pictures is None else ["text", "image"]
+        return _model_object(self.name, self.created) | {
+            "max_model_len": self.engine.max_len,
+            "root": self.name if self.adapter is None else None,
+            "architecture": {"input_modalities": kinds, "output_modalities": ["text"]},  # OpenRouter's names
+        }
 
 
 def _model_object(name: str, created: int) -> dict[str, Any]:

@@ -78,7 +78,7 @@ const follow = async (run) => {
   try { turn.how = await ask(lineage(run.talk, turn.parent), turn.model, run.signal, take); }
   catch (error) { if (!run.isLeft) turn.error = error.message; }
   cancelAnimationFrame(frame);
-  if (runs.delete(run) && !runs.size) { if (turn.error) say(""); else sayWord("done"); };
+  if (runs.delete(run) && !runs.size) { if (turn.error) say(""); else if (!$("status").classList.contains("bad")) sayWord("done"); };
   showBusy();
   keep();
   showEnd(run);

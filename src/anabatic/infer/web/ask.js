@@ -1,5 +1,7 @@
 // Models, and their answers as they come.
 
+const isSeeing = (model) => Boolean(model.architecture?.input_modalities?.includes?.("image"));
+
 const models = async () => (await get("v1/models")).data.filter((one) => one.max_model_len);
 
 // Yields the events of a stream; an event may come in pieces.
@@ -18,9 +20,15 @@ async function* events(response) {
 
 const toolCall = ({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } });
 
+// Pictures stand before the text, as in the rows that models learn from; one that was not kept is left out.
+const contentOf = (text, pictures) => {
+  const parts = pictures.filter(Boolean).map((url) => ({ type: "image_url", image_url: { url } }));
+  return parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text;
+};
+
 // The messages of a turn. Calls without results are not sent: servers want a result for each.
 const MESSAGES = {
-  user: ({ content }) => [{ role: "user", content }],
+  user: ({ content, pictures }) => [{ role: "user", content: contentOf(content, pictures) }],
   assistant: ({ content, calls, reasoning }, follower, isCurrent) => {
     if (follower?.role !== "tool") return content ? [{ role: "assistant", content }] : [];
     const thought = reasoning && isCurrent ? { reasoning_content: reasoning } : {};
@@ -107,7 +115,7 @@ const ask = async (turns, model, signal, onMore) => {
   let response;
   try { response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body, signal }); }
   catch (error) { if (error.name === "AbortError") return stopped(); throw new Error(word("offline")); }
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw response.status === 413 ? new Error(word("requestLarge")) : await failure(response);
   try {
     for await (const data of events(response)) {
       if (data === "[DONE]") { answer.close(); onMore(answer); return answer.how; }

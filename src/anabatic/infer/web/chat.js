@@ -9,6 +9,7 @@ const speak = () => {
   translate();
   hint();
   checkTools();
+  showPicked();
   showTalks();
   showTurns();
 };
@@ -40,13 +41,15 @@ const modelOf = (column) => (column === 1 ? $("second").value || lastModel(1) : 
 // A comparison that is opened goes on with its second model.
 const showSecond = () => { $("second").value = isServed(lastModel(1)) ? lastModel(1) : settings.second ?? ""; };
 
+const showAdd = () => { $("add").hidden = !seeing.has($("model").value); };
+
 // One column of the comparison goes on, without the other.
 const continueWith = (column) => {
   halt(1 - column);
   const used = lastModel(column);
   keepColumn(talk, column);
   for (const run of runs) run.column = undefined;
-  if (isServed(used)) { $("model").value = used; set("model", used); }
+  if (isServed(used)) { $("model").value = used; set("model", used); showAdd(); }
   $("second").value = "";
   set("second", "");
   keep();
@@ -54,9 +57,10 @@ const continueWith = (column) => {
   backToMessage();
 };
 
-// Asks `text` below some turns: of one, the second model may answer beside; of two, each is the end of a column.
-const sendBelow = (parents, text) => {
-  const questions = parents.map((parent) => addTurn(talk, parent, { role: "user", content: text }));
+// Asks `text` with `pictures` below some turns: of one, the second model may answer beside; of two, each is the end of a column.
+const sendBelow = (parents, text, pictures) => {
+  const shown = pictures.length ? { pictures: addPictures(talk, pictures) } : {};
+  const questions = parents.map((parent) => addTurn(talk, parent, { role: "user", content: text, ...shown }));
   const [first] = questions;
   if (questions.length > 1) askBelow(questions.map((parent, column) => ({ parent, column })));
   else if (columnOf(talk, first) !== undefined) askBelow([{ parent: first, column: columnOf(talk, first) }]);
@@ -65,13 +69,13 @@ const sendBelow = (parents, text) => {
 };
 
 // Sends a question in place of one that stays as a version.
-const sendAt = (ats, text) => { sendBelow(ats.map((at) => talk.turns[at].parent), text); backToMessage(); };
+const sendAt = (ats, text, pictures) => { sendBelow(ats.map((at) => talk.turns[at].parent), text, pictures); backToMessage(); };
 
-const send = (text) => {
+const send = (text, pictures) => {
   talk ??= store.create();
   talk.title ||= text.slice(0, 60);
   const { shared, columns } = view(talk);
-  sendBelow(columns.length ? columns.map((path) => path.at(-1)) : [shared.at(-1) ?? ROOT], text);
+  sendBelow(columns.length ? columns.map((path) => path.at(-1)) : [shared.at(-1) ?? ROOT], text, pictures);
 };
 
 const grow = () => {
@@ -85,6 +89,7 @@ const grow = () => {
 const loadModels = async () => {
   try {
     const found = await models();
+    seeing = new Set(found.filter(isSeeing).map((one) => one.id));
     const known = (name) => found.some((one) => one.id === name);
     const options = () => found.map((one) => node("option", { value: one.id }, one.root === null ? word("adapter", one.id) : one.id));
     const none = (name) => node("option", { value: "", "data-words": name }, word(name));
@@ -93,18 +98,23 @@ const loadModels = async () => {
     $("second").replaceChildren(none("noSecond"), ...options());
     settings.second = known(settings.second) ? settings.second : "";
     showSecond();
+    showAdd();
     if ($("status").classList.contains("bad")) say("");
   } catch (error) { say(error.message, true); }
 };
 
-const submit = () => {
+const submit = async () => {
+  await picked.ready;
   const text = $("say").value.trim();
-  if (!text || runs.size) return;
-  const problem = checkTools();
+  if (!text && !picked.list.length || runs.size) return;
+  const problem = checkTools() || picked.list.length && blindProblem();
   if (problem) { say(problem, true); return; }
+  const pictures = picked.list;
+  picked.list = [];
+  showPicked();
   $("say").value = "";
   grow();
-  send(text);
+  send(text, pictures);
 };
 
 const followStorage = (event) => {
@@ -121,7 +131,7 @@ const listen = () => {
     $(name).addEventListener("change", () => set(name, $(name).value));
   }
   $("tools").addEventListener("input", checkTools);
-  $("model").addEventListener("change", () => set("model", $("model").value));
+  $("model").addEventListener("change", () => { set("model", $("model").value); showAdd(); });
   $("second").addEventListener("change", () => {
     if (!$("second").value && view(talk).columns.length) continueWith(0);
     set("second", $("second").value);
@@ -140,6 +150,7 @@ const listen = () => {
     if (event.key === "Enter" && !event.shiftKey && !isComposing(event)) { event.preventDefault(); $("composer").requestSubmit(); }
   });
   $("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+  listenToPictures();
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !isComposing(event)) { stopAll(); fold(); } });
   NARROW.addEventListener("change", hint);
   addEventListener("pagehide", () => { if (runs.size) { for (const run of runs) run.leave(); keep(); stopAll(); } });

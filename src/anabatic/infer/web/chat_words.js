@@ -21,6 +21,12 @@ Object.assign(WORDS.en, {
   toolTwice: (name) => `Tools: two tools are named ${name}.`,
   call: "Call of", results: "Results of calls", resultOf: (name) => `Result of ${name || "…"}`, sendResults: "Send results",
   resultMissing: "Each call needs a result.",
+  pictures: "Pictures", addPictures: "Add pictures", picture: (at) => `Picture ${at}`, dropPicture: (at) => `Remove picture ${at}`,
+  readingPictures: "Reading pictures", blind: (model) => `${model} sees no pictures.`,
+  noPicture: (name) => `${name} is no picture that this browser reads. PNG, JPEG, WebP and GIF can be sent.`,
+  pictureLarge: (name) => `${name} is larger than 64 MiB.`, tooManyPictures: (most) => `A message has at most ${most} pictures.`,
+  requestLarge: "The conversation with its pictures is larger than the server accepts: edit a question to remove pictures, or begin a new conversation.",
+  pictureLost: "Picture not stored", picturesLost: "This browser's storage is full: pictures are not stored, their texts are.",
   notKept: "This conversation is not stored: the browser's storage is full or turned off.",
 });
 Object.assign(WORDS.zh, {
@@ -45,5 +51,11 @@ Object.assign(WORDS.zh, {
   toolTwice: (name) => `工具：有两个工具都叫 ${name}。`,
   call: "调用", results: "调用结果", resultOf: (name) => `${name || "…"} 的结果`, sendResults: "发送结果",
   resultMissing: "每个调用都需要结果。",
+  pictures: "图片", addPictures: "添加图片", picture: (at) => `图片 ${at}`, dropPicture: (at) => `移除图片 ${at}`,
+  readingPictures: "正在读取图片", blind: (model) => `${model} 不支持图片输入。`,
+  noPicture: (name) => `无法将 ${name} 作为图片读取。支持 PNG、JPEG、WebP 和 GIF。`,
+  pictureLarge: (name) => `${name} 超过 64 MiB。`, tooManyPictures: (most) => `一条消息最多 ${most} 张图片。`,
+  requestLarge: "对话（含图片）超出服务器允许的请求大小：请编辑问题以移除图片，或新建对话。",
+  pictureLost: "图片未保存", picturesLost: "浏览器存储已满：图片未保存，文字已保存。",
   notKept: "此对话未保存：浏览器存储已满或已停用。",
 });

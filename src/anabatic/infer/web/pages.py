@@ -32,6 +32,7 @@ CHAT_PROGRAMS = (
     "formulas.js",
     "markdown.js",
     "tools.js",
+    "pictures.js",
     "ask.js",
     "turns.js",
     "answers.js",

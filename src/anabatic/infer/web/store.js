@@ -16,12 +16,17 @@ const ROLES = {
 };
 const isTurn = (turn) => isText(turn?.content) && isText(turn.role) && Object.hasOwn(ROLES, turn.role) && ROLES[turn.role](turn);
 
+// Pictures of a conversation are data URIs; empty: one that was not kept. Turns have their indices, versions the same ones.
+const readPictures = (all) => (Array.isArray(all) ? all.map((url) => (isText(url) && /^data:image\/(png|jpeg);base64,/.test(url) ? url : "")) : []);
+const dropPictures = (talk) => Object.assign(talk, { pictures: talk.pictures.map(() => "") });
+
 const readHow = ({ tokens, seconds, first, end }) => ({ tokens: Number(tokens) || 0, seconds: Number(seconds) || 0, first: Number(first) || 0, end: String(end ?? "") });
 
 // Makes sure that what the page shows has the type it expects.
-const readTurn = (turn, at, isTree) => {
+const readTurn = (turn, at, isTree, count) => {
   const out = isTree ? { ...turn } : { ...turn, parent: at - 1, next: at + 1 };
   for (const name of ["model", "error", "reasoning"]) if (!isText(out[name])) delete out[name];
+  if (!Array.isArray(out.pictures) || !out.pictures.every((one) => Number.isInteger(one) && one >= 0 && one < count)) delete out.pictures;
   if (out.how) out.how = readHow(out.how);
   return out;
 };
@@ -29,9 +34,10 @@ const readTurn = (turn, at, isTree) => {
 const readTalk = (one) => {
   const isTree = one?.version === FORMAT;
   if (!Array.isArray(one?.turns) || !one.turns.every(isTurn)) return null;
-  const turns = one.turns.map((turn, at) => readTurn(turn, at, isTree));
+  const pictures = readPictures(one.pictures);
+  const turns = one.turns.map((turn, at) => readTurn(turn, at, isTree, pictures.length));
   if (!turns.every(({ parent }, at) => Number.isInteger(parent) && parent >= ROOT && parent < at)) return null;
-  return { next: 0, ...one, id: String(one.id), at: Number(one.at) || 0, title: isText(one.title) ? one.title : "", version: FORMAT, turns };
+  return { next: 0, ...one, id: String(one.id), at: Number(one.at) || 0, title: isText(one.title) ? one.title : "", version: FORMAT, turns, pictures };
 };
 
 // What other programs or older pages left there must not break this one; what a newer page left is not touched.
@@ -45,16 +51,20 @@ const readTalks = () => {
 const store = {
   ...readTalks(),
 
-  // The newest first; when the browser is full, the oldest go. Returns the word for what was lost.
+  // The newest first; when the browser is full, the oldest go, the pictures of all before. Returns the word for what was lost.
   saveTalks() {
     this.talks.sort((a, b) => b.at - a.at);
-    let count = this.talks.length;
-    while (!write("talks", [...this.talks.slice(0, count), ...this.newer])) {
-      if (count <= 1) return "notKept";
-      count -= 1;
+    const kept = [...this.talks];
+    let lost = "";
+    while (!write("talks", [...kept, ...this.newer])) {
+      const heavy = kept.findLastIndex(({ pictures }) => pictures.some(Boolean));
+      if (heavy < 0 && kept.length <= 1) return "notKept";
+      lost = heavy < 0 ? "full" : "picturesLost";
+      if (heavy < 0) kept.pop();
+      else if (heavy) dropPictures(kept[heavy]);
+      else kept[0] = dropPictures({ ...kept[0] }); // the page itself goes on with those of the newest
     }
-    const lost = count < this.talks.length ? "full" : "";
-    this.talks.length = count;
+    this.talks.length = kept.length;
     return lost;
   },
 
@@ -69,7 +79,7 @@ const store = {
   },
 
   create() {
-    const talk = { id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, at: Date.now(), title: "", version: FORMAT, turns: [] };
+    const talk = { id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, at: Date.now(), title: "", version: FORMAT, turns: [], pictures: [] };
     this.talks.unshift(talk);
     return talk;
   },

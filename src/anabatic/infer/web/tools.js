@@ -86,7 +86,7 @@ const typingNode = (fields, done, { label, cancel } = {}) => {
     return area;
   });
   const finish = () => {
-    const empty = areas.find((area) => !area.value.trim());
+    const empty = areas.find((area, at) => !area.value.trim() && !fields[at].mayBeEmpty?.());
     if (empty) { empty.focus(); if (fields.length > 1) sayWord("resultMissing"); return; }
     done(areas.map((area) => area.value.trim()));
   };

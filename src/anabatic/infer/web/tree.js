@@ -66,10 +66,15 @@ const keepColumn = (talk, column) => {
   delete question.beside;
 };
 
-// The turns from the first one to this one.
+// The pictures of a turn, each once in its conversation.
+const picturesOf = (talk, { pictures = [] }) => pictures.map((at) => talk.pictures[at]);
+
+const addPictures = (talk, list) => list.map((url) => (talk.pictures.includes(url) ? talk.pictures.indexOf(url) : talk.pictures.push(url) - 1));
+
+// The turns from the first one to this one, with their pictures.
 const lineage = (talk, at) => {
   const out = [];
-  for (let index = at; index !== ROOT; index = talk.turns[index].parent) out.unshift(talk.turns[index]);
+  for (let index = at; index !== ROOT; index = talk.turns[index].parent) out.unshift({ ...talk.turns[index], pictures: picturesOf(talk, talk.turns[index]) });
   return out;
 };
 

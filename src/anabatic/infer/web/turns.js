@@ -99,10 +99,15 @@ const answerCalls = (at, results) => {
 const PARTS = {
   user: (turn, ats) => ({
     title: word("you"),
-    body: [node("p", { class: "plain-text" }, turn.content)],
+    body: [...(turn.pictures ? [shownPictures(picturesOf(talk, turn))] : []), ...(turn.content ? [node("p", { class: "plain-text" }, turn.content)] : [])],
     tools: [
-      button("copy", (one) => copyText(turn.content, one)),
-      editButton(() => editTurn(ats, [{ label: word("edit"), rows: "3", value: turn.content }], ([text]) => sendAt(ats, text))),
+      ...(turn.content ? [button("copy", (one) => copyText(turn.content, one))] : []),
+      editButton(() => {
+        const kept = picturesOf(talk, turn);
+        const lead = kept.length ? [keptPictures(kept)] : [];
+        const field = { label: word("edit"), rows: "3", value: turn.content, lead, mayBeEmpty: () => kept.some(Boolean) };
+        editTurn(ats, [field], ([text]) => sendAt(ats, text, kept));
+      }),
     ],
   }),
   tool: (turn, [at]) => ({
@@ -159,7 +164,7 @@ const columnNodes = (columns) => {
   return Array.from({ length: Math.max(left.length, right.length) }, (_, place) => {
     const pair = [left[place] ?? [], right[place] ?? []];
     const heads = pair.map(([at]) => talk.turns[at]);
-    const isShared = heads.every((turn) => turn?.role === "user" && turn.content === heads[0].content);
+    const isShared = heads.every((turn) => turn?.role === "user" && turn.content === heads[0].content && String(turn.pictures) === String(heads[0].pictures));
     const cells = pair.map((ats, column) => node("div", { class: "column" }, ...ats.slice(isShared ? 1 : 0).map((at) => turnNode([at], column))));
     return [...(isShared ? [turnNode(pair.map(([at]) => at))] : []), node("div", { class: "pair" }, ...cells)];
   }).flat();

@@ -199,6 +199,7 @@ def test_what_is_listed_is_described(server):
     with server.client() as client:
         for row in client.get("/v1/models").json()["data"]:
             assert client.get(f"/v1/models/{row['id']}").json() == row
+            assert row["architecture"]["input_modalities"] == ["text"]
 
 
 def test_head_is_get_without_a_body(server):
