@@ -44,7 +44,9 @@ def spawn_ranks(function: Callable[..., None], world_size: int, *args: Any) -> N
 
     `function` must be importable (defined at the top of a module). An exception in any process is raised here.
     """
-    _start_ranks(function, world_size, args).join()
+    context = _start_ranks(function, world_size, args)
+    while not context.join():  # returns when one of them has ended
+        pass
 
 
 def run_mortal_ranks(function: Callable[..., None], world_size: int, *args: Any) -> list[int]:
