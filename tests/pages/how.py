@@ -60,7 +60,15 @@ HOW = (
     How("(pip install|uv tool install|uvx) ", "no", "installing asks an index; scripts/check_install.py does it"),
     # --- models that see, which the stand has not
     How(
-        "anabatic (sft --model Qwen/Qwen3-VL|infer --model runs/sft questions)", "elsewhere", "tests/e2e/test_vision.py"
+        "anabatic (sft --model Qwen/Qwen3-VL|infer --model runs/sft questions|data preview rows.jsonl --model Qwen)",
+        "elsewhere",
+        "tests/e2e/test_vision.py",
+    ),
+    How(
+        "anabatic (dpo --model runs/sft --data.train pairs.jsonl$|rl --model runs/sft --data.train questions.jsonl"
+        "|chat --model runs/sft$|serve runs/sft$)",
+        "elsewhere",
+        "tests/e2e/test_vision_answers.py",
     ),
     How("echo 'source <", "no", "changes the shell's start; tests/unit/cli/test_completion.py types Tab"),
     How(
