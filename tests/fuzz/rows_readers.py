@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.sections.common import Data
+from anabatic.config.sections.train_jobs import PictureData
+from anabatic.core.errors import DataError
 from anabatic.data.readers import prompts, raw_rows, sources
 from anabatic.data.readers.document import Document
+from anabatic.data.vision.picture_files import load_picture
+from anabatic.data.vision.row_pictures import place_pictures
 from fuzz.engine import Good, gzipped, zstd
 from fuzz.reading import Reader
 
@@ -168,7 +172,53 @@ def _raw(path: Path) -> None:
     list(raw_rows.read_raw_rows(path))
 
 
+PICTURE_ROWS: list[Any] = [
+    {"messages": [{"role": "user", "content": "<image>a<image>"}, {"role": "assistant", "content": "b"}],
+     "images": ["a.png", {"path": "b.png", "bytes": None}]},
+    {"conversations": [{"from": "human", "value": "<image>\na"}, {"from": "gpt", "value": "b"}], "image": "a.png"},
+    {"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "image", "image": "c.png"},
+        {"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}], "rejected_response": "c"},
+]  # fmt: skip
+
+
+def _picture_rows(path: Path) -> None:
+    data = PictureData(train=[str(path)], on_bad_row="skip", media=str(path.parent))
+    for document in sources.read_documents(sources.parse_source(str(path)), data):
+        _use(document)
+        for turns in (document.messages, document.rejected):
+            try:
+                place_pictures(turns or [], document.pictures, document.location, "<pad>")
+            except DataError:
+                continue
+
+
+def _pictures() -> list[Good]:
+    from PIL import Image
+
+    image = Image.linear_gradient("L").resize((24, 17)).convert("RGB")
+    tags = Image.Exif()
+    tags[0x0112] = 6  # turned
+    forms: dict[str, dict[str, Any]] = {
+        "png": {},
+        "jpg": {"exif": tags},
+        "gif": {},
+        "webp": {},
+        "bmp": {},
+        "tif": {},
+        "ppm": {},
+    }
+    found = []
+    for ending, options in forms.items():
+        file = io.BytesIO()
+        image.save(file, {"jpg": "jpeg", "tif": "tiff"}.get(ending, ending), **options)
+        found.append(Good(f"a.{ending}", file.getvalue()))
+    return found
+
+
 READERS = [
+    Reader("pictures", _pictures, lambda path: load_picture(str(path)), 400, needs="PIL"),
+    Reader("rows with pictures", lambda: [Good("a.jsonl", _lines(PICTURE_ROWS), "jsonl")], _picture_rows, 250),
     Reader("text", lambda: [Good("a.txt", _WORDS.encode()), Good("b.md", _WORDS.encode())], documents),
     Reader("json lines", lambda: [Good("a.jsonl", _lines(), "jsonl")], documents, 500),
     Reader("lists of turns", lambda: [Good("a.jsonl", _lines(LISTS), "jsonl")], documents, 150),
