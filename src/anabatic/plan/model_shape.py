@@ -114,26 +114,16 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
     if not file.is_file():
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
     config = _read_json_object(file)
-    note = _describe_text_part(config)
-    if not note:
-        require_text_decoder(config, str(file))
-        note = _describe_tower(config) or describe_unknown_family(config)
-    return read_shape(config, str(file)), f"{file}; {note}" if note else str(file)
-
-
-def _describe_text_part(config: Mapping[str, Any]) -> str:
-    """Return a note about a model of pictures and text whose text part transformers loads alone; empty for others."""
-    if str(config.get("model_type")) not in _TEXT_PART_FAMILIES or not isinstance(config.get("vision_config"), Mapping):
-        return ""
-    return "its text part alone, without the vision tower"
-
-
-def _describe_tower(config: Mapping[str, Any]) -> str:
-    """Return a note about the tower of a model that sees, which the numbers of a plan leave out; empty for others."""
-    if not sees_pictures(config):
-        return ""
-    parameters = count_tower_params(config["vision_config"])
-    return f"the tower has about {formatting.format_count(parameters)} parameters more, which are not planned"
+    require_text_decoder(config, str(file))
+    shape = read_shape(config, str(file))
+    note = describe_unknown_family(config)
+    if sees_pictures(config):
+        shape = replace(shape, tower_params=count_tower_params(config["vision_config"]))
+        note = (
+            f"with a tower of {formatting.format_count(shape.tower_params)} parameters, whose activations and time are"
+            " not planned"
+        )
+    return shape, f"{file}; {note}" if note else str(file)
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
@@ -164,8 +154,6 @@ def _count_vocabulary(tokenizer: str | None) -> tuple[int, str]:
     return size, f"{size:,} words of {file}"
 
 
-_TEXT_PART_FAMILIES = frozenset({"qwen3_5", "qwen3_5_moe"})
-"""Families of which transformers' AutoModelForCausalLM loads the text part (models/auto/modeling_auto.py)."""
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 
 

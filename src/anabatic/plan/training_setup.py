@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from anabatic.config.sections.common import ContextMethod, Recompute
 from anabatic.config.sections.plan_facts import PlanFacts
+from anabatic.config.sections.train_jobs import SeeingJob
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_name_end
@@ -78,6 +79,7 @@ class TrainingSetup:
         indivisible_tokens: tokens that a micro-batch must contain together; 0: one segment.
         has_lm_head: the head covers the vocabulary; else it returns a few numbers per segment.
         has_reference: a copy of the initial weights runs forward, too (`models/preference_loss.py`).
+        trains_tower: the tower of a model that sees is trained, not frozen.
     """
 
     shape: DecoderShape
@@ -113,6 +115,7 @@ class TrainingSetup:
     indivisible_tokens: int = 0
     has_lm_head: bool = True
     has_reference: bool = False
+    trains_tower: bool = False
 
     @cached_property
     def layout(self) -> Layout:
@@ -290,6 +293,10 @@ class TrainingSetup:
     @cached_property
     def trained_params(self) -> int:
         """Number of parameters of a rank with a gradient."""
+        return self._trained_text_params + self.shape.tower_params * (self.trains_tower and self.tuner == "full")
+
+    @cached_property
+    def _trained_text_params(self) -> int:
         if self.tuner == "full" and self.stage is not None:
             return self.params
         if self.tuner == "full":
@@ -301,7 +308,8 @@ class TrainingSetup:
     @cached_property
     def frozen_params(self) -> int:
         """Number of parameters without a gradient."""
-        return self.params - (0 if self.tuner == "lora" else self.trained_params)
+        towers = self.shape.tower_params * (self.tuner != "full" or not self.trains_tower)
+        return self.params - (0 if self.tuner == "lora" else self._trained_text_params) + towers
 
 
 def resolve_tuner(job: Any) -> tuple[TunerName, int]:
@@ -366,4 +374,5 @@ def build_setup(
         targets=facts.targets,
         has_lm_head=facts.has_lm_head,
         has_reference=facts.has_reference,
+        trains_tower=isinstance(job, SeeingJob) and "tower" in job.vision.train,
     )

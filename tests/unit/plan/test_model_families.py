@@ -316,13 +316,18 @@ def test_families_of_other_blocks_are_not_taken_for_llama(kind: str, keys: dict[
         model_shape.get_named_shape(str(tmp_path))
 
 
-def test_the_text_part_of_a_model_with_pictures(tmp_path: Path) -> None:
+def test_a_model_that_sees_has_a_decoder_and_a_tower(tmp_path: Path) -> None:
     text = {**COMMON, **DELTA, "model_type": "qwen3_5_text"}
-    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 2}}
+    tower = {
+        "depth": 2, "hidden_size": 8, "intermediate_size": 16, "patch_size": 4, "temporal_patch_size": 2,
+        "spatial_merge_size": 2, "out_hidden_size": 32, "num_position_embeddings": 16,
+    }  # fmt: skip
+    tokens = {"image_token_id": 1, "vision_start_token_id": 2, "vision_end_token_id": 3}
+    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": tower, **tokens}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found, source = model_shape.get_named_shape(str(tmp_path))
-    assert found.layers == 5 and "without the vision tower" in source
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "other_vl"}))
+    assert found.layers == 5 and found.tower_params > 0 and "with a tower of" in source
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vision_config": {"depth": 2}}))
     with pytest.raises(DataError, match="reads pictures"):
         model_shape.get_named_shape(str(tmp_path))
 

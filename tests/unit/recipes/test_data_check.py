@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.config.data_commands import DataCheckJob, DataStatsJob
-from anabatic.config.sections.common import Data
+from anabatic.config.sections.train_jobs import PictureData
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.readers.sources import parse_source, read_documents
 from anabatic.recipes import data_check
@@ -126,7 +126,7 @@ def test_findings_of_a_file_with_everything_wrong(tmp_path, capsys):
     ]
     unseen.append(chat("other", f"{long} And then."))
     files = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", unseen)
-    job = DataCheckJob(inputs=[files[0]], data=Data(valid=[files[1]]), findings=str(tmp_path / "found.jsonl"))
+    job = DataCheckJob(inputs=[files[0]], data=PictureData(valid=[files[1]]), findings=str(tmp_path / "found.jsonl"))
     result = check_sources(job)
     assert (result.num_training, result.num_held_out) == (5, 4)
     found = kinds_and_places(result)
@@ -143,13 +143,13 @@ def test_findings_of_a_file_with_everything_wrong(tmp_path, capsys):
     assert "error: 2 rows (50.0%): held out" in shown and "error: 3 rows (25.0%): cannot be used" in shown
     written = [Finding(**json.loads(line)) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert written == result.findings
-    data_check.run(DataCheckJob(inputs=[files[0]], data=Data(valid=[files[1]]), json=True))
+    data_check.run(DataCheckJob(inputs=[files[0]], data=PictureData(valid=[files[1]]), json=True))
     assert [Finding(**one) for one in json.loads(capsys.readouterr().out)["findings"]] == written
 
 
 def test_warnings_fail_when_told_to(tmp_path, capsys):
     file = write(tmp_path / "a.jsonl", [chat(str(number), "the same") for number in range(50)] + [chat("7", "other")])
-    data = Data(valid_fraction=0.0)
+    data = PictureData(valid_fraction=0.0)
     assert data_check.run(DataCheckJob(inputs=[file], data=data)) == 0
     assert "leaks were not looked for" in capsys.readouterr().out
     assert data_check.run(DataCheckJob(inputs=[file], data=data, strict=True)) == 1
@@ -161,7 +161,7 @@ def test_what_a_training_holds_out_by_itself(rows, tmp_path):
     file = write(
         tmp_path / "a.jsonl", [chat(f"question {number // 2}", f"answer {number // 2}") for number in range(rows)]
     )
-    result = check_sources(DataCheckJob(inputs=[file], data=Data(valid_fraction=0.1)))
+    result = check_sources(DataCheckJob(inputs=[file], data=PictureData(valid_fraction=0.1)))
     assert result.num_training + result.num_held_out == rows and 0.05 * rows < result.num_held_out < 0.15 * rows
     places = [(one.location, one.other) for one in result.of_kind("leak")]
     leaks = [tuple(int(place.rpartition(" ")[2]) - 1 for place in pair) for pair in places]
@@ -171,7 +171,9 @@ def test_what_a_training_holds_out_by_itself(rows, tmp_path):
 
 def test_pairs_that_share_a_prompt_do_not_contradict(tmp_path):
     rows = [{"prompt": "Q", "chosen": f"good {n}", "rejected": "bad"} for n in range(3)]
-    result = check_sources(DataCheckJob(inputs=[write(tmp_path / "a.jsonl", rows)], data=Data(valid_fraction=0.0)))
+    result = check_sources(
+        DataCheckJob(inputs=[write(tmp_path / "a.jsonl", rows)], data=PictureData(valid_fraction=0.0))
+    )
     assert result.findings == []
 
 
@@ -213,19 +215,21 @@ def test_wrong_settings(job_class, settings):
 def test_real_rows():
     file = str(REAL / "sft" / "alpaca_zh_demo.json")
     (stats,) = measure_sources(DataStatsJob(inputs=[file]))
-    documents = list(read_documents(parse_source(file), Data()))
+    documents = list(read_documents(parse_source(file), PictureData()))
     assert stats.rows == len(documents) == 1000
     assert stats.languages is None or stats.languages["zh"] > 0.95
-    result = check_sources(DataCheckJob(inputs=[file], data=Data(valid=[str(REAL / "sft" / "alpaca_en_demo.json")])))
+    result = check_sources(
+        DataCheckJob(inputs=[file], data=PictureData(valid=[str(REAL / "sft" / "alpaca_en_demo.json")]))
+    )
     assert result.num_held_out == 999 and not result.of_kind("bad row")
-    same = check_sources(DataCheckJob(inputs=[file], near=False, data=Data(valid=[file])))
+    same = check_sources(DataCheckJob(inputs=[file], near=False, data=PictureData(valid=[file])))
     assert len(same.of_kind("leak")) == 1000
 
 
 def test_unused_columns_and_bad_answers_are_said(tmp_path, capsys, caplog):
     rows = [{"query": f"q{n}", "response": f"r{n}", "context": "c", "label": n > 2} for n in range(9)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert data_check.run(DataCheckJob(inputs=[str(tmp_path / "a.jsonl")], data=Data(valid_fraction=0.0))) == 0
+    assert data_check.run(DataCheckJob(inputs=[str(tmp_path / "a.jsonl")], data=PictureData(valid_fraction=0.0))) == 0
     assert 'a.jsonl: columns that were not used: "context" (9 rows)' in caplog.text
     assert "note: 3 rows marked as bad answers" in capsys.readouterr().out
     caplog.clear()

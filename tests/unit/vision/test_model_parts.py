@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from anabatic.core.errors import DataError
 from anabatic.models.lora import adapter
 from anabatic.models.vision.model_parts import choose_parts, find_part_prefixes, find_trained_prefixes
 from anabatic.plan import model_shape
+from anabatic.plan.memory_estimate import get_persistent_bytes
 from anabatic.plan.shapes.tower_shape import count_tower_params
+from anabatic.plan.training_setup import TrainingSetup
 from suite import tiny_vision
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = tuple(tiny_vision.PATCH)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -33,6 +39,22 @@ def test_parameters_of_the_tower_are_counted(family: str) -> None:
     model = tiny_vision.build_model(family)
     expected = sum(one.numel() for one in model.model.visual.parameters())
     assert count_tower_params(model.config.to_dict()["vision_config"]) == expected
+
+
+def test_a_plan_counts_the_weights_of_the_tower(tmp_path: Path) -> None:
+    config = tiny_vision.make_config().to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape, source = model_shape.get_named_shape(str(tmp_path))
+    tower = count_tower_params(config["vision_config"])
+    assert shape.tower_params == tower and "with a tower of" in source
+    blind = TrainingSetup(replace(shape, tower_params=0))
+    for tuner, frozen in (("full", tower), ("lora", tower)):
+        more = get_persistent_bytes(TrainingSetup(shape, tuner=tuner))
+        less = get_persistent_bytes(replace(blind, tuner=tuner))
+        assert more["frozen weights"] - less["frozen weights"] == 2 * frozen
+        assert more["optimizer"] == less["optimizer"]
+    trained = get_persistent_bytes(TrainingSetup(shape, trains_tower=True))
+    assert trained["trained weights"] - get_persistent_bytes(blind)["trained weights"] == 4 * tower
 
 
 def test_which_models_are_taken() -> None:

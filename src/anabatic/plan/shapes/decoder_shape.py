@@ -51,6 +51,8 @@ class DecoderShape:
     """Router and experts have biases."""
     shared_gate: bool = False
     """A linear layer of one output weighs the shared expert."""
+    tower_params: int = 0
+    """Parameters of the tower of a model that sees, with its projector."""
     kinds: tuple[DecoderShape, ...] = ()
     order: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
