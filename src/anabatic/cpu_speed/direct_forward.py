@@ -26,6 +26,7 @@ from anabatic.device.attention import AttentionOptions
 from anabatic.device.device import get_free_host_memory
 from anabatic.device.ops import DeviceOps, get_device_ops
 from anabatic.models import rope_scaling
+from anabatic.models.forward import get_body
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache, get_head_sizes
 from anabatic.models.lora import multi_adapter
 from anabatic.models.lora.multi_adapter import MultiAdapterLinear
@@ -118,12 +119,12 @@ class DirectForward:
     def __init__(
         self, model: PreTrainedModel, layers: list[_DirectLayer], factory: _ProductFactory, table: Any
     ) -> None:
-        body: Any = model.base_model
+        body: Any = get_body(model)
         self._embed, self._rotary, self._table = body.embed_tokens, body.rotary_emb, table
         self._norm = read_norm(body.norm)
         self._layers = layers
         self._ops: DeviceOps = get_device_ops(model.device.type)
-        self._kv_heads, self._head_size, _ = get_head_sizes(model.config)
+        self._kv_heads, self._head_size, _ = get_head_sizes(model.config.get_text_config())
         self.head = InferenceProduct([model.get_output_embeddings().weight], [None], factory.pack)
 
     def compute_states(self, plan: ForwardPlan, cache: KVCache) -> Tensor:
@@ -185,15 +186,16 @@ def build_direct_forward(
     reason = _find_difference(model)
     if reason:
         return reason
-    tokens = min(_PROBE_TOKENS, model.config.vocab_size)
-    cache = _RecordingCache(model.config, 1, _PROBE_TOKENS, model.device, model.dtype)
+    config = model.config.get_text_config()
+    tokens = min(_PROBE_TOKENS, config.vocab_size)
+    cache = _RecordingCache(config, 1, _PROBE_TOKENS, model.device, model.dtype)
     cache.options = {}
-    first = (model.config.vocab_size - tokens) // 2  # the first and last entries may be padding, whose states are zero
+    first = (config.vocab_size - tokens) // 2  # the first and last entries may be padding, whose states are zero
     row = CacheRow(list(range(first, first + tokens)), 0, [0], [(0, 1)])
     multi_adapter.select_adapters(model, [])
     expected = run_modules(model, _set_plan(cache, row), cache)
     factory = _ProductFactory(_has_room_for_copies(model))
-    body: Any = model.base_model
+    body: Any = get_body(model)
     layers = [_make_layer(index, layer, factory, cache.options[index]) for index, layer in enumerate(body.layers)]
     table = _make_angle_table(model, max_len)
     direct = DirectForward(model, layers, factory, table)
@@ -218,7 +220,7 @@ def _set_plan(cache: KVCache, row: CacheRow) -> ForwardPlan:
 
 def _find_difference(model: PreTrainedModel) -> str:
     """Return what is unknown about a model's structure; empty: nothing."""
-    body: Any = model.base_model
+    body: Any = get_body(model)
     if set(body._modules) != _BODY_PARTS:
         return f"{type(model).__name__} has a body of other parts"
     if any(type(weight.data) is not Tensor for weight in model.parameters()):
@@ -260,9 +262,9 @@ def _make_layer(index: int, layer: Any, factory: _ProductFactory, options: Atten
 
 def _make_angle_table(model: Any, max_len: int) -> Tensor | None:
     """Return cosines and sines of all positions, `[positions, 2, D]`; None: they depend on the length, or are many."""
-    if rope_scaling.get_length_limit(model.config) is not None or max_len > _MAX_TABLE_POSITIONS:
+    if rope_scaling.get_length_limit(model.config.get_text_config()) is not None or max_len > _MAX_TABLE_POSITIONS:
         return None
     positions = torch.arange(max_len, device=model.device)[None]
     like = torch.empty(1, max_len, 1, device=model.device, dtype=model.dtype)
-    cos, sin = model.base_model.rotary_emb(like, positions)
+    cos, sin = get_body(model).rotary_emb(like, positions)
     return torch.stack((cos[0], sin[0]), dim=1)

@@ -238,7 +238,7 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
     if packed.pictures is not None:
         inputs = packed.pictures.compute_inputs(model, packed.input_ids)
     with _follow_lengths(model, plan), watch:
-        out = _get_body(model)(
+        out = get_body(model)(
             **inputs,
             position_ids=packed.position_ids,
             attention_mask=NO_MASK,
@@ -390,7 +390,7 @@ def extend_cache(
     """
     plan = cache.forward_plan = ForwardPlan(rows, cache)
     multi_adapter.select_adapters(model, plan.adapter_spans)
-    if direct is not None and not torch.is_autocast_enabled(plan.input_ids.device.type):
+    if direct is not None and not plan.pictures and not torch.is_autocast_enabled(plan.input_ids.device.type):
         with _follow_lengths(model, plan.length_plan):
             states = direct.compute_states(plan, cache)
         _, head = _get_lm_head(model)
@@ -424,7 +424,7 @@ def run_plan(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
 
 
 def _run_layers(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
-    out = _get_body(model)(
+    out = get_body(model)(
         **_read_tokens(model, plan),
         position_ids=plan.position_ids,
         attention_mask=NO_MASK,
@@ -436,7 +436,7 @@ def _run_layers(model: PreTrainedModel, plan: Any, cache: KVCache) -> Tensor:
     return states
 
 
-def _get_body(model: PreTrainedModel) -> Any:
+def get_body(model: PreTrainedModel) -> Any:
     """Return what makes hidden states of tokens; of a model that sees its decoder, which is given features."""
     return model.base_model if getattr(model.config, "vision_config", None) is None else model.get_decoder()
 

@@ -171,7 +171,7 @@ class ForwardPlan:
         num_attended_layers: layers that have used the plan.
         adapter_spans: adapter slot and number of tokens of each row, in token order.
         length_plan: length of each row's request, and number of its new tokens, in token order.
-        pictures: of the rows that have some, where the row begins in the step.
+        pictures: of the rows that read a prompt with some, where the row begins in the step.
     """
 
     def __init__(self, rows: Sequence[CacheRow], cache: KVCache) -> None:
@@ -196,9 +196,9 @@ class ForwardPlan:
             row = rows[index]
             ids += row.tokens
             end = row.end
-            if row.pictures is not None:
+            if row.pictures is not None and row.start < row.pictures.length:
                 self.pictures.append((len(positions), row.pictures, row.start, end))
-            positions += range(row.start, end)
+            positions += range(row.position, row.position + len(row.tokens))
             slots += [
                 row.blocks[position // block_size] * block_size + position % block_size
                 for position in range(row.start, end)

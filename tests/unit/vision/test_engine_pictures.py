@@ -72,6 +72,7 @@ def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     order = [0, 1, 2, 3, 0, 2]
     assert answer(engine, prompts, order) == [expected[one] for one in order]
     assert answer(engine, prompts, [2, 3]) == [expected[2], expected[3]]
+    assert engine.runner.runs_directly == (family == "qwen3_vl")  # a decoder of the known structure
     shared = engine.get_load().shared_tokens
     assert shared > 0 or family.startswith("qwen3_5")  # layers with a state share no beginnings
 
