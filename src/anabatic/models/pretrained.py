@@ -330,8 +330,11 @@ def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedMod
     """Set packed attention and the fused operators of `device` on a model; its weights may still be missing."""
     model.config._attn_implementation = ATTENTION_NAME
     if getattr(model.config, "vision_config", None) is not None:
+        from anabatic.models.vision.model_parts import find_tower
+        from anabatic.models.vision.patch_product import install_patch_product
         from anabatic.models.vision.tower_attention import TOWER_ATTENTION
 
+        install_patch_product(find_tower(model)[1])
         model.config.vision_config._attn_implementation = TOWER_ATTENTION
     model.config.use_cache = False
     if any(delta_net.CONVOLUTION in module._modules for module in model.modules()):
