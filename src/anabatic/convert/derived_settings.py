@@ -44,6 +44,7 @@ def add_derived_settings(draft: RecipeDraft, folder: Path) -> None:
     data_sources.set_data_sources(draft, folder)
     set_model_name(draft)
     _set_tuner(draft)
+    _set_trained_parts(draft)
     _set_loss_scale(draft)
     _resume(draft)
 
@@ -190,6 +191,28 @@ def _set_tuner(draft: RecipeDraft) -> None:
         _remove_adapter_settings(draft)
     if draft.command == "rl" and "schedule.epochs" in draft.settings and "schedule.max_steps" not in draft.settings:
         draft.set_setting("schedule.max_steps", None, "schedule.epochs counts")
+
+
+_FROZEN_PARTS = {"freeze_language": ("language", False), "freeze_projector": ("projector", True)} | {
+    "freeze_tower": ("tower", True)
+}
+"""Fact -> part of a model that sees, and whether ms-swift and LLaMA-Factory freeze it where nothing is said."""
+
+
+def _set_trained_parts(draft: RecipeDraft) -> None:
+    """Parts of a model that sees, each frozen or not."""
+    given = [one for name in _FROZEN_PARTS if (one := draft.gathered.get(name)) is not None]
+    if not given or draft.setting_type("vision.train") is None:
+        return
+    parts = []
+    for name, (part, frozen) in _FROZEN_PARTS.items():
+        value = draft.gathered_value(name)
+        if not (frozen if value is None else convert_to_type(value, bool, draft.gathered[name].original_text)):
+            parts.append(part)
+    if parts:
+        draft.set_setting("vision.train", parts, given[0].original_text)
+    else:
+        draft.notes.lost.append(f"{given[0].original_text}: all parts of the model are frozen")
 
 
 _LOSS_SCALES = {"last_round": "last_turn_only", "all": "train_on_inputs"}

@@ -125,7 +125,11 @@ def test_text_of_an_entry(tmp_path: Path) -> None:
             "user_tag asker: turns of that speaker are refused",
         ),
         ({"formatting": "sharegpt", "tags": {"odd_tag": "x"}}, "tags.odd_tag: not known"),
-        ({"columns": {"prompt": "q", "response": "r", "images": "pics"}}, "pics: rows with pictures"),
+        (
+            {"columns": {"prompt": "q", "response": "r", "images": "pics"}},
+            "pics: pictures are read from a column `images`",
+        ),
+        ({"columns": {"prompt": "q", "response": "r", "videos": "clips"}}, "clips: rows with video or sound"),
         ({"columns": {"prompt": "q", "response": "r", "odd": "x"}}, "columns.odd: not known"),
         ({"subset": "en"}, "subset en: files have none"),
         ({"formatting": "odd"}, "formatting odd: not known"),

@@ -39,6 +39,11 @@ def value_of(job: Any, key: str) -> Any:
         (f"{SWIFT} --router_aux_loss_coef 0.002", "optim.router_aux_loss", 0.002),
         (f"{SWIFT} --loss_scale last_round", "last_turn_only", True),
         (f"{SWIFT} --loss_scale all", "train_on_inputs", True),
+        (f"{SWIFT} --freeze_vit false", "vision.train", ["language", "tower"]),
+        (f"MAX_PIXELS=1003520 {SWIFT}", "vision.max_pixels", 1003520),
+        (f"{FACTORY} --freeze_multi_modal_projector false", "vision.train", ["language", "projector"]),
+        (f"{FACTORY} --freeze_vision_tower true --image_min_pixels 1024", "vision.min_pixels", 1024),
+        (f"{FACTORY} --media_dir pictures", "data.media", "pictures"),
         (f"{FACTORY} --mask_history true", "last_turn_only", True),
         (f"{FACTORY} --train_on_prompt true", "train_on_inputs", True),
         (f"{OWN} --assistant_only_loss false", "train_on_inputs", True),
@@ -164,7 +169,7 @@ def test_settings_of_ours_that_have_a_counterpart() -> None:
     own = {key for key, _ in validation.iter_settings(job) if key.startswith(learned)}
     without = {
         "optim.momentum", "optim.on_bad_step", "optim.spike", "optim.max_rewinds", "schedule.minutes",
-        "curriculum.by", "curriculum.field", "curriculum.stages", "freeze.train", "data.long_share", "data.media",
+        "curriculum.by", "curriculum.field", "curriculum.stages", "freeze.train", "data.long_share",
     }  # fmt: skip
     assert own - named == without
 
