@@ -40,7 +40,7 @@ def value_of(job: Any, key: str) -> Any:
         (f"{SWIFT} --loss_scale last_round", "last_turn_only", True),
         (f"{SWIFT} --loss_scale all", "train_on_inputs", True),
         (f"{SWIFT} --freeze_vit false", "vision.train", ["language", "tower"]),
-        (f"MAX_PIXELS=1003520 {SWIFT}", "vision.max_pixels", 1003520),
+        (f"{SWIFT} --max_pixels 1003520", "vision.max_pixels", 1003520),
         (f"{FACTORY} --freeze_multi_modal_projector false", "vision.train", ["language", "projector"]),
         (f"{FACTORY} --freeze_vision_tower true --image_min_pixels 1024", "vision.min_pixels", 1024),
         (f"{FACTORY} --media_dir pictures", "data.media", "pictures"),
