@@ -15,7 +15,8 @@ TOKENS = (
     "<|video_pad|>",
 )  # fmt: skip
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 60, 220), "white": (250, 250, 250)}
-PATCH = {"qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen3_5": 16, "qwen3_5_moe": 16, "qwen2_5_vl": 14}
+PATCH = {"qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen3_5": 16, "qwen3_5_moe": 16, "qwen2_5_vl": 14, "glm4v": 14,
+         "glm4v_moe": 14, "glm46v": 14}  # fmt: skip
 """Side of a patch by family."""
 _EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 CHAT_TEMPLATE = (
@@ -42,7 +43,14 @@ def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> 
         depth=4, hidden_size=24, num_heads=2, intermediate_size=40, patch_size=PATCH[family], temporal_patch_size=2,
         spatial_merge_size=2, out_hidden_size=32, in_channels=3,
     )  # fmt: skip
-    if family == "qwen2_5_vl":
+    names = ("vision_start_token_id", "vision_end_token_id")
+    if family.startswith("glm"):
+        names = ("image_start_token_id", "image_end_token_id")
+        text |= dict(hidden_size=64)
+        del text["head_dim"]
+        text["rope_parameters"] |= {"partial_rotary_factor": 0.5}
+        tower |= dict(image_size=56, out_hidden_size=64)
+    elif family == "qwen2_5_vl":
         tower |= dict(window_size=56, fullatt_block_indexes=[1, 3])
     else:
         tower |= dict(num_position_embeddings=16)
@@ -55,11 +63,16 @@ def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> 
             linear_value_head_dim=8, linear_conv_kernel_dim=4, head_dim=16,
         )  # fmt: skip
         text["rope_parameters"] |= {"partial_rotary_factor": 0.5}
-    if family.endswith("_moe"):
+    if family == "glm4v_moe":
+        text |= dict(
+            n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1, n_group=1,
+            topk_group=1, first_k_dense_replace=1,
+        )  # fmt: skip
+    elif family.endswith("_moe"):
         text |= _EXPERTS | ({"shared_expert_intermediate_size": 16} if family == "qwen3_5_moe" else {})
     return AutoConfig.for_model(
-        family, text_config=text, vision_config=tower, image_token_id=5, video_token_id=6, vision_start_token_id=3,
-        vision_end_token_id=4, tie_word_embeddings=tie,
+        family, text_config=text, vision_config=tower, image_token_id=5, video_token_id=6, tie_word_embeddings=tie,
+        **dict(zip(names, (3, 4), strict=True)),
     )  # fmt: skip
 
 

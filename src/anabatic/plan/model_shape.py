@@ -199,18 +199,22 @@ _BLIND_COMMANDS = ("export", "reward")
 """Commands that take no models that see."""
 _SEEING_LAYERS = frozenset({"full_attention", "linear_attention"})
 _TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
-_PICTURE_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
+_PICTURE_TOKENS = (
+    ("image_token_id", "vision_start_token_id", "vision_end_token_id"),
+    ("image_token_id", "image_start_token_id", "image_end_token_id"),
+)
+"""Keys of the tokens of a picture and those around it: of Qwen-VL, of GLM-V."""
 
 
 def sees_pictures(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a model that reads pictures as Qwen-VL does: a grid of patches, squares of
-    which become tokens, and a decoder whose layers are attention or the delta rule."""
+    """Return whether a config.json is of a model that reads pictures as Qwen-VL and GLM-V do: a grid of patches,
+    squares of which become tokens, and a decoder whose layers are attention or the delta rule."""
     tower, text = config.get("vision_config"), config.get("text_config")
     if not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return False
     others = [key for key, value in config.items() if key != "vision_config" and value and _is_tower(key, value)]
     has_sizes = all(type(tower.get(key)) is int for key in _TOWER_SIZES)
-    has_tokens = all(type(config.get(key)) is int for key in _PICTURE_TOKENS)
+    has_tokens = any(all(type(config.get(key)) is int for key in keys) for keys in _PICTURE_TOKENS)
     kinds = text.get("layer_types") or ()
     return has_sizes and has_tokens and not others and _SEEING_LAYERS.issuperset(kinds)
 

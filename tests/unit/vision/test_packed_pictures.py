@@ -54,11 +54,13 @@ def make_rows(folder: Path, family: str) -> tuple[PictureRules, list[TokenSegmen
 
 def compute_reference(model: PreTrainedModel, rows: list[TokenSegment], rules: PictureRules) -> Tensor:
     """Return the summed loss of transformers' own forward pass over each row alone, with its own processor."""
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    kind = Glm4vImageProcessorPil if rules.counts_frames else Qwen2VLImageProcessorPil
     size = {"shortest_edge": rules.min_pixels, "longest_edge": rules.max_pixels}
     half = [0.5, 0.5, 0.5]
-    processor = Qwen2VLImageProcessorPil(size=size, patch_size=rules.patch, image_mean=half, image_std=half)
+    processor = kind(size=size, patch_size=rules.patch, image_mean=half, image_std=half)
     total = torch.zeros((), dtype=torch.float64)
     for row in rows:
         ids = torch.from_numpy(row.ids)[None]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from anabatic.core.errors import ConfigError, DataError
@@ -35,6 +36,23 @@ def write_rules(folder: Path, patch: int = 16, **more: object) -> PictureRules:
 def draw_noise(size: tuple[int, int], mode: str) -> Image.Image:
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
     return Image.fromarray(pixels[..., :3]).convert(mode)
+
+
+@pytest.mark.parametrize("size", [*SIZES, (20, 27), (2000, 12)], ids=str)
+def test_patches_of_glm_equal_its_processor(tmp_path: Path, size: tuple[int, int]) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"size": {"shortest_edge": 12544, "longest_edge": 131072}})
+    )
+    tower = {**CONFIG["vision_config"], "patch_size": 14}  # type: ignore[dict-item]
+    rules = read_picture_rules(
+        tmp_path, {"image_token_id": 5, "image_start_token_id": 3, "image_end_token_id": 4, "vision_config": tower}
+    )
+    image = draw_noise(size, "RGB")
+    processor = Glm4vImageProcessorPil(size={"shortest_edge": 12544, "longest_edge": 131072})
+    expected = processor([image], return_tensors="np")
+    grid = rules.fit_grid(size[1], size[0])
+    assert (1, *grid) == tuple(expected["image_grid_thw"][0])
+    np.testing.assert_array_equal(make_patches(image, rules, grid), expected["pixel_values"])
 
 
 @pytest.mark.parametrize("patch", [14, 16])

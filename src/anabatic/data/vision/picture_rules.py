@@ -1,7 +1,7 @@
 """Sizes, normalization and tokens that a model wants of its pictures, from the files of its folder.
 
 The arithmetic is that of transformers' Qwen2-VL image processors, which Qwen2.5-VL and Qwen3-VL share
-(models/qwen2_vl/image_processing_pil_qwen2_vl.py).
+(models/qwen2_vl/image_processing_pil_qwen2_vl.py), and that of GLM-4V's (models/glm4v/image_processing_pil_glm4v.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class PictureRules:
         min_pixels, max_pixels: of the resized picture.
         resample: Pillow's number of the filter.
         scale: factor on a value from 0 to 255, before `(x - mean) / std` for each color.
+        counts_frames: the bounds count the pixels of all `frames`, and a side shorter than a token is made one first
+            (GLM-4V).
     """
 
     image_token: int
@@ -49,6 +51,7 @@ class PictureRules:
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    counts_frames: bool = False
 
     @property
     def unit(self) -> int:
@@ -63,14 +66,17 @@ class PictureRules:
         """
         if max(height, width) > _MAX_RATIO * min(height, width):
             raise ValueError(f"one side is more than {_MAX_RATIO} times the other ({width} x {height} pixels)")
-        unit = self.unit
+        unit, frames = self.unit, self.frames if self.counts_frames else 1
+        if self.counts_frames and min(height, width) < unit:
+            scale = max(unit / height, unit / width)
+            height, width = int(height * scale), int(width * scale)
         # Python's round goes to the even number, as the processor's does.
         rows, columns = (round(side / unit) for side in (height, width))
-        if rows * columns * unit**2 > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
+        if frames * rows * columns * unit**2 > self.max_pixels:
+            shrink = math.sqrt(frames * height * width / self.max_pixels)
             rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
-        elif rows * columns * unit**2 < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
+        elif frames * rows * columns * unit**2 < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (frames * height * width))
             rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
         return rows * self.merge, columns * self.merge
 
@@ -96,13 +102,15 @@ def read_picture_rules(
     tower = config["vision_config"]
     size = values.get("size")
     size = size if isinstance(size, Mapping) else {}
-    low = values.get("min_pixels") or size.get("shortest_edge") or 56 * 56
-    high = values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    kind = "image" if "image_start_token_id" in config else "vision"
+    is_glm = kind == "image"
+    low = values.get("min_pixels") or size.get("shortest_edge") or (112 * 112 if is_glm else 56 * 56)
+    high = values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * (15000 if is_glm else 1280)
     try:
         rules = PictureRules(
             image_token=int(config["image_token_id"]),
-            start_token=int(config["vision_start_token_id"]),
-            end_token=int(config["vision_end_token_id"]),
+            start_token=int(config[f"{kind}_start_token_id"]),
+            end_token=int(config[f"{kind}_end_token_id"]),
             patch=int(values.get("patch_size") or tower["patch_size"]),
             merge=int(values.get("merge_size") or tower["spatial_merge_size"]),
             frames=int(values.get("temporal_patch_size") or tower["temporal_patch_size"]),
@@ -112,6 +120,7 @@ def read_picture_rules(
             scale=float(values.get("rescale_factor", 1 / 255)) if values.get("do_rescale", True) else 1.0,
             mean=_read_colors(values, "image_mean", _CLIP_MEAN, 0.0),
             std=_read_colors(values, "image_std", _CLIP_STD, 1.0),
+            counts_frames=is_glm,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: no description of pictures that is known here: {error!r}", "copy it again") from error

@@ -36,7 +36,7 @@ class PackedPictures:
 
     Attributes:
         pixels: `[patches, values of a patch]`, on the device.
-        grids: int64 `[pictures, 3]`, on the host: 1, rows and columns of patches.
+        grids: int64 `[pictures, 3]`, on the host where the tower allows it: 1, rows and columns of patches.
         inputs: what the tower is given beside the patches, on the device.
         places: int64 `[n]`, on the device: which tokens of the batch are the pictures'. None: the picture is a blank
             one without tokens, which gives every trained weight of the tower a gradient of zero.

@@ -41,9 +41,10 @@ class TowerInputs:
     def pack_pictures(self, pictures: PictureBatch, device: torch.device) -> PackedPictures:
         """Return pictures on the device, without the places of their tokens."""
         grids = torch.tensor([(1, rows, columns) for rows, columns in pictures.grids])
-        return PackedPictures(
-            send_to_device(pictures.pixels, device), grids, self._prepare_inputs(grids, pictures.grids, device), None
-        )
+        inputs = self._prepare_inputs(grids, pictures.grids, device)
+        if hasattr(self.tower, "embeddings"):  # GLM-V reads its table of positions by the sizes, on the device
+            grids = send_to_device(grids, device)
+        return PackedPictures(send_to_device(pictures.pixels, device), grids, inputs, None)
 
     def _prepare_inputs(self, grids: Tensor, sizes: list[tuple[int, int]], device: torch.device) -> dict[str, Any]:
         """Return what a tower would otherwise compute from the grids on the device, with a wait for each value."""

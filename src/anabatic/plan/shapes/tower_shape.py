@@ -9,14 +9,17 @@ from anabatic.plan.shapes.config_values import ConfigValues
 
 
 def count_tower_params(config: Mapping[str, Any], name: str = "vision_config") -> int:
-    """Return the parameters of a tower with its projector, as transformers builds it for Qwen3-VL, or Qwen2.5-VL, whose
-    blocks have gates (models/qwen3_vl and models/qwen2_5_vl, modeling files).
+    """Return the parameters of a tower with its projector, as transformers builds it for Qwen3-VL, Qwen2.5-VL, whose
+    blocks have gates, or for GLM-V, whose positions are those of a picture of `image_size` (models/qwen3_vl,
+    models/qwen2_5_vl and models/glm4v, modeling files).
 
     Raises:
         DataError: a size is missing or no number.
     """
     values = ConfigValues(config, name)
     width, inner = values.require_size("hidden_size"), values.require_size("intermediate_size")
+    if "image_size" in config and "num_position_embeddings" not in config:
+        return _count_glm_params(values, width, inner)
     merged = width * values.require_size("spatial_merge_size") ** 2
     out = values.read_size("out_hidden_size", default=width)
     has_gates = "fullatt_block_indexes" in config
@@ -35,3 +38,13 @@ def count_tower_params(config: Mapping[str, Any], name: str = "vision_config") -
         + projector
         + deep * (2 * merged + projector)
     )
+
+
+def _count_glm_params(values: ConfigValues, width: int, inner: int) -> int:
+    out, patch = values.require_size("out_hidden_size"), values.require_size("patch_size")
+    kernel = values.read_size("in_channels", default=3) * values.require_size("temporal_patch_size") * patch**2
+    block = 2 * width + 4 * width * width + 3 * width * out
+    projector = out * width * values.require_size("spatial_merge_size") ** 2 + out
+    projector += out * out + 2 * out + 3 * out * inner
+    positions = (values.require_size("image_size") // patch) ** 2 * width
+    return values.require_size("depth") * block + positions + width * kernel + width + 2 * width + projector
