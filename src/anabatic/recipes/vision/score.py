@@ -51,8 +51,8 @@ def run(job: VisionScoreJob) -> None:
     tasks = {kind: _score_kind(answers, job.show) for kind, answers in kinds.items()}
     width = max(map(len, tasks))
     for kind, task in tasks.items():
-        shares = f"{task['accuracy']:7.1%}   without pictures {task['without_picture']:7.1%}   baseline {task['chance']:7.1%}"
-        sys.stdout.write(f"{kind:{width}}  {shares}   ({task['n']:,} questions)\n")
+        others = f"without pictures {task['without_picture']:7.1%}   baseline {task['chance']:7.1%}"
+        sys.stdout.write(f"{kind:{width}}  {task['accuracy']:7.1%}   {others}   ({task['n']:,} questions)\n")
     out = Path(job.out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "eval.json", json.dumps({"tasks": tasks}, indent=2, ensure_ascii=False) + "\n")
