@@ -41,7 +41,7 @@ class VisionBuildJob:
     """Folder with tokenizer.json; the tokens of pictures are added."""
     out: str = "runs/untrained"
     """Folder to write."""
-    depth: int = 4
+    depth: int = 3
     """Layers of the language model."""
     width: int = 128
     """Its width; heads have 32."""

@@ -85,22 +85,22 @@ class _Canvas:
         quarters = self.random.sample([(0.26, 0.26), (0.74, 0.26), (0.26, 0.74), (0.74, 0.74)], count)
         return [(x + self.random.uniform(-0.06, 0.06), y + self.random.uniform(-0.06, 0.06)) for x, y in quarters]
 
-    def draw_pair(self) -> tuple[list[str], list[str]]:
-        """Draw two different shapes of two different colours; return shapes and colours."""
-        shapes, colours = self.random.sample(SHAPES, 2), self.random.sample(list(COLOURS), 2)
-        for shape, colour, (x, y) in zip(shapes, colours, self.choose_places(2), strict=True):
-            self.draw_shape(shape, colour, x, y, self.random.uniform(0.14, 0.19))
-        return shapes, colours
+    def draw_large_shape(self) -> tuple[str, str]:
+        """Draw one large shape; return shape and colour."""
+        shape, colour = self.random.choice(SHAPES), self.random.choice(list(COLOURS))
+        x, y = self.random.uniform(0.4, 0.6), self.random.uniform(0.4, 0.6)
+        self.draw_shape(shape, colour, x, y, self.random.uniform(0.24, 0.36))
+        return shape, colour
 
 
 def _ask_colour(canvas: _Canvas) -> tuple[str, str]:
-    shapes, colours = canvas.draw_pair()
-    return f"Which colour has the {shapes[0]}?", colours[0]
+    shape, colour = canvas.draw_large_shape()
+    return f"Which colour has the {shape}?", colour
 
 
 def _ask_shape(canvas: _Canvas) -> tuple[str, str]:
-    shapes, colours = canvas.draw_pair()
-    return f"Which shape is {colours[0]}?", shapes[0]
+    shape, colour = canvas.draw_large_shape()
+    return f"Which shape is {colour}?", shape
 
 
 def _ask_count(canvas: _Canvas) -> tuple[str, str]:
@@ -113,8 +113,8 @@ def _ask_count(canvas: _Canvas) -> tuple[str, str]:
 
 def _ask_digit(canvas: _Canvas) -> tuple[str, str]:
     digit, colour = canvas.random.randrange(10), canvas.random.choice(list(COLOURS))
-    left, top = canvas.random.uniform(0.2, 0.4), canvas.random.uniform(0.12, 0.25)
-    wide, high = canvas.random.uniform(0.28, 0.38), canvas.random.uniform(0.28, 0.34)
+    left, top = canvas.random.uniform(0.25, 0.35), canvas.random.uniform(0.12, 0.22)
+    wide, high = canvas.random.uniform(0.32, 0.38), canvas.random.uniform(0.3, 0.34)
     for name in _DIGITS[digit]:
         x1, y1, x2, y2 = _SEGMENTS[name]
         points = (left + wide * x1, top + high * y1, left + wide * x2, top + high * y2)

@@ -53,7 +53,7 @@ def run(job: VisionBuildJob) -> None:
 
 
 def build_seeing_model(job: VisionBuildJob, vocab_size: int, token_ids: list[int]) -> PreTrainedModel:
-    """Return transformers' own model with random weights.
+    """Return transformers' own model with random weights: of matrices normal, with deviation 1/sqrt(inputs).
 
     Args:
         token_ids: of start, end, picture and video.
@@ -79,4 +79,7 @@ def build_seeing_model(job: VisionBuildJob, vocab_size: int, token_ids: list[int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         model: PreTrainedModel = AutoModelForImageTextToText.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # transformers' own 0.02 is small for such widths
+                torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
     return model
