@@ -79,7 +79,7 @@ class VisionScoreJob:
     """The answers to the same rows without their pictures."""
     out: str = "runs/score"
     """Folder of eval.json."""
-    show: int = 5
+    show: int = 6
     """Pictures of each kind that the report shows."""
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from anabatic.config.vision_commands import VisionDrawJob
-from anabatic.core import extras, json_reader
+from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
 from anabatic.data.builtin.drawn_pictures import COLOURS, KINDS, draw_pictures
 from anabatic.recipes.vision import draw
@@ -59,7 +60,7 @@ def test_rows_without_pictures_ask_the_same(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_several_answers() -> None:
-    answers = defaultdict(Counter)
+    answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in draw_pictures(500, 32, 3):
         answers[one.kind][one.answer] += 1
     assert {kind: len(found) for kind, found in answers.items()} == dict(colour=6, shape=4, count=4, digit=10, bars=3)
@@ -77,7 +78,7 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="PIL")
 
-    monkeypatch.setattr(extras.importlib, "import_module", refuse)
+    monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(ConfigError, match="drawing pictures needs pillow") as raised:
         next(draw_pictures(1, 64, 0))
     assert "[vision]" in raised.value.hint
