@@ -16,7 +16,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.paths import write_atomic
 
 _MAX_PICTURE_BYTES = 100_000
-"""Of a picture that is kept in eval.json."""
+"""Of a picture that eval.json holds; a larger one is left out."""
 
 
 @dataclass(frozen=True)
