@@ -35,7 +35,8 @@ def run(job: VisionBuildJob) -> None:
     out = Path(job.out).expanduser()
     tokenizer = hf_folder.load_tokenizer(job.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": [*_TOKENS]}, replace_extra_special_tokens=False)
-    ids = [tokenizer.convert_tokens_to_ids(token) for token in _TOKENS]
+    known = tokenizer.get_vocab()
+    ids = [known[token] for token in _TOKENS]
     model = build_seeing_model(job, len(tokenizer), ids)
     unit = (_MERGE * job.patch) ** 2
     processor = {
