@@ -112,7 +112,11 @@ HOW = (
     How("anabatic launch --hosts", "read", "needs machines with sshd; tests/cluster/test_sshd.py"),
     How("anabatic launch .*--nnodes", "read", NO_MACHINES),
     How("anabatic launch --check -- sft -c qwen32b", "read", NO_MACHINES),
-    How("anabatic run (demo|rl_demo|speedrun|vessel)", "dry", "minutes; tests/e2e/test_speedrun.py, CI's demo"),
+    How(
+        "anabatic run (demo|rl_demo|vision_demo|speedrun|vessel)",
+        "dry",
+        "minutes; tests/e2e/test_speedrun.py, CI's demo",
+    ),
     How("anabatic eval .*--endpoint", "read", "needs a server at node1; tests/unit/evals/test_endpoint.py"),
     How("HF_ENDPOINT=|.* --hub modelscope", "read", "asks a hub; tests/unit/hub/test_model_download.py"),
     How("anabatic export .*--gguf", "read", "needs llama.cpp; tests/unit/export/test_gguf.py"),

@@ -49,6 +49,10 @@ _ENTRIES = (
     _job("data stats", example="chats.jsonl -m Qwen/Qwen2.5-0.5B --seq-len 2048"),
     _job("data check", example="chats.jsonl --held-out unseen.jsonl"),
     _job("data tokenize", example="corpus/ --tokenizer runs/mine/tokenizer --engine ray"),
+    CommandEntry("vision", "Draw pictures with questions, build a small model that sees, score its answers.", TRAIN),
+    _job("vision draw", example="--out runs/pictures"),
+    _job("vision build", example="--tokenizer runs/mine/tokenizer --out runs/untrained"),
+    _job("vision score", example="--rows held_out.jsonl --answers answers.jsonl --without answers_text.jsonl"),
     CommandEntry(
         "plan",
         "Estimate the memory and time of a training job.",

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from anabatic.core.errors import ConfigError, DataError
+from anabatic.recipes.pipeline import stage_plan
 from unit.pipeline.bench import ALL, Bench
 
 
@@ -126,3 +127,23 @@ def test_a_failure_does_not_push_out_an_earlier_result(bench: Bench) -> None:
         bench.behave(base=how)
         bench.run(vars={"steps": steps})
     assert (bench.out / "base.old" / "final_model" / "config.json").is_file()
+
+
+def test_files_of_earlier_stages_are_known_by_the_keys_of_these(bench: Bench) -> None:
+    bench.tree["stages"]["sft"]["job"]["data"] = {"train": ["c.jsonl", "${talks}/rows.jsonl"]}
+    bench.tree["stages"] = {
+        "talks": {"command": "infer", "job": {"model": "m", "inputs": ["questions.jsonl"]}},
+        **bench.tree["stages"],
+    }
+
+    def list_keys() -> dict[str, str]:
+        return {stage.name: stage.cache_key for stage in stage_plan.plan_stages(bench.job(), {})}
+
+    before = list_keys()
+    made = bench.out / "talks" / "rows.jsonl"
+    made.parent.mkdir(parents=True)
+    made.write_text("{}\n")
+    assert list_keys() == before
+    bench.tree["stages"]["talks"]["job"]["model"] = "other"
+    changed = list_keys()
+    assert {name for name in before if changed[name] != before[name]} == {"talks", "sft", "talk"}

@@ -230,6 +230,17 @@ def test_an_odd_evaluation(tmp_path: Path) -> None:
     assert "t – baseline 150.0%" in text and "2.500" in text and '✕ wrong ["x"] null expected' in text
 
 
+def test_pictures_of_questions_are_drawn_from_the_page_alone(tmp_path: Path) -> None:
+    good = "data:image/png;base64," + base64.b64encode(b"picture").decode()
+    given = [good, "https://example.org/a.png", 'data:image/png;base64,A" onerror="x', "data:text/html;base64,AAAA", 3]
+    examples = [{"prompt": "What?", "reply": "it", "answer": "it", "correct": True, "picture": one} for one in given]
+    task = {"accuracy": 0.75, "without_picture": 0.25, "chance": 0.2, "n": 5, "examples": examples}
+    (tmp_path / "eval.json").write_text(json.dumps({"tasks": {"colour": task}}))
+    page = Page(write_run_report(tmp_path))
+    assert [value for tag, name, value in page.attributes if tag == "img" and name == "src"] == [good]
+    assert "75.0% baseline 20.0% · without pictures 25.0%" in page.text
+
+
 def test_the_last_evaluation_leads(tmp_path: Path) -> None:
     job = PipelineJob(stages={"early": PipelineStage(command="eval"), "late": PipelineStage(command="eval")})
     for name, model in (("early", 2.5), ("late", 1.5)):

@@ -18,6 +18,7 @@ _EIGHT_910B3 = "8 x Ascend 910B3 (64 GB)"
 _ROWS = (
     ShippedRecipe("demo", "run", "from plain text to a model that answers, in five minutes", "2 CPU cores"),
     ShippedRecipe("rl_demo", "run", "reinforcement learning with a small model, in a few minutes", "2 CPU cores"),
+    ShippedRecipe("vision_demo", "run", "a small model learns to see pictures that are drawn", "2 CPU cores"),
     ShippedRecipe("speedrun", "run", "all stages of nanochat, depth 20", _EIGHT_910B3),
     ShippedRecipe("qwen-lora", "sft", "LoRA for any Qwen2.5 or Qwen3 (settings for 7B)", _ONE_910B3),
     ShippedRecipe("qwen-full", "sft", "full fine-tuning of any Qwen2.5 or Qwen3 (settings for 14B)", _EIGHT_910B3),

@@ -104,9 +104,18 @@ def combine_errors(errors: Sequence[AnabaticError]) -> AnabaticError:
     return errors[0] if len(errors) == 1 else MultipleErrors(errors)
 
 
-def _digest_data_files(settings: Any) -> dict[str, str]:
-    """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change."""
-    return {spec: _digest_source(spec) for spec in data_files.list_sources(settings)}
+def _digest_data_files(settings: Any, needs: Sequence[StagePlan]) -> dict[str, str]:
+    """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change.
+
+    Files of the stages that it needs are left out: their keys say what they are, also before they are written.
+    """
+    made = [data_files.absolute_path(str(stage.output)) for stage in needs]
+    specs = data_files.list_sources(settings)
+    return {
+        spec: _digest_source(spec)
+        for spec in specs
+        if not any(data_files.absolute_path(spec).is_relative_to(folder) for folder in made)
+    }
 
 
 def _digest_source(spec: str) -> str:
@@ -156,7 +165,7 @@ def _plan_stage(
         "command": stage.command,
         "version": __version__,
         "job": settings_module.job_to_dict(settings),
-        "files": _digest_data_files(settings),
+        "files": _digest_data_files(settings, [earlier[need] for need in needs]),
         "needs": {need: earlier[need].cache_key for need in needs},
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -229,7 +229,9 @@ _FILE_CHECKS: dict[str, Callable[[Any, str], Any]] = {
 _WEIGHTED_SOURCE_COMMANDS = ("pretrain", "sft", "dpo", "reward")
 
 
-TEXT_MODEL_COMMANDS = ("pretrain", "sft", "dpo", "rl", "merge", "export", "checkpoint export", "classify pretrain")
+TEXT_MODEL_COMMANDS = (
+    "pretrain", "sft", "dpo", "rl", "merge", "export", "checkpoint export", "classify pretrain", "vision build",
+)  # fmt: skip
 """Commands that make a model which writes text."""
 OTHER_MODEL_COMMANDS = {"reward": "a reward model", "classify train": "a classifier"}
 """Commands that make a model which writes no text."""

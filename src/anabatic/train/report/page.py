@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from anabatic.train.report.words import (
 MAX_TEXT_CHARS = 4000
 MAX_SAMPLES = 8
 MAX_EVENTS = 200
+_PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]{1,200000}")
 _STATE_SIGNS = {"done": "✓", "skip": "✓", "fail": "✕", "interrupted": "…", "run": "…", "stale": "…", "": "○"}
 
 
@@ -170,13 +172,16 @@ def _task_scores(run: RunData) -> list[dict[str, Any]]:
 
 
 def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
-    accuracy, chance, num_items = (to_finite_number(task.get(key)) for key in ("accuracy", "chance", "n"))
+    accuracy, chance, blind, num_items = (
+        to_finite_number(task.get(key)) for key in ("accuracy", "chance", "without_picture", "n")
+    )
     examples = task.get("examples")
     rows = [row for row in examples if isinstance(row, dict)] if isinstance(examples, list) else []
     return {
         "name": name,
         "accuracy": MISSING if accuracy is None else f"{accuracy:.1%}",
         "chance": MISSING if chance is None else f"{chance:.1%}",
+        "blind": None if blind is None else get_text("without_picture", value=f"{blind:.1%}"),
         "width": 100 * min(1.0, max(0.0, accuracy or 0.0)),
         "mark": None if chance is None else 100 * min(1.0, max(0.0, chance)),
         "asked": None if num_items is None else get_text("questions", count=f"{num_items:,.0f}"),
@@ -184,6 +189,7 @@ def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
             {
                 **{key: _shorten_text(_to_text(row.get(key, ""))) for key in ("prompt", "reply", "answer")},
                 "correct": row.get("correct") is True,
+                "picture": picture if _PICTURE.fullmatch(picture := str(row.get("picture"))) else None,
             }
             for row in rows
         ],

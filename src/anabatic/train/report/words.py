@@ -59,6 +59,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "tasks_share": ("share of held-out questions answered right", "留出问题的正确率"),
     "tasks_chance": ("held-out questions, compared with the baseline", "留出问题，与基线对比"),
     "chance": ("baseline {value}", "基线 {value}"),
+    "without_picture": ("without pictures {value}", "不看图片 {value}"),
+    "picture": ("the picture that is asked about", "所问的图片"),
     "chance_key": ("the baseline: the score of the best constant answer", "基线：固定回答同一个答案所能得到的最高分"),
     "questions": ("{count} questions", "{count} 个问题"),
     "right": ("right", "正确"),
