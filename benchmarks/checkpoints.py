@@ -31,11 +31,11 @@ from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.models.pretrained import prepare_model
 from anabatic.parallel.world import World
-from anabatic.testing.tiny_models import build_tiny_qwen2
 from anabatic.train import run_folder
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from anabatic_testing.tiny_models import build_tiny_qwen2
 from option_types import positive_int
 
 TOKENS = 256

@@ -49,10 +49,10 @@ def rank_main(context: int, tokens: int, document: int, tuner: str) -> None:
     from anabatic.models.model_init import materialize_model
     from anabatic.parallel import sharding
     from anabatic.parallel.world import init_world, leave_world
-    from anabatic.testing.tiny_models import build_tiny_qwen2
     from anabatic.train.objectives import make_next_token_objective
     from anabatic.train.optim.optimizer import Optimizer
     from anabatic.train.step import TrainStep
+    from anabatic_testing.tiny_models import build_tiny_qwen2
 
     device = select_device(DeviceSettings(type="cpu", threads=1, dtype="fp32"))
     world = init_world(device, Parallel(context=context))
@@ -93,7 +93,7 @@ class Side:
     """The processes of one side."""
 
     def __init__(self, context: int, tokens: int, document: int, tuner: str) -> None:
-        from anabatic.testing.multiprocess import find_free_port
+        from anabatic_testing.multiprocess import find_free_port
 
         port, words = find_free_port(), [context, tokens, document, tuner]
         self.ranks = [

@@ -90,7 +90,7 @@ class Plan:
 
 def prepare(folder: Path) -> tuple[Path, Path]:
     """Write a text and train its tokenizer."""
-    from anabatic.testing.tiny_models import train_tiny_tokenizer, write_tiny_text
+    from anabatic_testing.tiny_models import train_tiny_tokenizer, write_tiny_text
 
     text = write_tiny_text(folder)
     return text, train_tiny_tokenizer(folder, text)

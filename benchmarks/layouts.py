@@ -105,7 +105,7 @@ class Side:
     """The processes of one side of a comparison."""
 
     def __init__(self, words: Sequence[str], ranks: int, rounds: int, folder: Path) -> None:
-        from anabatic.testing.multiprocess import find_free_port
+        from anabatic_testing.multiprocess import find_free_port
 
         folder.mkdir()
         given = {"--out": str(folder / "run"), "--schedule.max-steps": str(rounds + 2)}

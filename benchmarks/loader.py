@@ -21,7 +21,7 @@ import numpy as np
 from anabatic.data.batching.loader import Loader
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.shards.writer import EncodedEntry
-from anabatic.testing.tiny_corpora import write_shard_set
+from anabatic_testing.tiny_corpora import write_shard_set
 
 SEQ_LEN, CAPACITY = 1024, 8192
 

@@ -28,10 +28,10 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.collectives import barrier
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.checkpoint import memory_store, storage
 from anabatic.train.checkpoint.memory_copies import MemoryCopies, find_memory_copy
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
+from anabatic_testing.multiprocess import spawn_ranks
 from option_types import positive_int
 
 TENSORS = 16

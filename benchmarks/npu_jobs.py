@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from anabatic.testing.multiprocess import find_free_port
 from anabatic_sim.machine_spec import REPORT_VARIABLE
+from anabatic_testing.multiprocess import find_free_port
 
 STEPS, LOG_EVERY = 6, 3
 """Of a training: the last step is one that neither logs nor follows one that does."""
@@ -57,7 +57,7 @@ def prepare(folder: Path) -> None:
 
     from anabatic.data.tokenizer import hf_folder
     from anabatic.models.pretrained import save_model
-    from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+    from anabatic_testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
     tokenizer = hf_folder.load_tokenizer(train_tiny_tokenizer(folder, write_tiny_text(folder)))
     torch.manual_seed(0)

@@ -132,7 +132,7 @@ def prepare(folder: Path, shape: dict[str, Any]) -> None:
 
     from anabatic.data.tokenizer import hf_folder as tokenizers
     from anabatic.models.pretrained import save_model
-    from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+    from anabatic_testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
     torch.manual_seed(0)
     tokens = train_tiny_tokenizer(folder, write_tiny_text(folder))

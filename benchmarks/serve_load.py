@@ -33,7 +33,7 @@ from anabatic.config.chat import Sampling
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import load_model, save_model
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from option_types import positive_int
 
 CHAT = "/v1/chat/completions"

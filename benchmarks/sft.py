@@ -86,7 +86,7 @@ def prepare(folder: Path, cases: list[str]) -> None:
     from anabatic.config.tokenizer import TokenizerTrainJob
     from anabatic.data.tokenizer import bpe_training, hf_folder
     from anabatic.models.pretrained import save_model
-    from anabatic.testing.tiny_models import build_tiny_qwen2
+    from anabatic_testing.tiny_models import build_tiny_qwen2
 
     rows = documented()
     random.Random(0).shuffle(rows)

@@ -25,7 +25,7 @@ def stepper(device: str) -> Callable[[], None]:
     """Return a function that trains a tiny Qwen2 on `device` for one step."""
     import torch
 
-    from anabatic.testing.tiny_models import build_tiny_qwen2
+    from anabatic_testing.tiny_models import build_tiny_qwen2
 
     torch.manual_seed(0)
     model = build_tiny_qwen2(vocab_size=256, num_key_value_heads=2).to(device)

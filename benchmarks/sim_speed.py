@@ -53,7 +53,7 @@ def make_step(job: Job, device: str) -> Callable[[], None]:
     """Return a function that trains a Qwen2 of 4 layers and width 256 on `device` for one step."""
     import torch
 
-    from anabatic.testing.tiny_models import build_tiny_qwen2
+    from anabatic_testing.tiny_models import build_tiny_qwen2
 
     torch.manual_seed(0)
     shape = {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704, "vocab_size": 4096}

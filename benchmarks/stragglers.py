@@ -52,7 +52,7 @@ def read_findings(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _prepare(folder: Path) -> None:
-    from anabatic.testing.tiny_models import save_tiny_chat_model
+    from anabatic_testing.tiny_models import save_tiny_chat_model
 
     save_tiny_chat_model(folder)
     rows = [{"query": f"the wind {number}", "response": "moves upward"} for number in range(400)]

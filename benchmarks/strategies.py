@@ -40,7 +40,7 @@ def prepare(folder: Path) -> dict[str, int]:
     """Write a model, a tokenizer and rows; return numbers of parameters."""
     from anabatic.data.tokenizer import hf_folder as tokenizers
     from anabatic.models.pretrained import save_model
-    from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+    from anabatic_testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 
     tokens = train_tiny_tokenizer(folder, write_tiny_text(folder))
     model: Any = build_tiny_qwen2(

@@ -35,7 +35,7 @@ from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.builder_team import join_builder_team
 from anabatic.data.tokenizer import bpe_training, hf_folder
 from anabatic.parallel.world import World
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 
 BATCH = 1000
 

@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from browser.chat_page import ask, bodies, choose, contents, is_idle, opened, press, stored
 from browser.chromium import NEEDED, find, texts, until
 from browser.openai_streams import DONE, event, playing, text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 from browser.chromium import NEEDED, find, started, texts, until
 from browser.markdown_page import serving_markdown, show, time_show
 from unit.infer.scripted import says

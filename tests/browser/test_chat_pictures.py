@@ -16,7 +16,7 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.picture_prompts import make_picture_reader
 from anabatic.infer.server.model_registry import ServedModel
 from anabatic.models.pretrained import prepare_model
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from browser.chat_page import ask, bodies, choose, is_idle, opened, press, store, stored, tab_to
 from browser.chromium import NEEDED, find, texts, until
 from suite.tiny_vision import build_model, build_tokenizer, draw_shape, save_seeing_model

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from browser.chromium import NEEDED, find, texts, until
 from browser.studio_page import choose, fill, fits_the_window, go, lines, recipe, unnamed_controls
 from suite.fake_runs import HOSTILE_TEXT, write_training_run

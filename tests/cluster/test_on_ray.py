@@ -15,7 +15,7 @@ import pytest
 
 from anabatic.cli import app
 from anabatic.core import heartbeat
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 from cluster import ray_cluster
 from cluster.ray_cluster import RayCluster
 from e2e import command

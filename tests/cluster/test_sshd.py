@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from anabatic.core.errors import Failure
-from anabatic.testing.multiprocess import find_free_port
+from anabatic_testing.multiprocess import find_free_port
 from unit.launch.stage import Site, beside, until
 
 

@@ -138,7 +138,8 @@ def hide(names: Sequence[str]) -> None:
 
 def write_inputs() -> None:
     """Write what the commands read into the working folder."""
-    from anabatic.testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))  # behind the wheel's own packages
+    from anabatic_testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
 
     here = Path()
     tokenizer = train_tiny_tokenizer(here, write_tiny_text(here))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.testing.tiny_models import write_tiny_text
+from anabatic_testing.tiny_models import write_tiny_text
 from e2e.home import Home
 from e2e.hub_home import HubHome, hub_home
 from suite.shared import build_once

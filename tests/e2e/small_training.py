@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anabatic
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 
 
 def make_place(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 from e2e import command
 from e2e.home import Home
 from e2e.vessels import write_demo

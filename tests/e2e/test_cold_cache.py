@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from anabatic.testing.multiprocess import find_free_port
+from anabatic_testing.multiprocess import find_free_port
 from e2e import command
 from e2e.home import Home, Options
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from anabatic.core import json_reader
-from anabatic.testing.tiny_models import CORPUS_TEXT
+from anabatic_testing.tiny_models import CORPUS_TEXT
 from e2e import command
 from e2e.home import SHORT, Home, Options
 

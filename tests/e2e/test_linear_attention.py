@@ -10,7 +10,7 @@ import transformers
 
 from anabatic.data.tokenizer import hf_folder
 from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from e2e import command
 from e2e.home import SHORT, Home, Options
 from e2e.test_context import require_equal

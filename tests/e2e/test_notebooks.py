@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 CPU: dict[str, Any] = {"device": {"type": "cpu", "threads": 1}}

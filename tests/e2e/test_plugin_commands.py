@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 from unit.plugin_package import install_package
 
 SHORT = "--batch.seq-len 64 --batch.micro-batch-tokens 128 --batch.global-batch-tokens 256 --device.type cpu"

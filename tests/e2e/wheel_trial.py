@@ -43,8 +43,9 @@ class StepCounter:
 
 def train_in_python() -> dict[str, Any]:
     """Fine-tune twice in three lines, ask the model, compare the runs on one page."""
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))  # behind the wheel's own packages
     import anabatic
-    from anabatic.testing.tiny_models import save_tiny_chat_model
+    from anabatic_testing.tiny_models import save_tiny_chat_model
 
     save_tiny_chat_model(Path())
     Path("model").rename("MODEL")

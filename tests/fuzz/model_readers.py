@@ -114,7 +114,7 @@ def tokenizer_files() -> list[Good]:
     """A small tokenizer of a few merges, its configuration and its chat template."""
     import tempfile
 
-    from anabatic.testing.random_models import build_byte_tokenizer
+    from anabatic_testing.random_models import build_byte_tokenizer
 
     with tempfile.TemporaryDirectory() as name:
         build_byte_tokenizer(Path(name))

@@ -18,7 +18,7 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.server.app import create_app
 from anabatic.infer.server.engine_worker import EngineWorker
 from anabatic.infer.server.model_registry import ModelRegistry, ServedModel
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from fuzz.engine import Good
 from fuzz.reading import Reader, faults
 from fuzz.rows_readers import CALL, TOOLS

@@ -32,7 +32,7 @@ OWN_IMPORTS = {
 }
 
 
-PLACES = tuple(f"{package.name}/" for package in tree.PACKAGES) + ("anabatic-",)
+PLACES = tuple(f"{package.name}/" for package in tree.SHIPPED) + ("anabatic-",)
 """Folders of the wheel: the packages, and its metadata."""
 
 
@@ -67,7 +67,9 @@ def test_wheel_holds_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
     expected = {
-        path.relative_to(tree.ROOT / "src").as_posix() for path in tree.tracked() if tree.ROOT / "src" in path.parents
+        path.relative_to(tree.ROOT / "src").as_posix()
+        for path in tree.tracked()
+        if any(package in path.parents for package in tree.SHIPPED)
     }
     assert expected <= names
     assert "anabatic/py.typed" in names

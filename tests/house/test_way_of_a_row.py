@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 from house import tree
 from house.limits import LIMITS
 

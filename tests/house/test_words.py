@@ -11,7 +11,7 @@ import pytest
 
 from house import tree
 
-DEVICE_ROOMS = {"device", "doctor", "monitor", "sim", "launch", "plan", "testing"}
+DEVICE_ROOMS = {"device", "doctor", "monitor", "sim", "launch", "plan"}
 DEVICE_WORD = re.compile(r"\b(npu|cuda|hccl|nccl)\b")
 
 # Written with brackets so that this file does not find itself.

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SRC = ROOT / "src" / "anabatic"
 """The main package."""
 PACKAGES = tuple(sorted(path for path in (ROOT / "src").glob("anabatic*") if path.is_dir()))
-"""It and its guests."""
+"""It, its guests, and the helpers of tests."""
+SHIPPED = tuple(path for path in PACKAGES if path.name != "anabatic_testing")
+"""What the wheel holds."""
 
 
 def sources() -> list[Path]:

@@ -25,10 +25,10 @@ from anabatic.device.table import DEVICES
 from anabatic.infer.engine import Engine
 from anabatic.parallel.world import World
 from anabatic.sandbox import sandbox_runner
-from anabatic.testing.random_models import build_random_model
-from anabatic.testing.tiny_models import save_tiny_chat_model
 from anabatic.train.metrics.device_stats import watch_devices
 from anabatic.train.metrics.recorder import MetricsRecorder
+from anabatic_testing.random_models import build_random_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 from house.call_recorder import recording
 from unit.infer.server.running import catalogue_of, serving
 from unit.monitor import fake

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 from npu_sim.conftest import Sim
 
 CALLBACK = """

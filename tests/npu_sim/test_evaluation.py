@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.models.pretrained import save_model
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from npu_sim.conftest import Sim
 
 TASK = """

@@ -13,7 +13,7 @@ import transformers
 from anabatic.core import json_reader
 from anabatic.data.tokenizer import hf_folder
 from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, save_tiny_chat_model
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, save_tiny_chat_model
 from npu_sim.conftest import Sim
 
 SMALL = {

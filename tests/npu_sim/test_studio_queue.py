@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from anabatic.testing.tiny_models import train_tiny_tokenizer, write_tiny_text
+from anabatic_testing.tiny_models import train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
 

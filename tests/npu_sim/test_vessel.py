@@ -8,7 +8,7 @@ from pathlib import Path
 from anabatic.core import json_reader
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
-from anabatic.testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
+from anabatic_testing.tiny_models import build_tiny_qwen2, train_tiny_tokenizer, write_tiny_text
 from npu_sim.conftest import Sim
 
 POINT = "YEAR_2021 MONTH_9 DAY_17 HOUR_6 MINUTE_{n} SECOND_4 {cell} SPD_{speed} COG_NE {name} POINT_END"

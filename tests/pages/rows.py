@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from anabatic.testing.tiny_models import CORPUS_TEXT
+from anabatic_testing.tiny_models import CORPUS_TEXT
 from pages import blocks
 
 WORDS = CORPUS_TEXT.split()

@@ -19,7 +19,7 @@ from anabatic.cli import command_tree, job_command
 from anabatic.cli.launch import option_parsing
 from anabatic.config.loading import command_table, settings
 from anabatic.core.errors import AnabaticError
-from anabatic.testing.multiprocess import find_free_port
+from anabatic_testing.multiprocess import find_free_port
 from e2e import command
 from house import tree
 from pages import blocks, stand

@@ -15,8 +15,8 @@ import pytest
 from safetensors.torch import load_file
 
 from anabatic.core.errors import UserError
-from anabatic.testing.multiprocess import find_free_port
 from anabatic_sim.libraries import native_build
+from anabatic_testing.multiprocess import find_free_port
 from e2e import command
 from e2e.home import Home
 from suite import isolation

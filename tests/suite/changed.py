@@ -98,11 +98,10 @@ class TestGraph:
                 if target != module:
                     self._graph.add_import(importer=module, imported=target)
         for table in TABLES:
-            self._read_commands(table)
+            if (path := _module_path(table)) is not None:  # helpers of tests have no commands
+                self._read_commands(path)
 
-    def _read_commands(self, table: str) -> None:
-        path = _module_path(table)
-        assert path is not None
+    def _read_commands(self, path: Path) -> None:
         for call in (node for node in ast.walk(_parse(path)) if isinstance(node, ast.Call)):
             texts = [
                 node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anabatic.testing.tiny_models import save_tiny_chat_model, write_tiny_text
+from anabatic_testing.tiny_models import save_tiny_chat_model, write_tiny_text
 from e2e.vessels import write_demo, write_table
 from npu_sim.guides import typed
 from npu_sim.guides.page import ROOT

@@ -12,7 +12,7 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
 from anabatic.parallel.mesh import ContextGroup
-from anabatic.testing.tiny_models import COMMON_CONFIG
+from anabatic_testing.tiny_models import COMMON_CONFIG
 
 LENGTHS = [5, 12, 12, 1, 30, 3]
 """63 tokens: no number of ranks divides them."""

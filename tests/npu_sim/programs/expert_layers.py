@@ -13,7 +13,7 @@ from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.experts.routing import RoutingRecorder, compute_router_loss, sum_routers
 from anabatic.models.lora import adapter
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 warnings.filterwarnings("ignore")
 

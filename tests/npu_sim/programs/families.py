@@ -10,7 +10,7 @@ import warnings
 import torch
 import transformers
 
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 warnings.filterwarnings("ignore")
 

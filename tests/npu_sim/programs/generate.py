@@ -15,9 +15,9 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models import fused_ops
 from anabatic.models.lora import adapter
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from anabatic_sim import shared_memory
 from anabatic_sim.machine_spec import SEGMENT_VARIABLE
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 warnings.filterwarnings("ignore")
 tokenizer = build_byte_tokenizer(Path("tokenizer"))

@@ -16,8 +16,8 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models.linear_attention.delta_states import bytes_per_request, choose_kernels
 from anabatic.models.pretrained import prepare_model
-from anabatic.testing.random_models import build_byte_tokenizer
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.random_models import build_byte_tokenizer
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 warnings.filterwarnings("ignore")
 SHAPE = RuleShape(key_heads=2, value_heads=6, key_size=16, value_size=8)

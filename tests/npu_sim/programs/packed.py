@@ -15,7 +15,7 @@ from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.linear_attention import delta_net
 from anabatic.models.lora import adapter
 from anabatic.models.weights_reader import iter_quantized_weights
-from anabatic.testing.tiny_models import COMMON_CONFIG
+from anabatic_testing.tiny_models import COMMON_CONFIG
 
 warnings.filterwarnings("ignore")
 NAMES = list(FAMILIES)

@@ -14,7 +14,7 @@ import traceback
 
 import torch.distributed as dist
 
-from anabatic.testing.multiprocess import find_free_port
+from anabatic_testing.multiprocess import find_free_port
 
 
 def serve(rank: int, world: int, module: str, case: str, words: list[str]) -> None:

@@ -8,7 +8,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.device.device import select_device
 from anabatic.evals.likelihood import compute_likelihoods
 from anabatic.evals.prefix_trees import ScoredText, batch_trees, build_trees
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 
 BATCH = 300
 

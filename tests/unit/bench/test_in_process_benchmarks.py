@@ -13,7 +13,7 @@ from anabatic.config.bench import BenchInferJob, BenchIoJob, BenchTokenizeJob
 from anabatic.config.sections.common import Data, DeviceSettings
 from anabatic.core.errors import DataError
 from anabatic.models import pretrained
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 FEW: dict[str, Any] = {"repeats": 2, "warm_up": 1, "plot": "off"}
 CPU = DeviceSettings(type="cpu", threads=1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anabatic.bench import synthetic_data
 from anabatic.core.errors import ConfigError
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 
 
 @pytest.fixture(scope="module")

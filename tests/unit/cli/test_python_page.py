@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 
 pytestmark = pytest.mark.process
 

@@ -15,7 +15,7 @@ from anabatic.models.kv_cache import CacheRow, KVCache
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import prepare_model
 from anabatic.models.weights_reader import iter_quantized_weights
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 DIRECT = ("Qwen2", "Qwen3", "Llama", "Mistral")
 

@@ -17,7 +17,7 @@ from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import enable_activation_checkpointing
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_models import build_tiny_model
 from unit.models.test_families import FAMILIES, batch_of, build, packed
 
 CPU = torch.device("cpu")

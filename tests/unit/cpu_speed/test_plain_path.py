@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.testing.tiny_models import save_tiny_chat_model
+from anabatic_testing.tiny_models import save_tiny_chat_model
 from house import tree
 
 PLAIN = "import sys; sys.modules['anabatic.cpu_speed'] = None; "

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anabatic.data.chat import rendering
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "}"}}}
 TRIMMED = (

@@ -15,7 +15,7 @@ from anabatic.data.chat import rendering
 from anabatic.data.readers import file_formats
 from anabatic.data.shards import dataset_cache
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 GOOD = '{"instruction": "a", "output": "b"}'
 USER, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

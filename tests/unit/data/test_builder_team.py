@@ -30,8 +30,8 @@ from anabatic.data.shards import builder_team, dataset_cache
 from anabatic.data.shards.builder_team import join_builder_team
 from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.parallel.world import World
-from anabatic.testing.multiprocess import run_mortal_ranks, spawn_ranks
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.multiprocess import run_mortal_ranks, spawn_ranks
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 COLLECTIVE_LIMIT = timedelta(seconds=8)
 

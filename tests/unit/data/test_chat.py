@@ -5,7 +5,7 @@ import pytest
 from anabatic.core.errors import DataError
 from anabatic.data.chat import python_tool, rendering
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -19,7 +19,7 @@ from anabatic.data.batching import curriculum
 from anabatic.data.batching.curriculum import DifficultyLevels
 from anabatic.data.batching.loader import Loader
 from anabatic.data.shards.reader import ShardSet
-from anabatic.testing.tiny_corpora import write_chat_shards
+from anabatic_testing.tiny_corpora import write_chat_shards
 
 SEED_STAGES = Curriculum(use=True)
 """The stages of the default: 0-30 %, 30-70 %, 70-100 %."""

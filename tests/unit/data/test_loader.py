@@ -17,7 +17,7 @@ from anabatic.data.batching.packing import IGNORE_INDEX
 from anabatic.data.batching.prefetch import PrefetchIterator
 from anabatic.data.batching.validation_batches import ValidationBatches
 from anabatic.data.shards.writer import EncodedEntry
-from anabatic.testing.tiny_corpora import EOT_ID, write_chat_shards, write_shard_set, write_text_shards
+from anabatic_testing.tiny_corpora import EOT_ID, write_chat_shards, write_shard_set, write_text_shards
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

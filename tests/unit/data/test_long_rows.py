@@ -14,7 +14,7 @@ from anabatic.data.batching import loader
 from anabatic.data.chat.loss_mask import LossPolicy, TruncationStrategy
 from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.shards import dataset_cache
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 
 def long(count: int, share: float = 0.05) -> LongRowCounter:

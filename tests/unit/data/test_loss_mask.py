@@ -16,7 +16,7 @@ from anabatic.data.readers.document import Document
 from anabatic.data.shards.encoders import ChatEncoder
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 TURNS = [
     {"role": "user", "content": "a"},

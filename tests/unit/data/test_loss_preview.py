@@ -27,7 +27,7 @@ from anabatic.data.chat.loss_preview import (
 )
 from anabatic.data.shards import dataset_cache
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 TALK = [
     {"role": "system", "content": "Be brief."},

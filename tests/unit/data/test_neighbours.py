@@ -14,7 +14,7 @@ from anabatic.data.chat import rendering
 from anabatic.data.readers import prompts, sources
 from anabatic.data.readers.document import Document, RowIssue
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 from unit.data.test_row_use import read, write_rows
 
 USER, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

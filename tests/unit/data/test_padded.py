@@ -22,8 +22,8 @@ from anabatic.data.batching.padding import WINDOW_BATCHES, estimate_epoch_batche
 from anabatic.data.shards.reader import ShardSet
 from anabatic.device.attention import PackedSegments
 from anabatic.models import forward
-from anabatic.testing.tiny_corpora import write_chat_shards, write_text_shards
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_corpora import write_chat_shards, write_text_shards
+from anabatic_testing.tiny_models import build_tiny_model
 
 
 def rows_of(number: int, seed: int = 0, longest: int = 40, first: int = 1000) -> list[tuple[list[int], list[int]]]:

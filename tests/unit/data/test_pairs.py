@@ -33,7 +33,7 @@ from anabatic.data.readers.sources import DataSource, read_documents
 from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 USER = {"role": "user", "content": "2 and 2?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("4", "five"))

@@ -16,7 +16,7 @@ from anabatic.data.readers import row_use, sources
 from anabatic.data.readers.document import Document
 from anabatic.data.readers.row_parsing import read_label
 from anabatic.data.shards import dataset_cache
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

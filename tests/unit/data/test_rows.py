@@ -11,7 +11,7 @@ import pytest
 
 from anabatic.data.batching.loader import Loader
 from anabatic.data.batching.packing import SegmentOrigin
-from anabatic.testing.tiny_corpora import write_chat_shards, write_text_shards
+from anabatic_testing.tiny_corpora import write_chat_shards, write_text_shards
 
 PASS = 300
 """Micro-batches of all ranks that are read: more than a pass over either set."""

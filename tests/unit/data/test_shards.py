@@ -30,7 +30,7 @@ from anabatic.data.shards.writer import (
     write_shards,
 )
 from anabatic.data.tokenizer import hf_folder
-from anabatic.testing.tiny_corpora import (
+from anabatic_testing.tiny_corpora import (
     EOT_ID,
     write_byte_tokenizer,
     write_chat_shards,

@@ -13,7 +13,7 @@ from anabatic.config.sections.common import Data
 from anabatic.core.errors import DataError
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.data.shards import dataset_cache
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 ALPACA = {"instruction": "Say it", "input": "", "output": "yes"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

@@ -277,7 +277,7 @@ def test_the_template_goes_where_the_tokenizer_goes(folder, tmp_path):
 
 
 def test_control_tokens_that_the_tokenizer_has_not_are_told(tmp_path, caplog):
-    from anabatic.testing.random_models import build_byte_tokenizer
+    from anabatic_testing.random_models import build_byte_tokenizer
 
     build_byte_tokenizer(tmp_path)
     custom_templates.folder_with_template(tmp_path, "chatml")

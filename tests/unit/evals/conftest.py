@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabatic.models.pretrained import save_model
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 
 @pytest.fixture(scope="session")

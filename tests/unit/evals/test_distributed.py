@@ -13,7 +13,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError
 from anabatic.evals.answer_cache import AnswerCache, rank_cache_path
 from anabatic.recipes import evaluate
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
 TASK = """

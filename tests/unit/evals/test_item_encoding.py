@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from anabatic.evals.tasks.item_encoding import encode_beginnings, encode_items
 from anabatic.evals.tasks.items import ContextPair, EvalItem
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from anabatic.config.sections.train_jobs import Lora
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.export import model_folder
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 
 @pytest.fixture(scope="session")

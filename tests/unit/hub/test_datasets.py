@@ -17,7 +17,7 @@ from anabatic.data.readers import sources
 from anabatic.hub import datasets
 from anabatic.hub.dataset_name import Scheme, parse_name
 from anabatic.recipes.data_preview import preview_sources
-from anabatic.testing.multiprocess import find_free_port
+from anabatic_testing.multiprocess import find_free_port
 from unit.hub.hub_server import Hub, serving
 
 README = """---

@@ -13,7 +13,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.hub import model_download
 from anabatic.models import pretrained
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import find_free_port, spawn_ranks
+from anabatic_testing.multiprocess import find_free_port, spawn_ranks
 from unit.hub.hub_server import Hub, serving
 
 FILES = {

@@ -10,7 +10,7 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models.lora import adapter
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 
 SHORT = Sampling(temperature=0.0, max_new_tokens=10)
 

@@ -15,7 +15,7 @@ from anabatic.infer.dialogue import Dialogue
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.chat import conversation, session
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
 SHORT = Sampling(temperature=0.8, max_new_tokens=5, seed=1)

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 from anabatic.core.errors import DataError, Failure
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import GREEDY, Sampling
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 
 
 def prompts(number, size, seed=0, longest=20):

@@ -12,7 +12,7 @@ import transformers
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models.pretrained import prepare_model
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Llama", "Mistral", "DeepseekV3", "Qwen3Next", "Qwen3_5Text"])

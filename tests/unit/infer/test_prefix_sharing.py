@@ -121,7 +121,7 @@ def test_a_cache_is_planned_and_says_what_does_not_fit(model, tokenizer):
 
 
 def test_changed_weights_need_forget(tokenizer):
-    from anabatic.testing.random_models import build_random_model
+    from anabatic_testing.random_models import build_random_model
 
     changing = build_random_model(len(tokenizer), seed=3)
     engine = Engine(changing, tokenizer, max_batch=1, max_len=128)

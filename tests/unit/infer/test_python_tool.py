@@ -17,7 +17,7 @@ from anabatic.infer.sampling import Sampling
 from anabatic.infer.tool_execution import PythonTool, format_for_display
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 
 pytestmark = pytest.mark.process
 

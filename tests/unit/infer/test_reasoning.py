@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.infer.reasoning_parser import ReasoningParser, begins_in_reasoning, writes_reasoning
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 
 CASES = [
     ("<think>\nfirst\nsecond\n</think>\n\nThe answer.", False, "first\nsecond", "The answer."),

@@ -9,7 +9,7 @@ import pytest
 from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.infer.scheduler import PromptPace, RequestScheduler
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 from unit.infer.server.test_limits import CHAT, figure, sent, until
 

@@ -11,7 +11,7 @@ from anabatic.cli.launch import hosts
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core.errors import ConfigError
 from anabatic.launch import rendezvous_endpoint
-from anabatic.testing.multiprocess import find_free_port
+from anabatic_testing.multiprocess import find_free_port
 
 
 def test_who_does_not_answer_is_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

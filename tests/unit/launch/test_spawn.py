@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 pytestmark = pytest.mark.process
 

@@ -15,8 +15,8 @@ from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models import pretrained
 from anabatic.models.lora import adapter, adapter_config
 from anabatic.models.lora.linear import LoraLinear
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import build_tiny_model
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

@@ -15,8 +15,8 @@ from anabatic.core.errors import DataError
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models import pretrained
 from anabatic.models.lora import adapter, adapter_config
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import build_tiny_model
 
 GOOD = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
 IDS = torch.tensor([[5, 9, 33, 7, 120, 4, 4, 61]])

@@ -14,8 +14,8 @@ from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models import pretrained
 from anabatic.models.lora import adapter, adapter_config, merging
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import build_tiny_model
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.lora import adapter
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's own
 

@@ -20,7 +20,7 @@ from anabatic.models.classifier import (
     get_class_head,
     pack_sequences,
 )
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_models import build_tiny_model
 from anabatic_vessels.io import classifier_folder
 from anabatic_vessels.words import word_tokenizer
 

@@ -16,8 +16,8 @@ from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.ops import get_device_ops
 from anabatic.models import fused_ops, pretrained
 from anabatic.models.lora import adapter, expert_adapter, multi_adapter
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 
 from anabatic.models import pretrained, weights_reader
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 # family: a name of layer 1 on disk
 LAYOUTS = {

@@ -15,12 +15,12 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.ops import get_device_ops
 from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.linear_attention import delta_net
-from anabatic.testing.random_models import iter_cached_logits
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.random_models import iter_cached_logits
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 NORMS, GATED, ROTARY, MOE = "RMSNorms", "gated MLPs", "rotary embeddings", "expert layers"
-# family: (class, what its configuration adds to that of anabatic.testing, what is fused in two layers)
+# family: (class, what its configuration adds to that of anabatic_testing, what is fused in two layers)
 _KINDS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "qwen2": ("Qwen2", {}, {NORMS: 5, GATED: 2, ROTARY: 2}),
     "qwen2-window": (

@@ -12,7 +12,7 @@ from anabatic.config.sections.train_jobs import Lora
 from anabatic.device.ops import REFERENCE_OPS, get_device_ops
 from anabatic.models import forward, fused_ops
 from anabatic.models.lora import adapter
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_models import build_tiny_model
 from unit.models.test_families import FAMILIES, batch_of, build, packed
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from anabatic.data.chat.preference_pairs import REJECTED_BIT, collate_unpaired_a
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot
 from anabatic.models.preference_loss import KtoLoss, PreferenceOptions, compute_kto_losses, make_mismatched_batch
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")
 OBJECTIVE = PreferenceOptions(beta=0.3, loss_type="kto", desirable_weight=1.5, undesirable_weight=0.5)

@@ -29,9 +29,9 @@ from anabatic.models.preference_loss import (
     compute_rewards,
 )
 from anabatic.parallel.world import World
-from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from anabatic_testing.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")
 CHUNK = 1 << 12

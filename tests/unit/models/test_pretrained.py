@@ -18,9 +18,9 @@ from anabatic.device.attention import PackedSegments
 from anabatic.models import forward, model_init, pretrained
 from anabatic.models.lora import adapter
 from anabatic.plan import depth_dial as dial
-from anabatic.testing.random_models import iter_cached_logits
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.random_models import iter_cached_logits
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")
 

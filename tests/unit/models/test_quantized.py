@@ -32,8 +32,8 @@ from anabatic.models.quantized import (
 )
 from anabatic.models.weights_reader import iter_quantized_weights
 from anabatic.parallel.sharded_tensors import materialize_parameters
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import build_tiny_model
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import build_tiny_model
 
 CPU = torch.device("cpu")
 KINDS: tuple[QuantizationKind, ...] = ("int8", "nf4")

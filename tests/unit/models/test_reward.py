@@ -28,7 +28,7 @@ from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter
 from anabatic.models.pretrained import save_model
 from anabatic.models.reward_head import RewardLoss, RewardOptions, bradley_terry
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 CPU = torch.device("cpu")
 ASKED = {"role": "user", "content": "2 and 2?"}

@@ -24,7 +24,7 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.sampling import Sampling
 from anabatic.models import forward, fused_ops, pretrained, rope_scaling
 from anabatic.models.pretrained import prepare_model
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 CPU = torch.device("cpu")
 BORDER = 16
@@ -178,7 +178,7 @@ def test_likelihoods_do_not_depend_on_who_shares_a_beginning() -> None:
 def test_answers_are_those_of_transformers_beyond_the_border(tmp_path: Any) -> None:
     """Requests of many lengths together, equal beginnings, pieces of prompts, answers that cross the border: the tokens
     of a loop that reads the whole text anew for each."""
-    from anabatic.testing.random_models import build_byte_tokenizer
+    from anabatic_testing.random_models import build_byte_tokenizer
 
     plain = reference("Phi3", rope("longrope"), vocab_size=300, original_max_position_embeddings=BORDER).float()
     tokenizer = build_byte_tokenizer(tmp_path)

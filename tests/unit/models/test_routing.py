@@ -24,9 +24,9 @@ from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.experts.routing import make_recorder
 from anabatic.models.model_init import count_parameters, flops_per_token
 from anabatic.parallel.world import World
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
 
 CPU = torch.device("cpu")
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from anabatic.device.ops import REFERENCE_OPS
 from anabatic.models import fused_ops
 from anabatic.models.pretrained import enable_activation_checkpointing
 from anabatic.models.weight_casts import install_block_casts
-from anabatic.testing.tiny_models import build_tiny_qwen2
+from anabatic_testing.tiny_models import build_tiny_qwen2
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from anabatic.core.errors import AnabaticError
 from anabatic.device.device import Device
 from anabatic.parallel.world import World, build_world
 from anabatic.plan.mesh_shape import resolve_mesh_shape
-from anabatic.testing.tiny_models import FAMILY_CONFIGS
+from anabatic_testing.tiny_models import FAMILY_CONFIGS
 from unit.parallel.one_step import DEVICE, Case, batch_of, save_random_model, train_step
 
 FAMILIES = {

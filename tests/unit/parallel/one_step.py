@@ -24,10 +24,10 @@ from anabatic.models.reward_head import RewardOptions, attach_score_head, init_s
 from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
 from anabatic.parallel.world import World
-from anabatic.testing.tiny_models import COMMON_CONFIG
 from anabatic.train import objectives
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from anabatic_testing.tiny_models import COMMON_CONFIG
 
 Settings = dict[str, Any]
 DEVICE = DeviceSettings(type="cpu", threads=1)

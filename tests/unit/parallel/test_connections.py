@@ -13,7 +13,7 @@ import pytest
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.device.device import select_device
 from anabatic.parallel.world import init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 
 pytestmark = pytest.mark.process
 

@@ -24,7 +24,7 @@ from anabatic.parallel.mesh import ContextGroup, RankGroup
 from anabatic.parallel.token_split import TokenSplit
 from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 from unit.models.test_families import FAMILIES
 from unit.models.test_kto import PAIR, SINGLES
 from unit.models.test_preference import PAIRS

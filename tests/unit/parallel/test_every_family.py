@@ -10,7 +10,7 @@ import torch
 
 from anabatic.device.device import select_device
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 from unit.parallel import family_grid
 from unit.parallel.one_step import DEVICE
 

@@ -29,10 +29,10 @@ from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
 from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.mesh_shape import MeshShape
-from anabatic.testing.multiprocess import spawn_ranks
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from anabatic_testing.multiprocess import spawn_ranks
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 DEVICE = DeviceSettings(type="cpu", threads=1)
 # case: (class, ranks that share the experts, strategy, with an adapter, optimizer)

@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from anabatic.device.ops import REFERENCE_OPS
 from anabatic.models.experts.expert_layers import EXPERT_GROUP, choose_expert_forward, insert_expert_adapter
 from anabatic.parallel.mesh import RankGroup
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 
 pytestmark = pytest.mark.process
 

@@ -21,8 +21,8 @@ from anabatic.models.pretrained import init_empty_weights
 from anabatic.parallel.mesh import ContextGroup
 from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.mesh_shape import resolve_mesh_shape
-from anabatic.testing.multiprocess import spawn_ranks
-from anabatic.testing.tiny_models import FAMILY_CONFIGS
+from anabatic_testing.multiprocess import spawn_ranks
+from anabatic_testing.tiny_models import FAMILY_CONFIGS
 from unit.models.test_preference import PAIRS
 from unit.parallel.one_step import DEVICE, Case, Settings, batch_of, config_of, save_random_model, train_step
 from unit.parallel.test_context import RING, TWO, below

@@ -43,10 +43,10 @@ from anabatic.plan.job_rules import find_layout_problems, raise_problems
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.pipeline_stages import split_layers
-from anabatic.testing.multiprocess import spawn_ranks
-from anabatic.testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import TrainStep
+from anabatic_testing.multiprocess import spawn_ranks
+from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 
 DEVICE = DeviceSettings(type="cpu", threads=1)
 # case: (family, tied embeddings, with an adapter, optimizer, mesh of the four processes)

@@ -20,7 +20,7 @@ from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
 from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from anabatic.models import tensor_parallel
 from anabatic.models.pretrained import init_empty_weights
 from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
+from anabatic_testing.multiprocess import spawn_ranks
 from unit.models.test_families import FAMILIES
 from unit.parallel.one_step import DEVICE, Case, Settings, batch_of, config_of, save_random_model, train_step
 

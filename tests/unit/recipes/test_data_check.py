@@ -16,7 +16,7 @@ from anabatic.data.readers.sources import parse_source, read_documents
 from anabatic.recipes import data_check
 from anabatic.recipes.data_check import Finding, check_sources
 from anabatic.recipes.data_stats import LengthSummary, measure_sources, run
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from unit.recipes.bad_files import FILES_WITHOUT_A_GOOD_ROW
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data"

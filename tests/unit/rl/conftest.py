@@ -11,7 +11,7 @@ import pytest
 from anabatic.config.rl import HeldoutEvaluate, RlJob
 from anabatic.config.sections.common import BatchSettings, Data, DeviceSettings, Save, Schedule
 from anabatic.models.pretrained import save_model
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 MINE = """
 def vowels(text, row):

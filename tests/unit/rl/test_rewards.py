@@ -25,7 +25,7 @@ from anabatic.rl.rewards import ModelReward, RewardSet, is_same_answer, require_
 from anabatic.rl.rollout import Rollout
 from anabatic.sandbox.limits import ResourceLimits
 from anabatic.sandbox.sandbox_runner import Sandbox
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 
 FILE = """
 import math, os, sys, time

@@ -24,9 +24,9 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from anabatic.core.errors import ConfigError
-from anabatic.testing.random_models import build_byte_tokenizer, build_random_model
 from anabatic_studio import server as studio_server
 from anabatic_studio.jobs.model_servers import ModelServers
+from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 
 STRANGER = Path(__file__).with_name("stranger.py")
 NEEDS_TWO_USERS = pytest.mark.skipif(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from anabatic.core.errors import AnabaticError
-from anabatic.testing.tiny_models import save_tiny_chat_model
 from anabatic_studio import preview_process
+from anabatic_testing.tiny_models import save_tiny_chat_model
 
 pytestmark = pytest.mark.process
 

@@ -23,8 +23,6 @@ from anabatic.models.pretrained import prepare_model
 from anabatic.parallel.sharding import ShardingPlan, wrap_ddp
 from anabatic.parallel.world import World
 from anabatic.plan.model_facts import find_model_facts
-from anabatic.testing.tiny_corpora import write_chat_shards
-from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
@@ -34,6 +32,8 @@ from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.row_log import RowLog
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
+from anabatic_testing.tiny_corpora import write_chat_shards
+from anabatic_testing.tiny_models import build_tiny_model
 
 DEVICE = DeviceConfig(type="cpu", threads=1)
 ALONE = World()

@@ -16,10 +16,10 @@ from anabatic.data.shards.reader import ShardSet
 from anabatic.device.device import select_device
 from anabatic.parallel.collectives import all_reduce_sum, barrier
 from anabatic.parallel.world import init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.checkpoint import manifest
 from anabatic.train.guards.spike_detector import WINDOW_STEPS, SpikeDetector
 from anabatic.train.loop import fit
+from anabatic_testing.multiprocess import spawn_ranks
 from unit.train.fitting import conversations, fitting
 
 

@@ -18,11 +18,11 @@ from anabatic.core.errors import AnabaticError, CheckpointError, Failure
 from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import checksums, manifest, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
+from anabatic_testing.multiprocess import spawn_ranks
 
 DEVICE = select_device(DeviceConfig(type="cpu", threads=1))
 

@@ -19,11 +19,11 @@ from anabatic.device.device import select_device
 from anabatic.parallel.collectives import barrier
 from anabatic.parallel.sharded_tensors import shard_like
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train import run_folder
 from anabatic.train.checkpoint import memory_store, storage
 from anabatic.train.checkpoint.memory_copies import MemoryCopies, MemoryCopy, find_memory_copy
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
+from anabatic_testing.multiprocess import spawn_ranks
 
 DEVICE = select_device(DeviceConfig(type="cpu", threads=1))
 

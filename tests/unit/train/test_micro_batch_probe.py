@@ -21,7 +21,6 @@ from anabatic.core.errors import CheckpointError, Failure, RestartRequested
 from anabatic.device.device import Device, select_device
 from anabatic.parallel.world import World
 from anabatic.plan.training_setup import Layout
-from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import sizing
 from anabatic.train.auto import micro_batch_probe
 from anabatic.train.auto import state as auto_state
@@ -29,6 +28,7 @@ from anabatic.train.auto.out_of_memory import handle_out_of_memory
 from anabatic.train.auto.state import AutoState
 from anabatic.train.checkpoint.run_state import TrainProgress
 from anabatic.train.sizing import StepSizes
+from anabatic_testing.tiny_models import build_tiny_model
 from anabatic_vessels.config.train import ClassifyTrainJob, VesselData
 from unit.train.test_step import batch_of, step_of
 

@@ -11,9 +11,9 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.config.sections.common import Optim, Schedule
 from anabatic.device.device import select_device
 from anabatic.parallel.world import World
-from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train.optim import adamw
 from anabatic.train.optim.optimizer import Optimizer, compute_lr_scale, orthogonalize_matrices
+from anabatic_testing.tiny_models import build_tiny_model
 
 
 def optimizer_of(model, **changes) -> Optimizer:

@@ -14,12 +14,12 @@ from anabatic.core.errors import ConfigError, Failure
 from anabatic.device.device import select_device
 from anabatic.monitor.snapshot import DeviceReading, Snapshot
 from anabatic.parallel.world import World, init_world, leave_world
-from anabatic.testing.multiprocess import spawn_ranks
 from anabatic.train.guards.replica_check import ReplicaCheck, describe_mismatch, list_copy_groups, sum_bits
 from anabatic.train.guards.straggler_rules import CopyMismatch
 from anabatic.train.guards.stragglers import MAX_WITNESSES, compute_link_seconds, describe_health, list_witnesses
 from anabatic.train.loop import fit
 from anabatic.train.metrics.rank_times import StepTimer, time_broadcasts, time_products
+from anabatic_testing.multiprocess import spawn_ranks
 from unit.train.fitting import DEVICE, conversations, fitting
 
 

@@ -15,9 +15,9 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.parallel.world import World
-from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train.optim.optimizer import Optimizer
 from anabatic.train.step import LossScale, TrainStep
+from anabatic_testing.tiny_models import build_tiny_model
 
 
 def batch_of(tokens: int, targets: int, seed: int) -> Batch:

@@ -17,9 +17,9 @@ from anabatic.models import pretrained
 from anabatic.models.lora import adapter
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training import trained_model
-from anabatic.testing.tiny_corpora import write_byte_tokenizer
-from anabatic.testing.tiny_models import build_tiny_model
 from anabatic.train import sizing as planning
+from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from anabatic_testing.tiny_models import build_tiny_model
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from anabatic.core.errors import UserError
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.models.pretrained import save_model
 from anabatic.recipes.prechecks import jobs
-from anabatic.testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
+from anabatic_testing.tiny_models import build_tiny_model, train_tiny_tokenizer, write_tiny_text
 from anabatic_vessels.config.tracks import TrackSettings
 from anabatic_vessels.model.trajectory_classifier import TrajectoryClassifier
 

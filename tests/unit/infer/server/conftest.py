@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 
 

@@ -9,7 +9,7 @@ from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.device.device import select_device
 from anabatic.infer.reward_scorer import RewardScorer
 from anabatic.models import reward_head
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 
 ASKED = {"role": "user", "content": "2 and 2?"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.random_models import build_random_model
+from anabatic_testing.random_models import build_random_model
 from unit.infer.server.running import catalogue_of, serving
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"

@@ -16,7 +16,7 @@ from anabatic.infer.engine import Engine
 from anabatic.infer.server.admission import AdmissionControl
 from anabatic.infer.server.api_errors import ApiError
 from anabatic.infer.server.listening import allowed_host_names, make_protocol_class, open_listening_socket
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 

@@ -8,7 +8,7 @@ import pytest
 
 from anabatic.infer.engine import Engine
 from anabatic.infer.server.responses_schema import ResponsesRequest
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from anabatic.infer.engine import Engine
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 from unit.infer.server.running import catalogue_of, serving
 
 USER = [{"role": "user", "content": "hello"}]

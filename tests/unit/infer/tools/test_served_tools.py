@@ -10,7 +10,7 @@ import pytest
 
 from anabatic.infer.engine import Engine
 from anabatic.infer.tool_call_parser import MAX_FORCED_CALLS
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 from unit.infer.scripted import says
 from unit.infer.server.running import catalogue_of, serving
 

@@ -18,7 +18,7 @@ from anabatic.infer.server.response_builder import CompletionBuilder
 from anabatic.infer.server.responses_events import ResponsesBuilder
 from anabatic.infer.server.responses_schema import ResponsesRequest
 from anabatic.infer.tool_call_parser import CALL_CLOSE, CALL_OPEN, make_parser
-from anabatic.testing.random_models import build_byte_tokenizer
+from anabatic_testing.random_models import build_byte_tokenizer
 
 NAMES = ("weather", "add")
 FORMS = {"hermes": (CALL_OPEN, CALL_CLOSE, "arguments"), "llama3": ("", "; ", "parameters")}
