@@ -21,13 +21,15 @@ def test_two_devices_have_the_losses_of_a_processor(sim: Sim) -> None:
     tiny_vision.save_seeing_model(folder / "model")
     tiny_vision.write_shapes(folder / "shapes", rows=40, text_every=5)
     options = {
-        "data.valid_fraction": 0.0, "tuner": "lora", "batch.seq_len": 96, "batch.micro_batch_tokens": 192,
+        "data.valid_fraction": 0.0, "batch.seq_len": 96, "batch.micro_batch_tokens": 192,
         "batch.global_batch_tokens": 384, "schedule.max_steps": 4, "log.every": 1, "device.dtype": "fp32",
     }  # fmt: skip
     words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     words += ["--model", "model", "--data", "shapes/rows.jsonl", "--out", "npu", "--npus", "2"]
-    done = sim.command("anabatic", "sft", *words, flags=["--npus", "2"])
+    done = sim.command("anabatic", "sft", "-c", "qwen3-vl-lora", *words, flags=["--npus", "2"])
     assert done.returncode == 0, done.stderr[-3000:]
     rows = folder / "shapes" / "rows.jsonl"
-    anabatic.sft(model=folder / "model", data=rows, out=folder / "cpu", **{**options, "device.type": "cpu"})
+    anabatic.sft(
+        "qwen3-vl-lora", model=folder / "model", data=rows, out=folder / "cpu", **{**options, "device.type": "cpu"}
+    )
     assert read_losses(folder / "npu") == pytest.approx(read_losses(folder / "cpu"), rel=1e-5)

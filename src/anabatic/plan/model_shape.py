@@ -86,7 +86,8 @@ def get_named_shape(model: str) -> tuple[DecoderShape, str]:
         return _read_folder_shape(folder)
     name = _NAME_SUFFIXES.sub("", model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-"))
     if name in _load_public_shapes():
-        return read_shape(_load_public_shapes()[name], model), f"the published sizes of {name}"
+        shape, note = _read_whole_shape(_load_public_shapes()[name], model)
+        return shape, f"the published sizes of {name}" + (f"; {note}" if note else "")
     if folder.is_file():
         raise describe_wrong_model(folder)
     suggestion = paths.suggest_folder(model) or did_you_mean(name, _load_public_shapes())
@@ -115,15 +116,19 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
     config = _read_json_object(file)
     require_text_decoder(config, str(file))
-    shape = read_shape(config, str(file))
-    note = describe_unknown_family(config)
-    if sees_pictures(config):
-        shape = replace(shape, tower_params=count_tower_params(config["vision_config"]))
-        note = (
-            f"with a tower of {formatting.format_count(shape.tower_params)} parameters, whose activations and time are"
-            " not planned"
-        )
+    shape, note = _read_whole_shape(config, str(file))
+    note = note or describe_unknown_family(config)
     return shape, f"{file}; {note}" if note else str(file)
+
+
+def _read_whole_shape(config: Mapping[str, Any], name: str) -> tuple[DecoderShape, str]:
+    """Return the shape of a decoder, with its tower if it sees, and a note about that."""
+    shape = read_shape(config, name)
+    if not sees_pictures(config):
+        return shape, ""
+    shape = replace(shape, tower_params=count_tower_params(config["vision_config"]))
+    tower = formatting.format_count(shape.tower_params)
+    return shape, f"with a tower of {tower} parameters, whose activations and time are not planned"
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _ROWS = (
     ShippedRecipe("long-context", "sft", "LoRA on rows of up to 32,768 tokens", _EIGHT_910B3),
     ShippedRecipe("qwen32b-32k-lora", "sft", "LoRA for 32B on rows of up to 32,768 tokens", f"2 x {_EIGHT_910B3}"),
     ShippedRecipe("qwen8b-128k-lora", "sft", "LoRA for 8B on rows of up to 131,072 tokens", _EIGHT_910B3),
+    ShippedRecipe("qwen3-vl-lora", "sft", "LoRA for Qwen3-VL on rows with pictures (settings for 8B)", _ONE_910B3),
     ShippedRecipe("qwen30b-a3b-lora", "sft", "LoRA for 30B-A3B, a mixture of experts", _EIGHT_910B3),
     ShippedRecipe("qwen235b-a22b-lora", "sft", "LoRA for 235B-A22B, a mixture of experts", f"4 x {_EIGHT_910B3}"),
     ShippedRecipe("tools", "sft", "LoRA on conversations with tool calls", _ONE_910B3),
