@@ -21,7 +21,7 @@ def test_two_devices_have_the_losses_of_a_processor(sim: Sim) -> None:
     tiny_vision.save_seeing_model(folder / "model")
     tiny_vision.write_shapes(folder / "shapes", rows=40, text_every=5)
     options = {
-        "data.valid_fraction": 0.0, "batch.seq_len": 96, "batch.micro_batch_tokens": 192,
+        "data.valid_fraction": 0.0, "lora.dropout": 0.0, "batch.seq_len": 96, "batch.micro_batch_tokens": 192,
         "batch.global_batch_tokens": 384, "schedule.max_steps": 4, "log.every": 1, "device.dtype": "fp32",
     }  # fmt: skip
     words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
