@@ -125,7 +125,11 @@ def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -
 
 
 def test_a_whole_model_keeps_its_frozen_tower(place: Path) -> None:
-    run = train(place, "full", tuner="full", schedule__max_steps=2)
+    run = train(place, "full", tuner="full", schedule__max_steps=2, vision__max_pixels=4096)
+    sizes = json.loads((run / "final_model" / "preprocessor_config.json").read_text())["size"]
+    assert sizes == {"shortest_edge": 1024, "longest_edge": 4096}  # those that it was trained with
+    file = "video_preprocessor_config.json"
+    assert (run / "final_model" / file).read_bytes() == (place / "model" / file).read_bytes()
     before = load_file(place / "model" / "model.safetensors")
     after = load_file(run / "final_model" / "model.safetensors")
     assert before.keys() == after.keys()

@@ -81,5 +81,7 @@ def load_picture_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) ->
         return None
     from anabatic.data.vision.picture_rules import read_picture_rules
     from anabatic.infer.picture_prompts import make_picture_reader
+    from anabatic.models.vision.processor_files import find_processor_folder
 
-    return make_picture_reader(tokenizer, read_picture_rules(resolve_base_folder(folder), model.config.to_dict()))
+    files = find_processor_folder(folder, resolve_base_folder(folder))
+    return make_picture_reader(tokenizer, read_picture_rules(files, model.config.to_dict()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,15 +54,19 @@ class CollatePictures:
 
     def _read_pictures(self, batch: Batch) -> PictureBatch:
         positions = batch.position_ids.numpy()[None].repeat(3, axis=0)
-        found: list[PictureBatch] = []
+        shown: list[PictureGrid] = []
         for number, names in enumerate(batch.picture_names):
             if not names:
                 continue
             start, stop = batch.cu_seqlens[number : number + 2]
-            found.append(read_pictures(batch.input_ids[start:stop].numpy(), list_pictures(names), self.rules))
-            positions[:, start:stop] = found[-1].positions.numpy()
-        pixels = torch.cat([one.pixels for one in found])
-        return PictureBatch(pixels, [grid for one in found for grid in one.grids], torch.from_numpy(positions))
+            pictures = list_pictures(names)
+            ids = batch.input_ids[start:stop].numpy()
+            positions[:, start:stop] = make_positions(
+                ids, [(rows, columns) for _, rows, columns in pictures], self.rules
+            )
+            shown += pictures
+        pixels, grids = _read_all_patches(shown, self.rules)
+        return PictureBatch(pixels, grids, torch.from_numpy(positions))
 
 
 def list_pictures(names: bytes) -> list[PictureGrid]:
@@ -79,10 +85,17 @@ def read_pictures(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: Pictu
     Raises:
         DataError: a picture is not what it was when it was measured, or has other tokens.
     """
+    pixels, grids = _read_all_patches(pictures, rules)
+    return PictureBatch(pixels, grids, torch.from_numpy(make_positions(ids, grids, rules)))
+
+
+def _read_all_patches(pictures: Sequence[PictureGrid], rules: PictureRules) -> tuple[torch.Tensor, list[Grid]]:
+    """Decode pictures on all cores: Pillow works outside of Python's lock."""
     grids = [(rows, columns) for _, rows, columns in pictures]
-    patches = [_read_patches(source, (rows, columns), rules) for source, rows, columns in pictures]
-    positions = torch.from_numpy(make_positions(ids, grids, rules))
-    return PictureBatch(torch.from_numpy(np.concatenate(patches)), grids, positions)
+    sources = [source for source, _, _ in pictures]
+    with ThreadPoolExecutor(min(len(pictures), os.cpu_count() or 1)) as pool:
+        patches = list(pool.map(_read_patches, sources, grids, [rules] * len(grids)))
+    return torch.from_numpy(np.concatenate(patches)), grids
 
 
 def _read_patches(source: str, grid: Grid, rules: PictureRules) -> np.ndarray:

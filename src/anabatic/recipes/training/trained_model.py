@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -318,11 +317,15 @@ def load_weights(
     return root
 
 
-def make_file_copier(source: Path) -> Callable[[Path], None]:
-    """Return what copies the files of a model that sees, beside its weights, into a folder."""
+def make_file_copier(source: Path, rules: PictureRules | None = None) -> Callable[[Path], None]:
+    """Return what copies the files of a model that sees, beside its weights, into a folder.
+
+    Args:
+        rules: sizes that the files shall name.
+    """
     from anabatic.models.vision.processor_files import copy_processor_files
 
-    return functools.partial(copy_processor_files, source)
+    return lambda folder: copy_processor_files(source, folder, rules)
 
 
 def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = False) -> AbstractContextManager[None]:
@@ -335,7 +338,7 @@ def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = F
 def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], None]:
     """Return what writes a Hugging Face folder of the model as it is, or an adapter's; every rank calls it."""
     merged = merging.make_merged_record(start.merged_adapters) if start.merged_adapters else {}
-    keep_files = None if start.pictures is None else make_file_copier(start.base_folder)
+    keep_files = make_file_copier(start.base_folder, start.pictures) if _sees(start.model) else None
 
     def save_folder(folder: Path) -> None:
         with hold_all_stages(start.model, world, trained_only=start.lora is not None):
