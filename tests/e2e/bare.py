@@ -36,6 +36,7 @@ bench tokenize | bench collective | bench io | doctor | env | explain | launch |
 plan | sim | monitor | data preview | data stats | data check | data tokenize | config show | config check
 config from-swift | config from-llamafactory | config from-deepspeed | config from-nanochat | config schema
 recipes list | recipes show | recipes copy | completion | completion words | help
+vision draw | vision build | vision score
 """
 """Asked for their help, one each."""
 
@@ -87,10 +88,13 @@ WORKS = (
     "classify eval -m vessel --data rows.jsonl --out scored --seen mark --no-figures --device.type cpu",
     "classify map ais.csv -o map.html",
     "checkpoint export base/checkpoint-2 -o again",
+    "vision build --tokenizer TOKENIZER --out seeing",
+    "vision score --rows asked.jsonl --answers told.jsonl --without told.jsonl --show 0 --out scores",
 )
 """Commands that need nothing more."""
 
 HINTS = {
+    "vision draw --out drawn": "vision",
     "serve MODEL": "serve",
     "studio runs": "serve",
     f"pretrain --tokenizer TOKENIZER {SMALL} --out tracked --log.sinks wandb {SHORT}": "track",
@@ -157,7 +161,10 @@ def write_inputs() -> None:
         for n in range(48)
         for name, speed in kinds
     ]
+    told = [{"row": 0, "response": "yes", "label": "yes"}]
+    asked = [{"messages": [*ask, {"role": "assistant", "content": "yes"}], "category": "colour", "images": ["a.png"]}]
     files = {"pairs.jsonl": pairs, "prompts.jsonl": [{"messages": ask}], "rows.jsonl": rows}
+    files |= {"asked.jsonl": asked, "told.jsonl": told}
     for name, content in files.items():
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
     lines = [f"{m},2024-01-01T00:{t:02d}:00,{40 + t / 100},{-70 + t / 100},10,90" for m in (1, 2) for t in range(20)]
