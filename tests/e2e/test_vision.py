@@ -21,6 +21,7 @@ from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import read_picture_rules
 from anabatic.recipes import batch_inference
+from anabatic.recipes.row_tokens import RowTokenizer
 from suite import tiny_vision
 
 pytestmark = pytest.mark.process
@@ -122,6 +123,20 @@ def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -
     answers = [line["response"] for line in json_reader.read_json_lines(out)]
     expected = [row["messages"][1]["content"] for row in rows]
     assert sum(one == two for one, two in zip(answers, expected, strict=True)) >= len(rows) // 2, answers
+
+
+def test_an_adapter_of_the_tower_is_continued_with_its_sizes(place: Path) -> None:
+    first = train(place, "tower", tuner="lora", schedule__max_steps=2, vision__train=["tower"], vision__max_pixels=1024)
+    names = load_file(first / "final_model" / "adapter_model.safetensors")
+    assert names and all("visual.blocks" in name for name in names)
+    reader = RowTokenizer(str(first), None)
+    assert reader.rules is not None and reader.rules.max_pixels == 1024
+    anabatic.sft(
+        model=first, data=place / "shapes" / "rows.jsonl", out=place / "more", **{**OPTIONS, "schedule.max_steps": 1}
+    )
+    again = load_file(place / "more" / "final_model" / "adapter_model.safetensors")
+    sizes = json.loads((place / "more" / "final_model" / "preprocessor_config.json").read_text())["size"]
+    assert again.keys() == names.keys() and sizes["longest_edge"] == 1024
 
 
 def test_a_whole_model_keeps_its_frozen_tower(place: Path) -> None:

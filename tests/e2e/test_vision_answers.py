@@ -111,16 +111,19 @@ def test_a_conversation_shows_pictures(
 ) -> None:
     picture = place / "shapes" / "red-square-64.png"
     saved = place / "talk.jsonl"
-    lines = f"/image {picture}\nWhat is it?\nAnd now?\n/image {place / 'none.png'}\nWhy <image>?\n/save {saved}\n"
+    lines = f"/image {picture}\nWhat is it?\nAnd now?\n/image {place / 'none.png'}\n"
+    lines += f"/image {picture}\nWhy <image>?\n/save {saved}\nWhy?\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     sampling = Sampling(temperature=0.0, max_new_tokens=4)
     with caplog.at_level("INFO", logger="anabatic"):
         session.run(ChatJob(model=str(place / "model"), sampling=sampling, device=CPU, out=str(place / "talk")))
     assert len(capsys.readouterr().out.splitlines()) >= 2
-    assert "none.png: No such file" in caplog.text and "2 x <image> in the turns, 1 pictures" in caplog.text
+    assert "none.png: No such file" in caplog.text and "3 x <image> in the turns, 2 pictures" in caplog.text
     row = json.loads(saved.read_text())
     assert row["images"] == [str(picture)] and row["messages"][0]["content"] == "<image>What is it?"
     assert len(row["messages"]) == 4
+    last = list(json_reader.read_json_lines(place / "talk" / "chat.jsonl"))[-2]
+    assert last["images"] == [str(picture)]  # of the message that was refused
 
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/load {saved}\n/regenerate\n/exit\n"))
     session.run(ChatJob(model=str(place / "model"), sampling=sampling, device=CPU))

@@ -106,6 +106,8 @@ class Dialogue:
             request = self.engine.request(prompt, self._next_sampling(), name=self._prompt_name(), pictures=pictures)
         except UserError:
             self.messages[:] = before
+            if len(earlier) == len(before):  # a new message: its pictures go with the next one
+                self.attached[:0] = question.get("images", ())
             raise
         self.request = request
         self.num_answers += 1

@@ -33,7 +33,7 @@ from anabatic.device.device import Device, select_device
 from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.engine import Engine, PromptTooLong, Request
-from anabatic.infer.loaded_model import LoadedModel, load_model_to_ask
+from anabatic.infer.loaded_model import LoadedModel, load_model_to_ask, load_picture_reader
 from anabatic.models.lora import adapter, merging
 from anabatic.models.pretrained import (
     build_meta_causal_lm,
@@ -51,6 +51,7 @@ from anabatic.plan import model_facts, model_shape
 from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes import hub_data
 from anabatic.recipes.answer_shards import AnswerShard, merge_shards
+from anabatic.recipes.training.trained_model import choose_trained_prefixes
 from anabatic.train.checkpoint import manifest, storage
 
 if TYPE_CHECKING:
@@ -116,7 +117,11 @@ def run(job: InferJob) -> int:
 
 
 def _sees(job: InferJob) -> bool:
-    return not job.ckpt_dir and model_shape.sees_pictures(model_facts.read_local_config(job.model))
+    folder = Path(job.ckpt_dir).expanduser() if job.ckpt_dir else None
+    name = job.model if folder is None else str(folder)
+    if folder is not None and (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
+        name = str(yaml_reader.read_yaml(folder / "config.yaml").tree.get("model") or "")
+    return model_shape.sees_pictures(model_facts.read_local_config(name))
 
 
 def _resume_identity(job: InferJob) -> dict[str, Any]:
@@ -132,7 +137,8 @@ def _load_engine(job: InferJob, ranks: int) -> tuple[Engine, PictureReader | Non
     if job.ckpt_dir:
         model, tokens = load_checkpoint_model(Path(job.ckpt_dir).expanduser(), device, job.adapter, job.quantize)
         tokenizer = tokenizers.load_tokenizer(custom_templates.folder_with_template(tokens, job.chat_template))
-        loaded = LoadedModel(Path(job.ckpt_dir), model, tokenizer, None)
+        pictures = load_picture_reader(model, tokenizer, resolve_model_folder(tokens)) if _sees(job) else None
+        loaded = LoadedModel(Path(job.ckpt_dir), model, tokenizer, pictures)
     else:
         loaded = load_model_to_ask(job.model, device, job.adapter, job.chat_template, job.quantize)
     log.info(f"{loaded.folder} on {device.name} ({device.reasons['device']})")
@@ -182,7 +188,8 @@ def _prepare_requests(
             yield InferenceRow(number, skip_reason=_locate_error(row, error))
         except DataError as error:
             if job.on_bad_row == "fail":
-                raise DataError(_locate_error(row, error), error.hint) from error
+                hint = f"{error.hint}, or skip such rows with --on-bad-row skip" if row.pictures else error.hint
+                raise DataError(_locate_error(row, error), hint) from error
             yield InferenceRow(number, skip_reason=_locate_error(row, error))
 
 
@@ -312,7 +319,7 @@ def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, P
     if named_folder != base:
         adapter.insert_saved_adapter(model, named_folder)
     elif job.tuner == "lora":
-        adapter.insert_adapter(model, job.lora)
+        adapter.insert_adapter(model, job.lora, choose_trained_prefixes(job, model, is_full=False))
     elif job.tuner == "freeze":
         adapter.freeze_parameters(model, job.freeze)
     model = prepare_model(model, device.torch_device)

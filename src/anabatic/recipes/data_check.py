@@ -22,7 +22,8 @@ from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, RowIssue, SkippedRows
 from anabatic.data.readers.holdout import Split, select_split
 from anabatic.data.readers.row_use import UnusedColumns
-from anabatic.data.vision.picture_files import load_picture
+from anabatic.data.vision.picture_files import load_picture, make_name
+from anabatic.data.vision.picture_rules import MAX_RATIO
 from anabatic.data.vision.row_pictures import TAG, place_pictures
 
 FindingKind = Literal["bad row", "leak", "contradiction", "duplicate", "near duplicate"]
@@ -214,7 +215,10 @@ def _find_conversation_fault(document: Document) -> str:
         if document.pictures:
             place_pictures(document.messages or [], document.pictures, document.location, TAG)
         for picture in document.pictures:
-            load_picture(picture)
+            sides = load_picture(picture).size
+            if max(sides) > MAX_RATIO * min(sides):
+                what = f"{make_name(picture)}: one side is more than {MAX_RATIO} times the other"
+                raise DataError(f"{document.location}: {what}", "cut the picture")
         for messages in (document.messages, document.rejected):
             if messages is not None:
                 validate_conversation(messages, document.location)

@@ -12,6 +12,7 @@ import numpy as np
 
 from anabatic.config.data_commands import DataPreviewJob
 from anabatic.core import json_reader
+from anabatic.core.errors import DataError
 from anabatic.core.formatting import escape_control_characters
 from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
 from anabatic.data.chat.loss_preview import MaskedSpan, format_preview, split_by_loss_mask
@@ -146,7 +147,7 @@ def _preview_conversation(
     document: Document, messages: list[Message], kind: str, job: DataPreviewJob, reader: RowTokenizer | None
 ) -> PreviewRow:
     turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
-    pictures = [_measure_picture(source, reader) for source in document.pictures]
+    pictures = [_measure_picture(source, document.location, reader) for source in document.pictures]
     if reader is None:
         keep = None if turns == "all" else select_target_turns(messages, turns, document.location)
         answers = iter(keep or [True] * len(messages))
@@ -167,10 +168,15 @@ def _preview_conversation(
     return PreviewRow(document.location, kind, segments, len(rendered.ids), int(mask[1:].sum()), pictures)
 
 
-def _measure_picture(source: str, reader: RowTokenizer | None) -> PreviewPicture:
-    width, height = load_picture(source).size
+def _measure_picture(source: str, location: str, reader: RowTokenizer | None) -> PreviewPicture:
     rules = None if reader is None else reader.rules
-    count = None if rules is None else rules.count_tokens(rules.fit_grid(height, width))
+    try:
+        width, height = load_picture(source).size
+        count = None if rules is None else rules.count_tokens(rules.fit_grid(height, width))
+    except DataError as error:
+        raise DataError(f"{location}: {error}", error.hint) from error
+    except ValueError as error:
+        raise DataError(f"{location}: {make_name(source)}: {error}", "cut the picture") from error
     return PreviewPicture(make_name(source), width, height, count)
 
 

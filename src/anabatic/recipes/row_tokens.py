@@ -20,6 +20,7 @@ from anabatic.models.pretrained import (
     resolve_merged_adapters,
     resolve_model_folder,
 )
+from anabatic.models.vision.processor_files import find_processor_folder
 from anabatic.plan import model_facts
 from anabatic.plan.model_shape import sees_pictures
 
@@ -44,7 +45,7 @@ class RowTokenizer:
         self.tokenizer = hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, chat_template))
         self.rules: PictureRules | None = None
         if sees_pictures(config := model_facts.read_local_config(model)):
-            self.rules = read_picture_rules(resolve_base_folder(root), config)
+            self.rules = read_picture_rules(find_processor_folder(root, resolve_base_folder(root)), config)
         self._renderer = None if self.rules is None else PictureRenderer(self.tokenizer, self.rules, None)
 
     def render(

@@ -31,6 +31,8 @@ def test_every_parameter_is_in_one_part(family: str) -> None:
     assert any("merger" in name for name in names) and not any("blocks" in name for name in names)
     targets = adapter.find_targets(model, ["all-linear"], find_trained_prefixes(model, choose_parts([], False)))
     assert targets and all("language_model" in name for name in targets)
+    targets = adapter.find_targets(model, ["all-linear"], find_trained_prefixes(model, ["tower"]))
+    assert len(targets) >= 4 * 4 and all("visual.blocks" in name for name in targets)
     assert adapter.find_blocks(model)[0] == "model.language_model.layers.0"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -18,11 +19,13 @@ from anabatic.config.sections.train_jobs import PictureData, Vision
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.loss_mask import LossPolicy
+from anabatic.data.chat.preference_pairs import split_pair_segment
 from anabatic.data.readers.document import ColumnMapping, RowIssue
 from anabatic.data.readers.row_parsing import row_to_document
 from anabatic.data.shards.dataset_cache import build_dataset
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, ShardWriter
+from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
 from suite import tiny_vision
 
@@ -123,7 +126,7 @@ BAD = {
     "large": (make_row(["large.png"]), "large.png: 9,000 x 8,000 pixels are more than"),
     "thin": (make_row(["thin.png"]), "thin.png: one side is more than 200 times the other"),
     "deep": (make_row(["deep.png"]), "deep.png: I;16 has more than 8 bits"),
-    "folder": (make_row(["."]), "Is a directory"),
+    "folder": (make_row(["."]), "not a regular file"),
     "base64": (make_row(["data:image/png;base64,@@"]), "broken base64"),
     "address": (make_row(["https://a.example/b.png"]), "is an address in a network, and nothing is fetched"),
     "more tags": (make_row(["a.png"], "<image><image>?"), "2 x <image> in the turns, 1 pictures"),
@@ -132,6 +135,30 @@ BAD = {
     "number": (make_row([3]), "a picture is a number"),
     "video": (make_row(["a.png"]) | {"videos": ["a.mp4"]}, 'column "videos" holds video or sound'),
 }
+
+
+def test_a_pipe_is_no_picture(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match="pipe.png: not a regular file"):
+        load_picture(str(tmp_path / "pipe.png"))
+
+
+def test_pairs_are_about_the_same_pictures(place: Path, rules: PictureRules) -> None:
+    picture = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    turn = [{"role": "user", "content": picture}]
+    answers = {"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]}
+    both = {key: [*turn, *value] for key, value in answers.items()}
+    rows = [{"prompt": turn, **answers, "images": ["a.png"]}, {**both, "images": ["a.png"]}]
+    pairs = LossPolicy(pairs=True)
+    shards = build(place, rules, rows, learning=pairs)
+    for number in (0, 1):
+        entry = shards.locate_entry(number)
+        sides = split_pair_segment(shards.read_segment(entry, 0, entry.num_inputs))
+        assert [(side.ids == PICTURE).sum() for side in sides] == [4, 4] and sides[0].pictures == sides[1].pictures
+    with pytest.raises(DataError, match="line 1: 1 x <image> with the better answer, 0 with the other"):
+        build(
+            place, rules, [{"prompt": "q", "chosen": "a <image>", "rejected": "b", "images": ["a.png"]}], learning=pairs
+        )
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -18,6 +18,7 @@ from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
 from anabatic.data.readers.document import SKIP_HINT, Document, Message
 from anabatic.data.shards.encoders import ChatEncoder
 from anabatic.data.shards.writer import EncodedEntry
+from anabatic.data.vision.row_pictures import TAG
 
 TARGET_BIT, REJECTED_BIT = 1, 2
 _BETWEEN = b"\n"
@@ -45,6 +46,8 @@ class PreferencePairEncoder(ChatEncoder):
         for document in batch:
             sides = split_pair_messages(document, self._loss_policy.labels)
             kept.append([side is not None for side in sides])
+            if document.pictures and None not in sides:
+                _require_equal_tags(document.location, sides[0] or [], sides[1] or [])
             for side, turns in zip(("chosen", "rejected"), sides, strict=True):
                 if turns is not None:
                     rows.append((turns, document, f"{document.location} ({side})"))
@@ -112,6 +115,16 @@ def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[
             break
         same += 1
     return _zero_shared_weights(chosen, same), _zero_shared_weights(rejected, same)
+
+
+def _require_equal_tags(location: str, chosen: list[Message], rejected: list[Message]) -> None:
+    """Refuse pairs of which one side shows pictures at other places: the other would have them before its question."""
+    first, second = (sum(str(turn.get("content")).count(TAG) for turn in side) for side in (chosen, rejected))
+    if first != second:
+        raise DataError(
+            f"{location}: {first} x {TAG} with the better answer, {second} with the other",
+            f"let pictures stand in the question, which both share; {SKIP_HINT}",
+        )
 
 
 def _zero_shared_weights(turns: list[Message], same: int) -> list[Message]:

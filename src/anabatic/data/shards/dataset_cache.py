@@ -490,7 +490,11 @@ def log_dataset_summary(shards: ShardSet, cached: bool) -> None:
     much = [advice for name, advice in _DROP_ADVICE.items() if shards.counts[name] > _ADVICE_FRACTION * read]
     parts += lost + much[-1:]
     line = f"data {shards.name} ({shards.meta['split']}): {'; '.join(parts)}"
-    (log.warn if lost else log.info)(line + (" (from the cache)" if cached else ""))
+    if cached:
+        line += " (from the cache)"
+        if shards.has_pictures and shards.counts["bad"]:
+            line += "; where pictures were fixed since, give --data.cache a new folder"
+    (log.warn if lost else log.info)(line)
     if shards.meta["split"] == "train" or not shards.counts["held_out"]:  # what is held out of a source is like it
         _count_unused_columns(shards).warn(f"data {shards.name}")
     log.debug(f"{shards.name} lies in {shards.path}")

@@ -47,9 +47,12 @@ class PictureRenderer:
         Raises:
             DataError: a conversation or a picture cannot be used.
         """
-        grids = measure_pictures(pictures, names, self._rules)
-        rows = zip(conversations, pictures, names, strict=True)
-        placed = [place_pictures(given, shown, name, self._picture_text) for given, shown, name in rows]
+        try:
+            grids = measure_pictures(pictures, names, self._rules)
+            rows = zip(conversations, pictures, names, strict=True)
+            placed = [place_pictures(given, shown, name, self._picture_text) for given, shown, name in rows]
+        except DataError as error:
+            raise DataError(str(error), f"{error.hint}, {SKIP_HINT}") from error
         rendered = rendering.render_conversations(placed, self._tokenizer, names=names, tools=tools, turns=turns)
         return [self._expand(*each) for each in zip(rendered, grids, names, strict=True)]
 
@@ -57,7 +60,10 @@ class PictureRenderer:
         self, rendered: rendering.RenderedConversation, grids: tuple[PictureGrid, ...], name: str
     ) -> rendering.RenderedConversation:
         """Repeat each picture's token; nothing of a picture is learned."""
-        repeats = count_repeats(rendered.ids, grids, self._rules, name)
+        try:
+            repeats = count_repeats(rendered.ids, grids, self._rules, name)
+        except DataError as error:
+            raise DataError(str(error), f"{error.hint}, {SKIP_HINT}") from error
         if not grids:
             return rendered
         ids = np.repeat(rendered.ids, repeats)
@@ -69,7 +75,8 @@ class PictureRenderer:
                 f"raise batch.seq_len, or lower vision.max_pixels, {SKIP_HINT}",
             )
         mask = np.repeat(rendered.mask, repeats)
-        mask[ids == self._rules.image_token] = 0
+        rules = self._rules
+        mask[np.isin(ids, (rules.start_token, rules.image_token, rules.end_token))] = 0
         return rendering.RenderedConversation(
             ids,
             mask,
@@ -91,7 +98,7 @@ def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureR
     if len(places) != len(grids):
         raise DataError(
             f"{name}: {len(places)} tokens of pictures in the text, {len(grids)} pictures",
-            f"write {TAG} where a picture stands, and no other token of pictures, {SKIP_HINT}",
+            f"write {TAG} where a picture stands, and no other token of pictures",
         )
     repeats = np.ones(len(ids), dtype=np.int64)
     repeats[places] = [rules.count_tokens(grid[1:]) for grid in grids]
@@ -122,9 +129,9 @@ def _measure(picture: str, name: str, rules: PictureRules) -> PictureGrid:
         width, height = load_picture(picture).size
         return (picture, *rules.fit_grid(height, width))
     except DataError as error:
-        raise DataError(f"{name}: {error}", f"{error.hint}, {SKIP_HINT}") from error
+        raise DataError(f"{name}: {error}", error.hint) from error
     except ValueError as error:
-        raise DataError(f"{name}: {make_name(picture)}: {error}", f"cut the picture, {SKIP_HINT}") from error
+        raise DataError(f"{name}: {make_name(picture)}: {error}", "cut the picture") from error
 
 
 def find_picture_text(tokenizer: Any, rules: PictureRules) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import os
 import re
+import stat
 import struct
 import warnings
 import zlib
@@ -81,11 +83,15 @@ def _read_bytes(source: str) -> bytes:
             raise DataError(f"{make_name(source)}: broken base64: {error}", "write the picture again") from error
     else:
         try:
+            if not stat.S_ISREG(os.stat(source).st_mode):  # a named pipe would be waited for
+                raise DataError(f"{source}: not a regular file", "give the path of a picture")
             with open(source, "rb") as file:
                 data = file.read(_MAX_FILE_BYTES + 1)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise DataError(f"{source}: {reason}", "paths start from the rows' folder, or from data.media") from error
+            raise DataError(
+                f"{source}: {reason}", "look at the path; in rows it starts from their folder, or from data.media"
+            ) from error
     if len(data) > _MAX_FILE_BYTES:
         raise DataError(f"{make_name(source)}: more than {_MAX_FILE_BYTES:,} bytes", "make the picture smaller")
     return data

@@ -18,8 +18,10 @@ from anabatic.core.errors import ConfigError, DataError
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 _BICUBIC = 3
 """Pillow's number, the default of these processors."""
-_MAX_RATIO = 200
+MAX_RATIO = 200
 """Longer side over shorter side, at most."""
+_PROCESSORS = ("Qwen", "Glm4")
+"""How the names begin of image processors whose arithmetic is that of this module."""
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 """Defaults of the processor: those of OpenAI's CLIP."""
@@ -64,8 +66,8 @@ class PictureRules:
         Raises:
             ValueError: one side is more than 200 times the other.
         """
-        if max(height, width) > _MAX_RATIO * min(height, width):
-            raise ValueError(f"one side is more than {_MAX_RATIO} times the other ({width} x {height} pixels)")
+        if max(height, width) > MAX_RATIO * min(height, width):
+            raise ValueError(f"one side is more than {MAX_RATIO} times the other ({width} x {height} pixels)")
         unit, frames = self.unit, self.frames if self.counts_frames else 1
         if self.counts_frames and min(height, width) < unit:
             scale = max(unit / height, unit / width)
@@ -99,6 +101,11 @@ def read_picture_rules(
         DataError: the folder has no description of its pictures, or a damaged one.
     """
     file, values = _read_processor(folder)
+    kind_of_processor = str(values.get("image_processor_type") or "Qwen2VL")
+    if not kind_of_processor.startswith(_PROCESSORS):
+        raise DataError(
+            f"{file} is of a {kind_of_processor}, which reads pictures otherwise", "use the model's own file"
+        )
     tower = config["vision_config"]
     size = values.get("size")
     size = size if isinstance(size, Mapping) else {}

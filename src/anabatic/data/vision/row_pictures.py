@@ -11,7 +11,7 @@ from typing import Any
 from anabatic.core.errors import DataError
 from anabatic.data.chat.conversation_formats import find_media_column, parse_json_list
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name
-from anabatic.data.readers.document import SKIP_HINT, Message
+from anabatic.data.readers.document import Message
 
 TAG = "<image>"
 """Place of a picture in the text of a row."""
@@ -37,9 +37,9 @@ def take_pictures(row: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], 
         named += value if isinstance(value, list) else [] if value in (None, "") else [value]
     plain = {key: value for key, value in row.items() if key not in PICTURE_COLUMNS}
     shown: list[Any] = []
-    for key in ("messages", "conversations"):
-        if isinstance(plain.get(key), list):
-            plain[key] = [_take_parts(turn, shown) for turn in plain[key]]
+    for key in ("messages", "conversations", "prompt", "chosen", "rejected"):
+        if isinstance(plain.get(key), list):  # the worse answer is about the pictures of the better one
+            plain[key] = [_take_parts(turn, [] if key == "rejected" else shown) for turn in plain[key]]
     named += [each for each in shown if each is not None]
     return plain, tuple(resolve_picture(each, folder) for each in named)
 
@@ -98,7 +98,7 @@ def place_pictures(turns: Sequence[Message], pictures: Sequence[str], name: str,
     if tags != len(pictures):
         raise DataError(
             f"{name}: {tags} x {TAG} in the turns, {len(pictures)} pictures in the row",
-            f'write {TAG} once for each entry of "images", {SKIP_HINT}',
+            f'write {TAG} once for each entry of "images"',
         )
     return [
         {**turn, "content": turn["content"].replace(TAG, text)} if TAG in (turn.get("content") or "") else turn

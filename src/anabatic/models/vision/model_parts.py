@@ -51,8 +51,9 @@ def find_part_prefixes(model: PreTrainedModel) -> PartPrefixes:
         if f"{base}{name}." not in (language, f"{tower_name}.")
     ]
     projector = (*inside, *beside)
-    in_tower = [f"{tower_name}.{name}" for name, _ in tower.named_parameters()]
-    rest = tuple(name for name in in_tower if not name.startswith(projector))
+    children = [f"{tower_name}.{name}." for name, _ in tower.named_children()]
+    own = [f"{tower_name}.{name}" for name, _ in tower.named_parameters(recurse=False)]
+    rest = tuple(name for name in (*children, *own) if name not in inside)
     head = tuple(f"{name}." for name, _ in model.named_children() if name != model.base_model_prefix)
     return {"language": (language, *head), "projector": projector, "tower": rest or (f"{tower_name}.",)}
 

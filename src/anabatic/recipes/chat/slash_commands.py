@@ -137,9 +137,12 @@ def read_conversation(path: Path) -> list[dict[str, Any]]:
 
 
 def _attach_picture(chat: ChatSession, name: str) -> None:
+    if not name or "://" in name:
+        raise ConfigError(f"/image needs a file name, not {name!r}", "nothing is fetched: /image picture.png")
     path = _require_file_name(name, "/image")
     chat.dialogue.attach_picture(str(path.absolute()))
-    log.info(f"{len(chat.dialogue.attached)} pictures go with the next message")
+    count = len(chat.dialogue.attached)
+    log.info(f"{count} {'picture goes' if count == 1 else 'pictures go'} with the next message")
 
 
 def _require_file_name(name: str, command: str) -> Path:

@@ -205,7 +205,7 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
         tokenizer,
         model,
         lora,
-        _read_picture_rules(job, base_folder, model),
+        _read_picture_rules(job, named_folder, base_folder, model),
     )
 
 
@@ -213,15 +213,19 @@ def _sees(model: PreTrainedModel) -> bool:
     return getattr(model.config, "vision_config", None) is not None
 
 
-def _read_picture_rules(job: TuneJob, folder: Path, model: PreTrainedModel) -> PictureRules | None:
+def _read_picture_rules(
+    job: TuneJob, named_folder: Path, base_folder: Path, model: PreTrainedModel
+) -> PictureRules | None:
     if not _sees(model) or not isinstance(job, SeeingJob):
         return None
     from anabatic.data.vision.picture_rules import read_picture_rules
+    from anabatic.models.vision.processor_files import find_processor_folder
 
+    folder = find_processor_folder(named_folder, base_folder)
     return read_picture_rules(folder, model.config.to_dict(), job.vision.min_pixels, job.vision.max_pixels)
 
 
-def _choose_trained(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
+def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
     """Return how the names begin of what may be trained; of a model of text alone everything."""
     settings = job.vision if isinstance(job, SeeingJob) else Vision(train=["language"])
     if not _sees(model):
@@ -252,7 +256,7 @@ def _build_meta_model(
             log.warn(f"tuner is {tuner}: the settings of {section} are not used")
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
     require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
-    lora, prefixes = None, _choose_trained(job, model, tuner == "full")
+    lora, prefixes = None, choose_trained_prefixes(job, model, tuner == "full")
     if named_folder != base_folder:
         layer_names.require_adapter_tuner(named_folder, job.tuner)
         lora = adapter.insert_saved_adapter(model, named_folder)
