@@ -14,8 +14,9 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 JOBS ?= $(shell nproc)
 SHARD ?=
+MINUTES ?=
 BASE ?= main
-RUN_TESTS = env -u MAKEFLAGS -u MFLAGS $(BIN)/python scripts/run_tests.py --jobs "$(JOBS)" $(if $(SHARD),--shard "$(SHARD)")
+RUN_TESTS = env -u MAKEFLAGS -u MFLAGS $(BIN)/python scripts/run_tests.py --jobs "$(JOBS)" $(if $(SHARD),--shard "$(SHARD)") $(if $(MINUTES),--minutes "$(MINUTES)")
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
@@ -44,7 +45,7 @@ endif
 test-all: setup ## everything, 35 minutes: `make test`, then commands, pages, browsers, clusters, simulated NPUs; SHARD=2/4 runs a part
 	@$(RUN_TESTS) all
 
-test-rest: setup ## what `make test-all` runs after `make test`
+test-rest: setup ## what `make test-all` runs after `make test`; MINUTES=30 starts no test later and names what was not run
 	@$(RUN_TESTS) rest
 
 test-changed: setup ## the tests that the files that differ from main can affect; BASE=HEAD: from the last commit

@@ -10,6 +10,7 @@ usage: python scripts/run_tests.py test                 what `make test` runs: c
 
 --jobs N   tests at a time; default: the number of cores
 --shard I/N   the I-th of N parts of about the same duration
+--minutes M   start no test of `rest` after so many minutes; the last lines name what was not run
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -108,12 +110,19 @@ STARTED: list[Part] = []
 
 
 def build_pytest(
-    name: str, chosen: Sequence[groups.Group], jobs: int, files: Sequence[str] | None = None, shown: bool = False
+    name: str,
+    chosen: Sequence[groups.Group],
+    jobs: int,
+    files: Sequence[str] | None = None,
+    shown: bool = False,
+    until: float | None = None,
 ) -> Part:
     """Return pytest over some groups, or over some files of them."""
     names = [group.name for group in chosen]
     words = [sys.executable, *PYTEST, "-n", str(jobs), "-q"]
     words += ["--groups", ",".join(names), *groups.folders_of(names)]
+    if until is not None:
+        words += ["--until", str(until)]
     if files is not None:
         listed = record.ARTIFACTS / f"{name}.files"
         listed.write_text("\n".join(files), encoding="utf-8")
@@ -155,12 +164,15 @@ def run_quick(jobs: int, files: Sequence[str] | None, checks: bool) -> bool:
     return tests.wait() and passed
 
 
-def run_rest(jobs: int, files: Sequence[str] | None) -> bool:
+def run_rest(jobs: int, files: Sequence[str] | None, minutes: int | None) -> bool:
     """Run what the quick part has left: what computes with all workers, what waits in one process beside them."""
+    until = None if minutes is None else time.time() + 60 * minutes
     left = [group for group in groups.read_groups() if not group.is_quick or group.name == "fuzz"]
-    waiting = build_pytest("waiting", [group for group in left if group.session == "waiting"], 1, files)
+    waiting = build_pytest("waiting", [group for group in left if group.session == "waiting"], 1, files, until=until)
     chosen = [group for group in left if group.session == "main"]
-    main = build_pytest("rest", chosen, jobs + 2, files, shown=True)  # half of their time is spent in waiting
+    main = build_pytest(
+        "rest", chosen, jobs + 2, files, shown=True, until=until
+    )  # half of their time is spent in waiting
     waiting.start()
     main.start()
     passed = main.wait()
@@ -216,6 +228,8 @@ def report(started: float, left: bool) -> None:
     omitted = [one.test for one in measured if one.group == "smoke" and one.outcome == "skipped"]
     for test in omitted:
         print(f"left out here: {test.removeprefix('tests/')} (its reason is above, in the short test summary)")
+    if not_run := sorted({one.file for one in measured if one.outcome == record.NOT_RUN}):
+        print(f"NOT RUN, the time was up: {outcomes[record.NOT_RUN]:,} tests of {', '.join(not_run)}")
     print(f"{counts}, {wall:.1f} minutes, {cpu:.1f} CPU minutes", flush=True)
     if FAILED:
         print(f"FAILED: {', '.join(FAILED)}", flush=True)
@@ -264,14 +278,14 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def parse_jobs(text: str) -> int:
-    """Return a number of tests at a time; 0 is one without worker processes.
+def parse_number(name: str, text: str) -> int:
+    """Return the value of a variable of make that is a number from 0.
 
     Raises:
         argparse.ArgumentTypeError: it is something else.
     """
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"JOBS is {text!r}, not a number from 0\nhint: make test JOBS=4")
+        raise argparse.ArgumentTypeError(f"{name} is {text!r}, not a number from 0\nhint: make test-rest {name}=4")
     return int(text)
 
 
@@ -317,9 +331,9 @@ def run_command(given: argparse.Namespace) -> int:
         if not simulator.wait():
             print("tests on simulated NPUs are skipped, with the reason")
             FAILED[:] = [name for name in FAILED if not name.startswith(simulator.name)]
-        passed &= run_rest(given.jobs, files)
+        passed &= run_rest(given.jobs, files, given.minutes)
     report(started, left=given.command == "test")
-    if passed and files is None and given.command != "test":
+    if passed and files is None and given.minutes is None and given.command != "test":
         record.WHOLE.touch()
     return 0 if passed else 1
 
@@ -329,8 +343,9 @@ def main() -> int:
     parser = Parser(usage=str(__doc__).partition("usage: ")[2])
     parser.add_argument("command", choices=("test", "rest", "all", "changed", "pick", "record", "matrix"))
     parser.add_argument("arguments", nargs="*")
-    parser.add_argument("--jobs", type=parse_jobs, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=partial(parse_number, "JOBS"), default=len(os.sched_getaffinity(0)))
     parser.add_argument("--shard", type=parse_shard)
+    parser.add_argument("--minutes", type=partial(parse_number, "MINUTES"))
     parser.add_argument("--base", default="main")
     given = parser.parse_args()
     started = time.monotonic()

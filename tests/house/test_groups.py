@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,3 +136,15 @@ def test_shards_are_a_partition() -> None:
     known = record.read_record()
     loads = [sum(known.seconds_of(file) for file in shard) for shard in shards]
     assert max(loads) < 1.2 * min(loads) + max(wall for wall, _ in known.files.values())
+
+
+@pytest.mark.process
+def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
+    """After the given time no test starts, and what is kept of it is neither a passed nor a skipped test."""
+    words = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "tests/house/test_versions.py"]
+    for until, expected in ((1.0, {record.NOT_RUN}), (time.time() + 600, {"passed"})):
+        environment = os.environ | {record.ARTIFACT: str(tmp_path / "timed")}
+        subprocess.run([*words, "--until", str(until)], cwd=tree.ROOT, env=environment, check=True, capture_output=True)
+        lines = (tmp_path / "timed-main.jsonl").read_text(encoding="utf-8").splitlines()
+        assert {record.Measured(**json.loads(line)).outcome for line in lines} == expected
+        (tmp_path / "timed-main.jsonl").unlink()

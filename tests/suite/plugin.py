@@ -19,7 +19,7 @@ import pytest
 
 from suite import isolation
 from suite.groups import ROOT, Group, SuiteError, find_group, read_groups
-from suite.record import ARTIFACT, Measured, read_record
+from suite.record import ARTIFACT, NOT_RUN, Measured, read_record
 
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """Events of Python's audit hooks (PEP 578) by which a process starts."""
@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of scripts/run_tests.py."""
     parser.addoption("--groups", help="run the tests of these groups of tests/groups.toml alone: house,unit")
     parser.addoption("--files", help="run these files alone: a file with a path in each line")
+    parser.addoption("--until", type=float, help="start no test after this time, in seconds since the epoch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -139,6 +140,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return result
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out, before its fixtures are made, what there is no time for."""
+    until = item.config.getoption("--until")
+    if until and time.time() > until:
+        item.stash[_OUTCOME] = NOT_RUN
+        pytest.skip("the time is up")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Remember how the test ended, and how long it took without its fixtures."""
@@ -149,7 +159,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_CALL] = round(report.duration, 3)
     if report.outcome != "passed":
-        item.stash[_OUTCOME] = report.outcome
+        item.stash.setdefault(_OUTCOME, report.outcome)
     return report
 
 

@@ -22,6 +22,8 @@ WHOLE = ARTIFACTS / "whole"
 """Exists where the last run in this folder came to its end, was no shard, and had no failure."""
 ARTIFACT = "ANABATIC_TEST_ARTIFACT"
 """Variable with the beginning of the names of the files that get the seconds of each test; unset: none are written."""
+NOT_RUN = "not run"
+"""Outcome of a test for which there was no time."""
 LONG = 2.0
 """Seconds of a test without its fixtures; what takes more in a group without processes belongs to `process`."""
 
@@ -34,7 +36,7 @@ class Measured:
         seconds: wall seconds with the fixtures that it is first to use.
         call: wall seconds without fixtures.
         cpu: CPU seconds, with those of its processes.
-        outcome: passed, failed or skipped.
+        outcome: passed, failed, skipped or `NOT_RUN`.
     """
 
     test: str
