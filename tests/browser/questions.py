@@ -85,7 +85,7 @@ ASKED: list[tuple[str, str, str]] = [
     ),
     ("guides/export guides/serving", "serve with vllm-ascend", "用 vllm-ascend 部署"),
     ("guides/rl guides/migration", "ppo with a critic", "带 critic 的 ppo"),
-    ("guides/fine-tuning guides/data", "train Qwen2.5-VL with images", "微调 Qwen2.5-VL 图像数据"),
+    ("guides/vision", "train Qwen2.5-VL with images", "微调 Qwen2.5-VL 图像数据"),
     (
         "guides/when-it-fails concepts/checkpoints guides/survival",
         "disk full while saving a checkpoint",
