@@ -64,4 +64,4 @@ def test_more_items_are_no_more_waits(sim: Sim, tasks: str, file: str, most: int
     assert max(graphs) <= 2 * len(SIZES), graphs  # a step of a size that is met again is captured once
     replies = [waits.pop(file) + waits.pop("decode_graph.py", 0) for waits in found]
     assert min(replies) > 0 and max(replies) <= most, replies
-    assert few == many  # what the model's loading waits for
+    assert sum(few.values()) == sum(many.values()), found  # what the model's loading waits for

@@ -52,9 +52,11 @@ def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
         log.info(f"{signal.Signals(stopped.number).name} before the first step: there is nothing to save")
         return stopped.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK_ERRNOS and error.filename is None:
+            _discard_output()
         SIGNAL_LISTENER.hold_signals()  # a launcher sends SIGTERM to the others when one worker has failed
         trace = traceback.format_exc()
         user_error = to_user_error(error)
@@ -65,6 +67,11 @@ def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
             _print_error(user_error)  # before the slow explanation: a watchdog may end this process meanwhile
         _print_error(user_error, _explain_error(error) if user_error.hint == TRACEBACK_HINT else "")
         return user_error.exit_code
+
+
+def _discard_output() -> None:
+    """What is left in the buffer of stdout could not be written at Python's end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def to_user_error(error: Exception) -> AnabaticError:

@@ -39,7 +39,7 @@ class ProgramFolder:
             written = read_written_bytes(pid, self._as_nobody)
         except PermissionError:  # it is about to end, or has hidden itself (PR_SET_DUMPABLE)
             self._was_hidden, was_hidden = True, self._was_hidden
-            return was_hidden
+            return was_hidden and _has_memory(pid)
         return written > file_mib * MIB or self._has_more_files(file_mib * _FILES_PER_MIB)
 
     def remove_tree(self) -> None:
@@ -84,6 +84,15 @@ def _list_entries(folder: str) -> list[os.DirEntry[str]]:
     os.chmod(folder, 0o700)
     with os.scandir(folder) as entries:
         return [*entries]
+
+
+def _has_memory(pid: int) -> bool:
+    """False for a process at its end, which is without memory for as long as a busy machine takes (proc_pid_statm(5))."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return file.read(2) != "0 "
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def read_written_bytes(pid: int, as_nobody: bool) -> int:
