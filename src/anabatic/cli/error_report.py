@@ -55,7 +55,9 @@ def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
         _discard_output()
         return BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK_ERRNOS and error.filename is None:
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk
             _discard_output()
         SIGNAL_LISTENER.hold_signals()  # a launcher sends SIGTERM to the others when one worker has failed
         trace = traceback.format_exc()

@@ -87,7 +87,7 @@ def _list_entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _has_memory(pid: int) -> bool:
-    """False for a process at its end, which is without memory for as long as a busy machine takes (proc_pid_statm(5))."""
+    """False for a process at its end, which a busy machine keeps for a while without memory (proc_pid_statm(5))."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return file.read(2) != "0 "
