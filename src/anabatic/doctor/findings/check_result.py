@@ -12,7 +12,7 @@ Status = Literal["OK", "WARN", "FAIL", "n/a"]
 
 @dataclass(frozen=True)
 class FindingType:
-    """A row of the tables `verdicts_*.py`: something that can be true of a machine."""
+    """An entry of a YAML file of this folder: something that can be true of a machine."""
 
     id: str
     """`check_name.what`; the first word is the name of the line."""
@@ -56,16 +56,3 @@ class CheckResult:
             name: getattr(value, language) if isinstance(value, LocalizedText) else value
             for name, value in self.values.items()
         }
-
-
-def make_finding_types(*rows: tuple[str, ...]) -> dict[str, FindingType]:
-    """Return the verdicts of rows (id, status, found en, found zh[, fix en[, fix zh]]); a command needs no second."""
-    verdicts = {}
-    for row in rows:
-        identity, status, en, zh, *fix = row
-        remedy = LocalizedText(fix[0], fix[-1]) if fix else None
-        verdicts[identity] = FindingType(identity, _STATUS_BY_NAME[status], LocalizedText(en, zh), remedy)
-    return verdicts
-
-
-_STATUS_BY_NAME: dict[str, Status] = {"OK": "OK", "WARN": "WARN", "FAIL": "FAIL", "n/a": "n/a"}
