@@ -51,9 +51,8 @@ def _check_variable(row: VariableRule, value: str) -> Iterator[CheckResult]:
         return
     for harm in row.harmful_values:
         if re.fullmatch(harm.pattern, value, re.S):
-            identity = "variables.fatal" if harm.status == "FAIL" else "variables.harmful"
             yield make_result(
-                identity,
+                "variables.harmful",
                 name=row.name,
                 value=excerpt,
                 why=harm.reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
@@ -10,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from anabatic.config.loading import yaml_reader
 from anabatic.core.formatting import format_size
 from anabatic.core.language import Language
 from anabatic.doctor import knowledge_base
@@ -22,53 +24,7 @@ MAX_OTHERS = 12
 _NARROW_WIDTH = 60
 _ROLE_STYLES = {"cause": "bold red", "consequence": "yellow", "wrapper": "dim", "notice": "cyan"}
 
-_LABELS: dict[str, tuple[str, str]] = {
-    "colon": (": ", "："),
-    "comma": (", ", "，"),
-    "first.cause": ("first cause", "首个原因"),
-    "first.consequence": ("no cause found, first consequence", "未找到原因，最先出现的后果"),
-    "first.wrapper": ("only a general message", "只有概括性的报错"),
-    "first.notice": ("nothing that stops a job", "不会使作业停止的提示"),
-    "meaning": ("meaning", "含义"),
-    "cause": ("likely cause", "可能原因"),
-    "fix": ("fix", "处理"),
-    "confidence": ("confidence", "可信度"),
-    "source": ("source", "出处"),
-    "where": ("where", "位置"),
-    "beside": ("beside it", "相邻的行"),
-    "high": ("high", "高"),
-    "medium": ("medium", "中"),
-    "low": ("low", "低"),
-    "also": ("also seen", "另外见到"),
-    "role.cause": ("cause", "原因"),
-    "role.consequence": ("consequence", "后果"),
-    "role.wrapper": ("general", "概括"),
-    "role.notice": ("note", "提示"),
-    "rank": ("rank {}", "rank {}"),
-    "times": ("{} times", "{} 次"),
-    "once": ("once", "1 次"),
-    "silent": (
-        "rank {} reported nothing while the others waited: look there first",
-        "其他 rank 在等待，而 rank {} 没有报错：请先检查它",
-    ),
-    "next": ("collect next", "下一步收集"),
-    "order": (
-        "not every line has a time: among these files the order is that of reading",
-        "部分日志没有时间：文件之间按读取顺序排列",
-    ),
-    "more": ("{} more, see --json", "还有 {} 项，见 --json"),
-    "nothing": ("nothing known in {} ({})", "在 {} 中没有找到已知的错误（{}）"),
-    "killed": (
-        "a job that ends without an error was often killed: `dmesg | tail`; CANN has its own logs: `anabatic explain`",
-        "没有报错就结束的作业常常是被杀死的：`dmesg | tail`；CANN 另有自己的日志：`anabatic explain`",
-    ),
-    "files": ("{} files", "{} 个文件"),
-    "earlier": (
-        "{} lines from before the last start of the run are left out, see --all",
-        "该作业最后一次启动之前的 {} 行未计入，见 --all",
-    ),
-    "unkept": ("{} further lines were only counted", "另有 {} 行只计数"),
-}
+_LABELS: dict[str, list[str]] = yaml_reader.read_own_yaml(Path(__file__).with_name("labels.yaml"))
 
 
 def get_label(key: str, language: Language, *values: object) -> str:
@@ -296,37 +252,12 @@ SYMPTOMS = (
     "silent-corruption",
 )
 """Troubles without an error message: words that `anabatic explain` takes like a code."""
-_COLLECT_STEPS: dict[str, tuple[str, str]] = {
-    "plog": (
-        "CANN's own log of every rank: `anabatic explain` without a name reads ~/ascend/log (plog, run and debug)",
-        "各 rank 的 CANN 日志：不带参数的 `anabatic explain` 读取 ~/ascend/log（plog，run 与 debug）",
-    ),
-    "blocking": (
-        "the Python line of the operator that failed: run once more with ASCEND_LAUNCH_BLOCKING=1",
-        "出错算子所在的 Python 行：设 ASCEND_LAUNCH_BLOCKING=1 重跑一次",
-    ),
-    "level": (
-        "more of CANN: ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_GLOBAL_EVENT_ENABLE=1 (slow: unset both afterwards)",
-        "更详细的 CANN 日志：ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_GLOBAL_EVENT_ENABLE=1（很慢，之后请 unset）",
-    ),
-    "health": (
-        "the cards: `npu-smi info` (processes, memory) and `npu-smi info -t health -i 0`",
-        "设备状态：`npu-smi info`（进程、内存）与 `npu-smi info -t health -i 0`",
-    ),
-    "versions": (
-        "chip, driver, CANN, torch and torch_npu beside each other: `anabatic doctor`",
-        "芯片、驱动、CANN、torch、torch_npu 是否配套：`anabatic doctor`",
-    ),
-    "symptoms": (
-        f"no error message at all: `anabatic explain WORD` with {', '.join(SYMPTOMS)}",
-        f"完全没有报错：`anabatic explain 词`，词可为 {'、'.join(SYMPTOMS)}",
-    ),
-}
 
 
 def suggest_next_steps(report: LogReport, language: Language) -> list[str]:
     """Return what to collect, the most telling first; empty: the log names its cause."""
-    return [_COLLECT_STEPS[key][language == "zh"] for key in _choose_steps(report)]
+    symptoms = ("、" if language == "zh" else ", ").join(SYMPTOMS)
+    return [get_label(f"step.{key}", language, symptoms) for key in _choose_steps(report)]
 
 
 def _choose_steps(report: LogReport) -> tuple[str, ...]:
