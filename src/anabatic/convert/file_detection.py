@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
         return DetectedFile(OWN_PROGRAM, tuple(matching_commands), tuple(names[:4]))
     if accelerate_config.is_config(tree):
         return DetectedFile(ACCELERATE, (), tuple(name for name in names if name in accelerate_config.KEYS))
-    nested = [key for key in flatten(tree) if foreign_options.option_names(_NESTED, key)]
+    nested = [key for key in settings.flatten_settings(tree) if foreign_options.option_names(_NESTED, key)]
     if len(nested) >= _MIN_FOREIGN_NAMES:
         return DetectedFile(_NESTED, (), tuple(nested))
     blocks = [
@@ -98,14 +97,6 @@ def detect_tree(tree: dict[str, Any]) -> DetectedFile | None:
     if len(known) < _MIN_FOREIGN_NAMES:
         return None
     return DetectedFile(_guess_peer(known), (), tuple(known))
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of a nested mapping."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + str(key): value}
-    return flat
 
 
 def find_matching_commands(tree: dict[str, Any]) -> list[str]:

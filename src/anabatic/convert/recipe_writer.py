@@ -66,18 +66,7 @@ def complete_draft(draft: RecipeDraft) -> None:
 def draft_to_tree(draft: RecipeDraft) -> dict[str, Any]:
     """Return the settings, and what stands for missing ones, section by section."""
     values = {key: given.value for key, given in draft.settings.items()} | draft.placeholders
-    return _nest_keys(values)
-
-
-def _nest_keys(values: dict[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, last = key.split(".")
-        place = result
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return result
+    return settings.nest_settings(values)
 
 
 def render_recipe(draft: RecipeDraft, others: list[str]) -> str:

@@ -31,17 +31,23 @@ def wait_for_exit(process: _Waitable) -> int:
             continue
 
 
-def read_start_time(pid: int) -> int:
-    """Return when a process started, in clock ticks after boot (proc(5), field 22 of /proc/PID/stat); 0: there is none.
+def read_process_fields(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third (proc(5): 3 state, 4 parent, 14, 15 time, 22 start).
 
-    A process that has ended and was not waited for has given everything back: it counts as none.
+    Empty for a process that is gone, or that has ended and was not waited for: it has given everything back.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0
+        return []
     fields = text.rpartition(")")[2].split()
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    return [] if not fields or fields[0] in "ZX" else fields
+
+
+def read_start_time(pid: int) -> int:
+    """Return when a process started, in clock ticks after boot; 0: there is none."""
+    fields = read_process_fields(pid)
+    return int(fields[19]) if fields else 0
 
 
 def is_alive(pid: int, start_time: int) -> bool:
@@ -53,14 +59,8 @@ def list_descendants(pid: int) -> list[tuple[int, int]]:
     """Return (id, start time) of every living process below `pid`: children, their children and so on."""
     children: dict[int, list[tuple[int, int]]] = {}
     for folder in Path("/proc").iterdir():
-        if parse_whole(folder.name) is None:
-            continue
-        try:
-            text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended meanwhile
-            continue
-        fields = text.rpartition(")")[2].split()  # proc(5): 3 state, 4 parent, 22 start time
-        if fields[0] not in "ZX":
+        fields = read_process_fields(folder.name) if parse_whole(folder.name) is not None else []
+        if fields:
             children.setdefault(int(fields[1]), []).append((int(folder.name), int(fields[19])))
     found, left = [], [pid]
     while left:

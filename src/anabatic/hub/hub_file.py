@@ -25,6 +25,10 @@ class HubFile:
     size: int
     checksum: str = ""
 
+    def has_size(self, path: Path) -> bool:
+        """Return whether a local copy is there with the size of the file."""
+        return path.is_file() and path.stat().st_size == self.size
+
     def describe_damage(self, path: Path) -> str:
         """Return what differs between the file and its local copy; empty if nothing does."""
         size = path.stat().st_size

@@ -173,7 +173,7 @@ def find_cached_file(name: DatasetName, file: HubFile) -> Path | None:
     if not isinstance(found, str):
         return None
     path = Path(found)
-    return path if path.is_file() and path.stat().st_size == file.size else None
+    return path if file.has_size(path) else None
 
 
 def fetch_dataset_file(name: DatasetName, file: HubFile) -> Path:

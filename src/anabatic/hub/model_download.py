@@ -13,7 +13,7 @@ from typing import Literal
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
-from anabatic.hub import huggingface, modelscope_models
+from anabatic.hub import huggingface, modelscope_api, modelscope_models
 from anabatic.parallel.collectives import barrier
 from anabatic.parallel.world import World
 
@@ -91,8 +91,7 @@ def _is_wanted(path: str) -> bool:
 
 
 def _fetch_modelscope(name: str, cached: bool) -> Path:
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes")
-    return modelscope_models.download_snapshot(name, _is_wanted, cached or offline)
+    return modelscope_models.download_snapshot(name, _is_wanted, cached or modelscope_api.is_offline())
 
 
 _FETCHERS: dict[Hub, Callable[[str, bool], Path]] = {"huggingface": _fetch_huggingface, "modelscope": _fetch_modelscope}

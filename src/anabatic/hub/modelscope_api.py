@@ -61,6 +61,11 @@ def get_endpoint() -> str:
     return (value if "://" in value else f"https://{value}").rstrip("/")
 
 
+def is_offline() -> bool:
+    """Return whether `HF_HUB_OFFLINE` forbids requests; the variable counts for both hubs."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes")
+
+
 def get_token() -> str:
     """Return `MODELSCOPE_API_TOKEN`, or an empty string."""
     return os.environ.get("MODELSCOPE_API_TOKEN", "").strip()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 from pathlib import Path
 
 from anabatic.core.errors import DataError
@@ -21,11 +20,7 @@ _DEFAULT_REVISION = "master"
 _CACHE_HINT = "choose another place with ANABATIC_CACHE"
 
 get_endpoint = modelscope_api.get_endpoint
-
-
-def is_offline() -> bool:
-    """Return whether `HF_HUB_OFFLINE` forbids requests; the variable counts for both hubs."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes")
+is_offline = modelscope_api.is_offline
 
 
 def get_cache_folder() -> Path:
@@ -62,7 +57,7 @@ def _local_path(name: DatasetName, file: HubFile) -> Path:
 def find_cached_file(name: DatasetName, file: HubFile) -> Path | None:
     """Return the file from the cache, if it is there with its size."""
     path = _local_path(name, file)
-    return path if path.is_file() and path.stat().st_size == file.size else None
+    return path if file.has_size(path) else None
 
 
 def fetch_dataset_file(name: DatasetName, file: HubFile) -> Path:

@@ -59,16 +59,12 @@ def _list_fetched(folder: Path) -> list[HubFile]:
     """Return the files of the last complete download that still have their size."""
     try:
         files = [HubFile(**row) for row in json_reader.read_json_file(folder / _LIST_FILE)]
-        return [file for file in files if _has_size(folder, file)]
+        return [file for file in files if file.has_size(folder / file.path)]
     except (OSError, ValueError, TypeError):  # missing or damaged: check every file again
         return []
 
 
-def _has_size(folder: Path, file: HubFile) -> bool:
-    path = folder / file.path
-    return path.is_file() and path.stat().st_size == file.size
-
-
 def _is_complete(folder: Path, file: HubFile) -> bool:
     """True for a complete file of an interrupted download."""
-    return _has_size(folder, file) and bool(file.checksum) and not file.describe_damage(folder / file.path)
+    path = folder / file.path
+    return file.has_size(path) and bool(file.checksum) and not file.describe_damage(path)

@@ -28,15 +28,6 @@ def collect_job_facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"recipe": dict(recipe), "versions": versions}
 
 
-def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings: `{"optim": {"lr": 1}}` -> `{"optim.lr": 1}`."""
-    result: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        result.update(flatten_settings(value, f"{name}.") if isinstance(value, dict) else {name: value})
-    return result
-
-
 def describe_differences(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], part: str) -> list[str]:
     """Return one line per difference from machine 0 in one part of the facts.
 

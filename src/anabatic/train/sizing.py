@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import BatchSettings, Optim, Schedule
+from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
@@ -17,7 +18,6 @@ from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.mesh import RankGroup
-from anabatic.parallel.world import World
 from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
@@ -38,38 +38,6 @@ MIN_TIMED_STEPS = 3
 """A run with `schedule.minutes` is expected to have: one step that allocates, one that is timed, one that ends it."""
 MIN_STEPS_OF_NEW_MODEL = 512
 """A new model gets at least this many updates: in a short run the power law leaves too few (docs/dev)."""
-
-
-class SizingJob(Protocol):
-    """The sections that decide a run's sizes."""
-
-    @property
-    def batch(self) -> BatchSettings:
-        """How many tokens enter a step."""
-
-    @property
-    def optim(self) -> Optim:
-        """The optimizer."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """How long to train."""
-
-
-class SizingContext(Protocol):
-    """What of `TrainContext` decides a run's sizes."""
-
-    @property
-    def job(self) -> SizingJob:
-        """The settings."""
-
-    @property
-    def device(self) -> Device:
-        """This process's device."""
-
-    @property
-    def world(self) -> World:
-        """All processes."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +81,9 @@ class StepSizes:
 
 
 def resolve_sizes(
-    context: SizingContext,
+    job: LoopJob,
+    device: Device,
+    world: RankGroup,
     plan: DerivedSizes,
     model: PreTrainedModel,
     horizon: Horizon,
@@ -124,6 +94,7 @@ def resolve_sizes(
     """Settle batch, learning rates and steps, each with its reason in `plan`.
 
     Args:
+        world: the ranks that read different data.
         tuned_lr: AdamW's default when an existing model is trained further; None for a new model.
         segment_tokens: tokens that a micro-batch must hold together; default: a segment.
         settled: sizes that an earlier start has come to, in place of the job's.
@@ -131,7 +102,6 @@ def resolve_sizes(
     Raises:
         ConfigError: the sizes do not divide one another.
     """
-    job, device, world = context.job, context.device, context.world.data_group
     epoch_tokens, tokens, reason = horizon.epoch_tokens, horizon.tokens, horizon.reason
     batch = settled or job.batch
     batch = batch if segment_tokens is None else replace(batch, seq_len=segment_tokens)

@@ -70,14 +70,14 @@ def resolve_step_sizes(
         steps = max(1, round(target_tokens / (micro_tokens * world.size)))
         batch = replace(batch, micro_batch_tokens=micro_tokens, global_batch_tokens=steps * micro_tokens * world.size)
         log.info(f"{batch.rows} segments a step are {batch.global_batch_tokens:,} words")
-    sized = replace(context, job=replace(job, batch=batch))
     tokens = (job.schedule.epochs or 1.0) * train.num_tokens
     default_lr = (
         2e-5 if base.words is None else 2e-3 * (128 / model.config.hidden_size) ** 0.5
     )  # from a text model, from a model of words
     default_lr = None if base.folder is None else default_lr
     horizon = planning.Horizon(train.num_tokens, tokens, "given")
-    sizes = planning.resolve_sizes(sized, derived, model, horizon, default_lr)
+    sized = replace(job, batch=batch)
+    sizes = planning.resolve_sizes(sized, device, world.data_group, derived, model, horizon, default_lr)
     tokens_per_step = sizes.micro_batch_tokens * sizes.micro_steps * world.size
     return sizes, max(1, math.ceil(train.num_tokens / tokens_per_step))
 

@@ -200,11 +200,6 @@ def test_what_differs_between_machines_is_named() -> None:
         "optim.lr is 0.0001 on machine 0 and 0.0002 on machine 1",
     ]
     assert rendezvous.describe_differences(first, others, "versions") == []
-    assert rendezvous.flatten_settings({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {
-        "a.b": 1,
-        "a.c.d": [2],
-        "e": None,
-    }
 
 
 @pytest.mark.parametrize(

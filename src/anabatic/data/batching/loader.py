@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -79,12 +80,10 @@ class Loader:
         self._sets = [shards for shards, _ in sources]
         self.weights = resolve_source_weights(sources)
         self.epoch_tokens = sum(_count_epoch_tokens(shards, seq_len) for shards in self._sets)
-        self._seq_len = seq_len
-        self._capacity = micro_batch_tokens
         self._rank = rank
         self._world_size = world_size
-        self._pin_memory = pin_memory
-        self._collate_fn = lay if packing else collate_padded
+        collate = lay if packing else collate_padded
+        self._read_batch = partial(read_batch, self._sets, seq_len, micro_batch_tokens, pin_memory, collate)
         self._packing, self._lookahead, self._prefetch = packing, lookahead, prefetch
         self._options: dict[str, Any] = {
             "seq_len": seq_len,
@@ -113,12 +112,8 @@ class Loader:
             stream = PaddedMicroBatchStream(weighted, **self._options)
         if state is not None:
             stream.load_state_dict(state)
-        return PrefetchIterator(
-            _iter_rank_batches(self._build_reader(), stream, self._rank, self._world_size), self._prefetch, "loader"
-        )
-
-    def _build_reader(self) -> _BatchReader:
-        return _BatchReader(self._sets, self._seq_len, self._capacity, self._pin_memory, self._collate_fn)
+        batches = _iter_rank_batches(self._read_batch, stream, self._rank, self._world_size)
+        return PrefetchIterator(batches, self._prefetch, "loader")
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -139,44 +134,37 @@ class Loader:
         self.close()
 
 
-class _BatchReader:
-    """Turns planned slots into a batch. Knows nothing of the `Loader`, so that a forgotten one can be
-    collected.
-    """
-
-    def __init__(
-        self,
-        sets: list[ShardSet | ShardSubset | SequenceDataset],
-        seq_len: int,
-        capacity: int,
-        pin_memory: bool,
-        lay: CollateFn,
-    ) -> None:
-        self._sets = sets
-        self._seq_len = seq_len
-        self._capacity = capacity
-        self._pin_memory = pin_memory
-        self._collate_fn = lay
-
-    def read_batch(self, slots: list[Any], state: dict[str, Any]) -> Batch:
-        pieces = [self._sets[slot.source].read_segment(slot.entry, slot.start, slot.num_inputs) for slot in slots]
-        batch = self._collate_fn(pieces, self._capacity, self._sets[0].eot, self._seq_len, state)
-        batch.segment_origins = [(slot.source, slot.row, slot.epoch, slot.start, slot.num_inputs) for slot in slots]
-        if self._pin_memory:
-            for name in ("input_ids", "labels", "position_ids"):
-                setattr(batch, name, getattr(batch, name).pin_memory())
-            batch.extra = {name: value.pin_memory() for name, value in batch.extra.items()}
-        return batch
+def read_batch(
+    sets: list[ShardSet | ShardSubset | SequenceDataset],
+    seq_len: int,
+    capacity: int,
+    pin_memory: bool,
+    collate: CollateFn,
+    slots: list[Any],
+    state: dict[str, Any],
+) -> Batch:
+    """Turn planned slots into a batch."""
+    pieces = [sets[slot.source].read_segment(slot.entry, slot.start, slot.num_inputs) for slot in slots]
+    batch = collate(pieces, capacity, sets[0].eot, seq_len, state)
+    batch.segment_origins = [(slot.source, slot.row, slot.epoch, slot.start, slot.num_inputs) for slot in slots]
+    if pin_memory:
+        for name in ("input_ids", "labels", "position_ids"):
+            setattr(batch, name, getattr(batch, name).pin_memory())
+        batch.extra = {name: value.pin_memory() for name, value in batch.extra.items()}
+    return batch
 
 
-def _iter_rank_batches(reader: _BatchReader, stream: MicroBatchStream, rank: int, world_size: int) -> Iterator[Batch]:
+def _iter_rank_batches(
+    read: Callable[[list[Any], dict[str, Any]], Batch], stream: MicroBatchStream, rank: int, world_size: int
+) -> Iterator[Batch]:
+    """Yield a rank's batches. Knows nothing of the `Loader`, so that a forgotten one can be collected."""
     while True:
         rank_batches: list[Any] = []
         for _ in range(world_size):
             number, slots = stream.micro_batch, stream.plan_micro_batch()
             if number % world_size == rank:
                 rank_batches = slots
-        yield reader.read_batch(rank_batches, stream.state_dict())
+        yield read(rank_batches, stream.state_dict())
 
 
 def resolve_source_weights(sources: WeightedSources) -> list[float]:

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from anabatic.config.loading import command_table
+from anabatic.config.loading.settings import flatten_settings
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core import log, relaunch
 from anabatic.core.errors import ConfigError, DeviceError, Failure
@@ -94,7 +95,7 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
                 "nodes": [launch.min_nodes, launch.max_nodes],
                 "node_rank": launch.node_rank,
                 "nproc": launch.nproc,
-                "facts": rendezvous.collect_job_facts(rendezvous.flatten_settings(settings)),
+                "facts": rendezvous.collect_job_facts(flatten_settings(settings)),
                 "join_seconds": launch.join_seconds,
                 "is_host": rendezvous_endpoint.is_rendezvous_host(launch),
             }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabatic.core import heartbeat
+from anabatic.core import heartbeat, process_info
 
 _STACK_SECONDS = 3.0
 """Seconds for the processes to write their stacks."""
@@ -138,12 +138,9 @@ def _get_progress_signature(path: Path) -> tuple[int, int, int]:
 
 
 def _cpu_seconds(pid: int) -> int:
-    """Return the CPU time of a process in whole seconds (proc_pid_stat(5), fields 14 and 15); 0 when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK")
+    """Return the CPU time of a process in whole seconds; 0 when it is gone."""
+    fields = process_info.read_process_fields(pid)
+    return (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK") if fields else 0
 
 
 def _parse_rank(path: Path) -> int:
@@ -166,9 +163,5 @@ def _read_stack(beat_path: Path) -> str:
 
 
 def _read_process_state(pid: int) -> str:
-    """Return the state letter of `/proc/PID/stat` (proc_pid_stat(5)); empty for a process that is gone or a zombie."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-    return "" if letter in "ZX" else letter
+    """Return the state letter of a process; empty for one that is gone or a zombie."""
+    return next(iter(process_info.read_process_fields(pid)), "")

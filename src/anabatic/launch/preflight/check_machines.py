@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from anabatic.config.loading.settings import flatten_settings
 from anabatic.config.sections.launch import LaunchSettings
 from anabatic.core import log, relaunch
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
+from anabatic.launch import job_secret, rendezvous_endpoint
 from anabatic.launch.preflight import machine_report
 
 _MAX_SHOWN_ERRORS = 10
@@ -63,7 +64,7 @@ def run(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> None:
 def _build_task(launch: LaunchSettings, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     job_secret.read_secret(os.environ)
     address = rendezvous_endpoint.prepare_rendezvous(launch) if launch.is_multi_node else ""
-    recipe = rendezvous.flatten_settings(settings) if settings is not None else {}
+    recipe = flatten_settings(settings) if settings is not None else {}
     device = str(recipe.get("device.type", "auto"))
     out = recipe.get("out") if settings is not None else None
     return {

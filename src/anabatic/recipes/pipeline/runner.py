@@ -25,13 +25,12 @@ from anabatic.core.errors import AnabaticError, ConfigError, Failure, UserError
 from anabatic.core.formatting import did_you_mean, format_duration, format_size
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import lock_folder, make_write_error, require_place, write_atomic
-from anabatic.plan import depth_dial, model_facts, model_shape
+from anabatic.plan import depth_dial, job_rules, model_facts, model_shape
 from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.recipes.pipeline import stage_process
 from anabatic.recipes.pipeline.stage_plan import (
     StagePlan,
     StageState,
-    combine_errors,
     compare_stage_state,
     plan_stages,
     plan_stages_with_problems,
@@ -78,8 +77,7 @@ def run(
     problems = check_stages(stages, reasons, wrong)
     if dry_run:
         _log_stage_plan(stages, reasons, problems)
-    if found := [error for errors in problems.values() for error in errors]:
-        raise combine_errors(found)
+    job_rules.raise_problems(error for errors in problems.values() for error in errors)
     out = Path(job.out)
     warn_low_disk_space(out, stages, reasons)
     if dry_run:

@@ -19,8 +19,9 @@ from anabatic.config.loading import settings as settings_module
 from anabatic.config.loading.command_package import Command
 from anabatic.config.pipeline import PipelineJob, PipelineStage
 from anabatic.core import json_reader
-from anabatic.core.errors import AnabaticError, ConfigError, MultipleErrors, UserError
+from anabatic.core.errors import ConfigError, UserError
 from anabatic.core.formatting import did_you_mean
+from anabatic.plan import job_rules
 from anabatic.recipes.prechecks import data_files
 
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -74,8 +75,7 @@ def plan_stages(job: PipelineJob, given: dict[str, str]) -> list[StagePlan]:
         ConfigError: an unknown command, name or setting; a reference to a later stage; a variable left empty.
     """
     plans, problems = plan_stages_with_problems(job, given)
-    if problems:
-        raise combine_errors(list(problems.values()))
+    job_rules.raise_problems(problems.values())
     return plans
 
 
@@ -97,11 +97,6 @@ def plan_stages_with_problems(job: PipelineJob, given: dict[str, str]) -> tuple[
             command = command_table.COMMANDS.get(stage.command, command_table.get_command("run"))
             plans[name] = StagePlan(name, command, folder, folder, None, (), {}, "")
     return list(plans.values()), problems
-
-
-def combine_errors(errors: Sequence[AnabaticError]) -> AnabaticError:
-    """Return one error for several."""
-    return errors[0] if len(errors) == 1 else MultipleErrors(errors)
 
 
 def _digest_data_files(settings: Any, needs: Sequence[StagePlan]) -> dict[str, str]:

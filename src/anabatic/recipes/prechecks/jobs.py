@@ -20,7 +20,7 @@ from anabatic.config.serve import ServeJob
 from anabatic.core import callbacks, extras, paths, plugins
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, MultipleErrors, UserError
 from anabatic.core.formatting import did_you_mean
-from anabatic.plan import model_facts
+from anabatic.plan import job_rules, model_facts
 from anabatic.plan.model_format import describe_wrong_model
 from anabatic.recipes.export import gguf_converter
 from anabatic.recipes.prechecks import data_files
@@ -60,7 +60,7 @@ def require_valid_job(command: str, job: Any) -> None:
     Raises:
         AnabaticError: what is wrong with it; `MultipleErrors` where that is more than one thing.
     """
-    _raise_errors(find_problems(command, job))
+    job_rules.raise_problems(find_problems(command, job))
 
 
 def find_problems(command: str, job: Any, earlier: EarlierOutputs | None = None) -> list[AnabaticError]:
@@ -99,14 +99,9 @@ def require_to_plan(command: str, job: Any) -> list[str]:
     checked_job = replace(job, adapter=[spec for spec in job.adapter if spec not in later]) if later else job
     found: list[AnabaticError] = list(data_files.check_data_files(command, job, lambda name: name in absent))
     checks = (_check_chat_template(command, job, {}), _check_rewards(job), check_named_files(checked_job, {}))
-    _raise_errors([*found, *(error for check in checks for error in check)])
+    job_rules.raise_problems([*found, *(error for check in checks for error in check)])
     missing = (*absent.values(), *(f"{spec}: no such adapter" for spec in later))
     return [f"{what} (the plan is made without it, the job needs it)" for what in missing]
-
-
-def _raise_errors(found: list[AnabaticError]) -> None:
-    if found:
-        raise found[0] if len(found) == 1 else MultipleErrors(found)
 
 
 def _check_model(command: str, job: Any, earlier: EarlierOutputs | None) -> Iterator[UserError]:

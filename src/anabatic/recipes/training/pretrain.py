@@ -68,7 +68,9 @@ def run(job: PretrainJob) -> int:
             tokens, reason = job.schedule.epochs * epoch_tokens, f"{job.schedule.epochs:g} epochs"
         tuned_lr = None if job.model.path is None else 1e-4
         sizes = sizing.resolve_sizes(
-            context,
+            job,
+            device,
+            world.data_group,
             plan,
             model,
             Horizon(epoch_tokens, tokens, reason),

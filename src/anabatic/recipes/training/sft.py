@@ -154,7 +154,9 @@ def _resolve_sizes(
     job, world, parts = context.job, context.world, data.token_sets
     epoch_tokens = sum(part.num_tokens for part in parts)
     sizes = sizing.resolve_sizes(
-        context,
+        job,
+        context.device,
+        world.data_group,
         plan,
         start.model,
         Horizon(epoch_tokens, (job.schedule.epochs or 1.0) * epoch_tokens, "one epoch"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabatic.config.loading import yaml_reader
+from anabatic.config.loading import settings, yaml_reader
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
@@ -87,16 +87,9 @@ def _compare_settings(runs: Sequence[RunData]) -> list[ComparedRow]:
 def read_settings(config: str) -> dict[str, Any]:
     """Return the settings of a config.yaml by dotted key; empty where it cannot be read."""
     try:
-        return _flatten(yaml_reader.parse_yaml(config, "config.yaml").tree, "")
+        return settings.flatten_settings(yaml_reader.parse_yaml(config, "config.yaml").tree)
     except ConfigError:  # torn or foreign: the run has no known settings
         return {}
-
-
-def _flatten(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in tree.items():
-        values |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return values
 
 
 def _format_value(value: Any) -> str:
