@@ -21,7 +21,7 @@ from anabatic.bench.measurements import (
 from anabatic.config.bench import BenchJob
 from anabatic.core import log, svg_plot
 from anabatic.core.errors import ConfigError
-from anabatic.core.formatting import format_size
+from anabatic.core.formatting import align_columns, format_markdown_row, format_size
 from anabatic.core.json_reader import replace_nonfinite
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.core.svg_plot import make_linear_axis
@@ -67,14 +67,7 @@ def write_results(job: BenchJob, result: BenchResult) -> None:
 def format_text(result: BenchResult) -> str:
     """Return what is shown in a terminal."""
     rows = result.build_table()
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = [result.title, _describe_machine(result), ""]
-    for row in rows:
-        cells = [
-            f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = [result.title, _describe_machine(result), "", *align_columns(rows, range(1, len(rows[0])))]
     return "\n".join([*lines, *([""] if result.notes else []), *result.notes]) + "\n"
 
 
@@ -86,12 +79,9 @@ def format_markdown(result: BenchResult) -> str:
         "",
         f"{result.title}.",
         "",
-        *_format_markdown_row(head),
+        format_markdown_row(head),
         "|" + "---|" * len(head),
-    ]
-    for row in rows:
-        lines += _format_markdown_row(row)
-    lines += [
+        *map(format_markdown_row, rows),
         "",
         *(f"- {note}" for note in result.notes),
         *([""] if result.notes else []),
@@ -101,10 +91,6 @@ def format_markdown(result: BenchResult) -> str:
     machine = {name: value for name, value in result.machine.items() if name not in ("device", "devices")}
     lines += ["```text", *(f"{name}: {value}" for name, value in {**machine, **result.settings}.items()), "```", ""]
     return "\n".join(lines)
-
-
-def _format_markdown_row(cells: Sequence[str]) -> list[str]:
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
 
 
 def _describe_machine(result: BenchResult) -> str:

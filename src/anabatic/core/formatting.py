@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 
 def to_valid_utf8(text: str) -> str:
@@ -72,6 +72,21 @@ def format_spans(numbers: Iterable[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return a table as lines; the columns of these numbers are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(cell.rjust(width) if at in right else cell.ljust(width) for at, (cell, width) in cells))
+    return [line.rstrip() for line in lines]
+
+
+def format_markdown_row(cells: Iterable[str]) -> str:
+    """Return a row of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

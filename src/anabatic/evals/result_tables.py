@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabatic.config.task import TEXT_METRICS, TaskGroup
-from anabatic.core.formatting import format_duration
+from anabatic.core.formatting import align_columns, format_duration, format_markdown_row
 from anabatic.evals.confidence_intervals import Estimate, mean_estimate
 from anabatic.evals.item_records import ItemRecord, list_judged
 from anabatic.evals.task_runner import TaskResult
@@ -140,13 +140,7 @@ def _build_rows(results: Sequence[TaskResult], sums: Sequence[GroupTotal]) -> li
 
 def format_table(results: Sequence[TaskResult], sums: Sequence[GroupTotal], show: int) -> str:
     """Return what is printed: a row for each task and group, then replies."""
-    rows = _build_rows(results, sums)
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        padded = zip(row, widths, range(len(row)), strict=True)
-        cells = [cell.ljust(width) if at < 2 else cell.rjust(width) for cell, width, at in padded]
-        lines.append("  ".join(cells).rstrip())
+    lines = align_columns(_build_rows(results, sums), range(2, 7))
     for one in results:
         if one.task.kind == "generate":
             lines += [_format_reply(one.task.name, record) for record in one.records[:show]]
@@ -172,7 +166,11 @@ def format_markdown(title: str, about: Sequence[str], results: Sequence[TaskResu
     """Return a page: the table, what was asked, and how sure the figures are."""
     rows = _build_rows(results, sums)
     lines = [f"# {title}", "", *about, ""]
-    lines += [_format_line(rows[0]), _format_line(["---"] * 2 + ["--:"] * 5), *map(_format_line, rows[1:])]
+    lines += [
+        format_markdown_row(rows[0]),
+        format_markdown_row(["---"] * 2 + ["--:"] * 5),
+        *map(format_markdown_row, rows[1:]),
+    ]
     used = dict.fromkeys([one.main_estimate.method for one in results] + [total.estimate.method for total in sums])
     lines += ["", "Intervals: " + "; ".join(f"{name}: {_INTERVAL_METHODS[name]}" for name in used) + ".", ""]
     for one in results:
@@ -195,12 +193,10 @@ def _format_section(result: TaskResult) -> list[str]:
     ]
     lines += ["", "```yaml"] + [f"{name}: {value!r}" for name, value in template_settings(result).items()] + ["```", ""]
     if result.groups:
-        lines += [_format_line(["part", task.main_metric, "items"]), _format_line(["---", "--:", "--:"])]
+        lines += [format_markdown_row(["part", task.main_metric, "items"]), format_markdown_row(["---", "--:", "--:"])]
         for name, one in result.groups.items():
-            lines.append(_format_line([name, _format_number(task.main_metric, one[task.main_metric]), f"{one['n']:,}"]))
+            lines.append(
+                format_markdown_row([name, _format_number(task.main_metric, one[task.main_metric]), f"{one['n']:,}"])
+            )
         lines.append("")
     return lines
-
-
-def _format_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

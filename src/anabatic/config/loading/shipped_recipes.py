@@ -8,7 +8,7 @@ from pathlib import Path
 from anabatic.config.loading import command_table, yaml_reader
 from anabatic.config.loading.command_package import CommandTable, ShippedRecipe
 from anabatic.core.errors import ConfigError
-from anabatic.core.formatting import did_you_mean
+from anabatic.core.formatting import align_columns, did_you_mean
 from anabatic.core.paths import write_atomic
 
 _SUFFIXES = (".yaml", ".yml")
@@ -84,9 +84,7 @@ def format_table() -> str:
     """Return the shipped recipes as aligned text, one line each."""
     rows = [("NAME", "COMMAND", "FOR", "WHAT")]
     rows += [(recipe.name, recipe.command, recipe.hardware, recipe.summary) for recipe in RECIPES.values()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join(align_columns(rows)) + "\n"
 
 
 def copy_recipe(name: str, target: Path, force: bool = False) -> Path:

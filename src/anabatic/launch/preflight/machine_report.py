@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabatic.core.formatting import format_size
+from anabatic.core.formatting import align_columns, format_size
 from anabatic.launch import rendezvous
 
 MUST_MATCH_VERSIONS = ("anabatic", "torch", "torch_npu", "CANN")
@@ -186,7 +186,7 @@ def format_tables(result: PreflightResult) -> list[str]:
     versions = result.machines[0]["versions"]
     different = {line.split(" is ")[0] for line in result.describe_differences("versions")}
     same = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name not in different)
-    lines = [*_align_columns(rows), f"same {'on all' if len(result.machines) > 1 else 'here'}: {same}"]
+    lines = [*_align_filled_columns(rows), f"same {'on all' if len(result.machines) > 1 else 'here'}: {same}"]
     if result.links:
         backends = list(dict.fromkeys(link[2] for link in result.links))
         rates = {(first, second, backend): rate for first, second, backend, rate in result.links}
@@ -196,14 +196,13 @@ def format_tables(result: PreflightResult) -> list[str]:
             (f"{first} - {second}", *(_format_rate(rates[first, second, backend]) for backend in backends))
             for first, second in pairs
         ]
-        lines += _align_columns([header, *link_rows])
+        lines += _align_filled_columns([header, *link_rows])
     return lines
 
 
-def _align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _align_filled_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
-    widths = {column: max(len(row[column]) for row in rows) for column in columns}
-    return ["  ".join(f"{row[column]:<{widths[column]}}" for column in columns).rstrip() for row in rows]
+    return align_columns([[row[column] for column in columns] for row in rows])
 
 
 _COMPARED_PREFIXES = ("HCCL_", "NCCL_", "GLOO_")

@@ -11,7 +11,7 @@ from typing import Any
 from anabatic.config.loading import yaml_reader
 from anabatic.config.sections.common import Evaluate
 from anabatic.core.errors import ConfigError
-from anabatic.core.formatting import format_duration, format_size, parse_whole
+from anabatic.core.formatting import align_columns, format_duration, format_size, parse_whole
 from anabatic.core.json_reader import to_finite_number
 from anabatic.monitor.run_files import RunFiles
 from anabatic.train.checkpoint import manifest
@@ -78,17 +78,8 @@ def find_best_step(run: Path, evaluations: Iterable[dict[str, Any]] | None = Non
 
 def format_table(found: list[dict[str, Any]]) -> str:
     """Return rows as text in columns, one line each."""
-    lines = [_COLUMNS, *(_format_cells(row) for row in found)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(_COLUMNS))]
-    right = {"step", "age", "size", "ranks"}
-    text = ""
-    for line in lines:
-        cells = (
-            cell.rjust(width) if name in right else cell.ljust(width)
-            for cell, width, name in zip(line, widths, _COLUMNS, strict=True)
-        )
-        text += "  ".join(cells).rstrip() + "\n"
-    return text
+    lines = align_columns([_COLUMNS, *(_format_cells(row) for row in found)], range(4))
+    return "\n".join(lines) + "\n"
 
 
 def _format_cells(row: dict[str, Any]) -> tuple[str, ...]:
