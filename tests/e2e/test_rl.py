@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home
+from suite.fake_servers import FakeVllm, running
 
 MINE = """
 def vowels(text, row):
@@ -42,3 +43,20 @@ def test_two_processes_equal_one(home: Home, base: Path, tmp_path: Path) -> None
     for name, weight in weights[0].items():
         assert weight.numpy() == pytest.approx(weights[1][name].numpy(), rel=1e-2, abs=1e-4), name
     assert command.summary(folders[1])["finished"] and (folders[1] / "report.html").is_file()
+
+
+def test_a_server_answers_for_divided_weights(home: Home, base: Path, tmp_path: Path) -> None:
+    """Two processes under zero3, which the engine of the process refuses, learn as one process does."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    model = base / "final_model"
+    with running(FakeVllm(model)) as one, running(FakeVllm(model)) as two:
+        served = {"rollout.engine": "vllm", "python": False}
+        folders = tmp_path / "one", tmp_path / "two"
+        home.anabatic(*home.rl(folders[0], model, mine, 1, served | {"rollout.url": one}))
+        more = served | {"rollout.url": [one, two], "parallel.strategy": "zero3"}
+        home.anabatic(*home.rl(folders[1], model, mine, 2, more))
+    alone, divided = (rows(folder, "train") for folder in folders)
+    for key in ("reward", "answer_tokens", "loss", "grad_norm"):
+        assert [row[key] for row in divided] == pytest.approx([row[key] for row in alone], rel=5e-3, abs=1e-4), key
+    assert all(row["sync_logprob_diff"] < 1e-3 for row in divided)

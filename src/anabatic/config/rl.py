@@ -78,6 +78,35 @@ class RolloutSampling:
         )
 
 
+@dataclass(kw_only=True)
+class RolloutSettings:
+    """What answers while the model is trained."""
+
+    engine: Literal["local", "vllm", "sglang"] = "local"
+    """local: the engine of this process, on the very weights that are trained; vllm, sglang: servers, which are asked
+    over HTTP and get new weights before every round."""
+    url: list[str] = field(default_factory=list)
+    """Addresses of the servers, which share the questions."""
+    folder: str | None = None
+    """Folder for new weights, under the same path for trainer and servers; default: `rollout` in the run folder."""
+    max_logprob_diff: float | None = None
+    """Largest mean difference of log-probabilities of server and trainer after new weights; beyond it, they hold
+    different models; default: 0.01 in fp32, 0.05 in bf16 and fp16."""
+
+    def __post_init__(self) -> None:
+        require_setting(
+            bool(self.url) == (self.engine != "local"),
+            f"rollout.engine is {self.engine} and rollout.url {'is empty' if not self.url else 'names servers'}",
+            "give both: --rollout.engine vllm --rollout.url http://HOST:8000",
+        )
+        for url in self.url:
+            require_setting(url.startswith(("http://", "https://")), f"rollout.url is {url}", "use http://HOST:PORT")
+        given = self.max_logprob_diff is None or self.max_logprob_diff > 0
+        require_setting(
+            given, f"rollout.max_logprob_diff is {self.max_logprob_diff}", "use a number above 0, such as 0.05"
+        )
+
+
 def _default_schedule() -> Schedule:
     return Schedule(max_steps=100, warmup_ratio=0.0, decay_ratio=0.0)
 
@@ -133,6 +162,7 @@ class RlJob(SeeingJob):
     eval: HeldoutEvaluate = field(default_factory=HeldoutEvaluate)  # type: ignore[assignment]
     sampling: RolloutSampling = field(default_factory=RolloutSampling)
     data: QuestionData = field(default_factory=QuestionData)  # type: ignore[assignment]  # nothing is tokenised ahead
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
     rollout_batch: int = 64
     """Answers generated concurrently; the others wait."""
     cache_gib: float | None = None
@@ -161,6 +191,12 @@ class RlJob(SeeingJob):
             require_setting(value is None or value > 0, f"{name} is {value}", "use a number above 0, such as 0.2")
         require_setting(self.clip_low is None or self.clip_low <= 1, f"clip_low is {self.clip_low}", "use at most 1")
         require_setting(self.reward_timeout > 0, f"reward_timeout is {self.reward_timeout:g}", "use seconds above 0")
+        require_setting(
+            self.rollout.engine == "local" or (self.sampling.top_p == 1 and self.sampling.top_k is None),
+            "sampling.top_p or sampling.top_k cuts the answers of a server, whose log-probabilities then mean another"
+            " distribution than the trainer's",
+            "leave them out",
+        )
         given = self.cache_gib is None or self.cache_gib > 0
         require_setting(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")
         self._require_sizes()

@@ -6,12 +6,6 @@ echoes a prompt with its log-probabilities (vLLM does; many others do not).
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,23 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from anabatic.config.chat import Sampling
-from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, Failure
 from anabatic.core.progress import ProgressBar
 from anabatic.evals.answer_cache import EvalPrompt
 from anabatic.evals.likelihood import Likelihood
 from anabatic.evals.prefix_trees import ScoredText
+from anabatic.infer.remote.json_client import JsonClient, RequestFailure
 
 if TYPE_CHECKING:
     from anabatic.infer.picture_prompts import PictureReader
 
-TIMEOUT_SECONDS = 600.0
-"""Seconds until an answer."""
-API_KEY_VARIABLE = "OPENAI_API_KEY"
-RETRY_WAITS = (1.0, 4.0, 16.0)
-"""Seconds before a question is asked again: one lost answer of thousands must not cost them all."""
-_RETRIABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
-"""HTTP codes of what may be over in a moment."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -57,11 +44,12 @@ class EndpointModel:
     """
 
     def __init__(self, url: str, tokenizer: Any, max_len: int, at_once: int) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._client = JsonClient(url.rstrip("/").removesuffix("/v1"))
+        self._url = self._client.url
         self.pictures: PictureReader | None = None
         self.tokenizer, self.max_len, self._max_concurrent = tokenizer, max_len, at_once
         try:
-            self.model_name = str(self._get_json("/v1/models")["data"][0]["id"])
+            self.model_name = str(self._client.get("/v1/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(f"{url} lists no model under /v1/models", "give the address of a served model") from error
 
@@ -105,8 +93,10 @@ class EndpointModel:
             told = (
                 self._post_completion({"prompt": np.asarray(text.tokens).tolist(), **parameters}).get("logprobs") or {}
             )
-        except _RejectedRequestError as error:
-            raise self._no_logprobs_error(str(error)) from error
+        except RequestFailure as error:
+            if error.status in (400, 404, 422):
+                raise self._no_logprobs_error(error.said) from error
+            raise
         size = len(text.tokens)
         places = slice(size - text.num_scored, size)
         try:
@@ -126,57 +116,9 @@ class EndpointModel:
         )
 
     def _post_completion(self, asked: dict[str, Any]) -> dict[str, Any]:
-        told = self._send_with_retries("/v1/completions", {"model": self.model_name, **asked})
+        told = self._client.post("/v1/completions", {"model": self.model_name, **asked})
         try:
             found: dict[str, Any] = told["choices"][0]
             return found
         except (KeyError, IndexError, TypeError) as error:
             raise Failure(f"{self._url} answers without choices: {str(told)[:200]}", "is it an endpoint?") from error
-
-    def _get_json(self, path: str) -> Any:
-        return self._send_with_retries(path, None)
-
-    def _send_with_retries(self, path: str, body: dict[str, Any] | None) -> Any:
-        """Ask, and again after a while where what went wrong may pass; whether somebody is there is asked once."""
-        for wait in RETRY_WAITS if body is not None else ():
-            try:
-                return self._send_once(path, body)
-            except _RetriableError:
-                time.sleep(wait)
-        try:
-            return self._send_once(path, body)
-        except _RetriableError as passing:
-            raise passing.failure from passing
-
-    def _send_once(self, path: str, body: dict[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(API_KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            request = urllib.request.Request(self._url + path, data, headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-                return json_reader.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read().decode("utf-8", "replace")[:300]
-            if error.code in (400, 404, 422) and body is not None and body.get("echo"):
-                raise _RejectedRequestError(said) from error
-            hint = f"set {API_KEY_VARIABLE}" if error.code in (401, 403) else "look at the log of the server"
-            failure = Failure(f"{self._url}{path} answers {error.code}: {said}", hint)
-            raise (_RetriableError(failure) if error.code in _RETRIABLE_STATUSES else failure) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            said = f"{self._url}{path} does not answer: {error or type(error).__name__}"
-            raise _RetriableError(Failure(said, "look whether the server runs")) from error
-
-
-class _RetriableError(Exception):
-    """Temporary error; `failure` is reported if it persists."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
-class _RejectedRequestError(Exception):
-    """The endpoint does not know what was asked for."""

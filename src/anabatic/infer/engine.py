@@ -113,7 +113,7 @@ class Engine:
             )
         self._model, self._entries = model, int(config.vocab_size)
         self.tokenizer = tokenizer
-        self.stop_ids = _stop_token_ids(model, tokenizer)
+        self.stop_ids = find_stop_ids(model, tokenizer)
         blocks = max_batch * -(-max_len // BLOCK_SIZE) if cache_tokens is None else cache_tokens // BLOCK_SIZE
         if blocks < 1:
             raise DataError(f"the cache has room for {cache_tokens} tokens", f"give it {BLOCK_SIZE} or more")
@@ -341,7 +341,7 @@ class Engine:
             self._schedule.max_shared_prompt_tokens = self._pace.max_prompt_tokens
 
 
-def _stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+def find_stop_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer: the generation settings', and the tokenizer's.
 
     An adapter may have taught a chat template whose end of a turn the base model's settings do not know.

@@ -268,7 +268,7 @@ def _find_strategy_problems(job: LoopJob, mesh: MeshShape) -> Iterator[ConfigErr
         yield ConfigError(
             f"parallel.strategy is single, and {mesh.gradient_size} ranks share the gradients", "use ddp, or one device"
         )
-    if not isinstance(job, RlJob):
+    if not isinstance(job, RlJob) or job.rollout.engine != "local":
         return
     for name, divides in (
         (f"parallel.strategy {job.parallel.strategy}", _divides_weights(job, mesh)),
@@ -278,7 +278,8 @@ def _find_strategy_problems(job: LoopJob, mesh: MeshShape) -> Iterator[ConfigErr
         if divides:
             yield ConfigError(
                 f"{name} divides the weights, and answers are drawn from whole ones",
-                "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short",
+                "use parallel.strategy ddp, with adapters (--tuner lora) where memory is short, or let a server answer:"
+                " --rollout.engine vllm",
             )
 
 

@@ -31,12 +31,12 @@ class HeldoutRewards:
     make_generator: GeneratorFactory
     world: World
 
-    def measure_rewards(self) -> tuple[dict[str, Any], list[Rollout]]:
-        """Return the metrics, and the answers; the same on every rank.
+    def measure_rewards(self, step: int) -> tuple[dict[str, Any], list[Rollout]]:
+        """Return the metrics after an optimizer step, and the answers; the same on every rank.
 
         Rewards that fail are reported and count 0: a few questions are too few to end a run for.
         """
-        rollouts = self.make_generator().generate_rollouts(self._make_requests())
+        rollouts = self.make_generator(step).generate_rollouts(self._make_requests())
         assert rollouts is not None  # nobody stops an evaluation
         self.rewards.score_rollouts(rollouts, self.questions)
         gathered = all_gather_text(json.dumps([vars(one) for one in rollouts]), self.world)

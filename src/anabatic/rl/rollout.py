@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
@@ -13,7 +14,7 @@ from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.data.readers.document import Message
 from anabatic.data.scoring.questions import Question
 from anabatic.device.device import Device
-from anabatic.infer.engine import Engine, Request
+from anabatic.infer.request import Completion
 from anabatic.infer.sampling import Sampling
 from anabatic.models.forward import ModelRoot
 from anabatic.rl.reward_worker import RewardCallError
@@ -30,6 +31,28 @@ answer then lies in one piece of the cache, which is read without copying (docs/
 
 TurnFunction = Callable[[Question, list[Message]], "str | None"]
 """Next user turn of a conversation, None at its end; raises `RewardCallError` where it cannot tell."""
+
+
+class AnswerEngine(Protocol):
+    """What answers: `infer.engine.Engine`, or servers in its place (`ServedEngine`). Requests are its own."""
+
+    tokenizer: Any
+    max_len: int
+
+    def request(self, prompt: Sequence[int], sampling: Sampling, *, name: str, pictures: PromptPictures | None) -> Any:
+        """Check a prompt and return its request, not yet submitted."""
+
+    def submit(self, requests: Iterable[Any]) -> None:
+        """Queue requests."""
+
+    def step(self) -> list[Any]:
+        """Go on for a moment; return the requests that finished."""
+
+    def get_completion(self, request: Any) -> Completion:
+        """Return the answer of a finished request."""
+
+    def cancel_requests(self, requests: Iterable[Any]) -> None:
+        """Give up requests that are not finished."""
 
 
 @dataclass
@@ -89,11 +112,16 @@ class RolloutGenerator:
         turn: what is said between them.
         stopping: asked after every token; True ends the round without a result.
         pictures: reads those of questions; None: the model sees none.
+
+    Attributes:
+        metrics: of new weights that the engine got for this round.
     """
+
+    metrics: Mapping[str, float] = MappingProxyType({})
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnswerEngine,
         device: Device,
         questions: Sequence[Question],
         root: ModelRoot,
@@ -104,7 +132,7 @@ class RolloutGenerator:
     ) -> None:
         self._engine, self._device, self._questions = engine, device, questions
         self._root, self._max_turns, self._turn_function, self._should_stop = root, turns, turn, stopping
-        self._live_requests: dict[Request, tuple[RolloutRequest, Rollout]] = {}
+        self._live_requests: dict[Any, tuple[RolloutRequest, Rollout]] = {}
         self._picture_reader = pictures
         self._read_pictures: dict[tuple[int, int], PromptPictures | None] = {}
 
@@ -160,7 +188,7 @@ class RolloutGenerator:
             self._read_pictures[key] = self._picture_reader.read(ids, grids)
         return self._read_pictures[key]
 
-    def _collect_answer(self, request: Request, ask: RolloutRequest, rollout: Rollout) -> None:
+    def _collect_answer(self, request: Any, ask: RolloutRequest, rollout: Rollout) -> None:
         done = self._engine.get_completion(request)
         rollout.ids += done.ids
         rollout.chosen += done.chosen

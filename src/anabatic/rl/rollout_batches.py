@@ -29,8 +29,9 @@ from anabatic.rl.policy_loss import ALGORITHMS
 from anabatic.rl.rewards import RewardSet
 from anabatic.rl.rollout import Rollout, RolloutGenerator, RolloutRequest
 
-GeneratorFactory = Callable[[], RolloutGenerator]
-"""Makes a generator with an engine, whose cache lives as long as it does."""
+GeneratorFactory = Callable[[int], RolloutGenerator]
+"""Makes a generator with an engine, whose cache lives as long as it does, from the number of optimizer steps that the
+weights have behind them."""
 _MAX_WARNINGS = 3
 _IDLE_REASONS = {
     "truncated": "all answers were cut off at their limit (sampling.max_new_tokens, batch.seq_len; mask_truncated)",
@@ -109,7 +110,8 @@ class RolloutBatches:
     def _run_round(self, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
         """Answer and judge; return all answers of all ranks, and their metrics."""
         start = time.perf_counter()
-        rank_rollouts = self.make_generator().generate_rollouts(self._make_requests(number))
+        generator = self.make_generator(number * self.job.updates)
+        rank_rollouts = generator.generate_rollouts(self._make_requests(number))
         if rank_rollouts is None:
             return None
         generated_at = time.perf_counter()
@@ -126,6 +128,7 @@ class RolloutBatches:
             one.advantage = advantage
         round_metrics = {
             **summarize_rollouts(every),
+            **generator.metrics,
             "reward_std": float(np.mean([row.std() for row in judged_rows])) if judged_rows else 0.0,
             "flat_groups": 1 - sum(bool(np.ptp(row)) for row in judged_rows) / len(rewards),
             "rollout_s": round(generated_at - start, 4),

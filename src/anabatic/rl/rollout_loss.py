@@ -119,13 +119,25 @@ class RolloutLoss:
                 answers.reference_logprobs = self.root(self.log_probs, answers)
         return answers
 
-    def log_probs(self, model: PreTrainedModel, answers: PackedAnswers) -> Tensor:
-        """Return the log-probability of every chosen token, fp32 `[n]`."""
+    def score(self, rollouts: Sequence[Rollout], pad_id: int, seq_len: int, temperature: float) -> list[float]:
+        """Return the log-probability of every chosen token, one answer after the other; every rank calls this."""
+        batch = collate_rollouts(rollouts, pad_id, seq_len)
+        packed = self._pack(replace(batch, num_targets=len(batch.extra["old"])), self.device.torch_device)
+        was_training = self.root.training
+        self.root.eval()
+        with torch.no_grad(), self.device.autocast():
+            found: Tensor = self.root(self.log_probs, PackedAnswers(packed, {}), temperature)
+        self.root.train(was_training)
+        return [float(one) for one in found.float().cpu()]
+
+    def log_probs(self, model: PreTrainedModel, answers: PackedAnswers, temperature: float | None = None) -> Tensor:
+        """Return the log-probability of every chosen token at a temperature, by default the loss's own; fp32 `[n]`."""
         cast_adapters(model)
+        temperature = self.temperature if temperature is None else temperature
         states, weight, head = compute_target_states(model, answers.packed)
         cap = head.softcap
-        if self.temperature != 1:  # cap tanh(x / cap) / t is (cap / t) tanh((x / t) / (cap / t))
-            states, cap = states / self.temperature, cap and cap / self.temperature
+        if temperature != 1:  # cap tanh(x / cap) / t is (cap / t) tanh((x / t) / (cap / t))
+            states, cap = states / temperature, cap and cap / temperature
         rows = compute_chunk_bytes(weight, self.device.device_row.chunk_bytes)
         return linear_log_probs(states, weight, answers.packed.targets, rows, cap)
 

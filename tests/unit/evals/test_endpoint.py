@@ -13,10 +13,10 @@ from anabatic.config.chat import Sampling
 from anabatic.config.evaluate import EvalJob
 from anabatic.config.sections.common import DeviceSettings as DeviceConfig
 from anabatic.core.errors import ConfigError, Failure
-from anabatic.evals import endpoint_model
 from anabatic.evals.answer_cache import EvalPrompt
 from anabatic.evals.endpoint_model import EndpointModel
 from anabatic.evals.prefix_trees import ScoredText
+from anabatic.infer.remote import json_client
 from anabatic.recipes import evaluate
 
 CPU = DeviceConfig(type="cpu", dtype="fp32", threads=1)
@@ -109,7 +109,7 @@ def test_an_endpoint_without_echo_is_refused_for_choices_alone(server, run_folde
 
 
 def test_what_passes_is_asked_again(server, monkeypatch):
-    monkeypatch.setattr(endpoint_model, "RETRY_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(json_client, "RETRY_WAITS", (0.0, 0.0))
     asked = EndpointModel(server[0], None, 100, 1)
     server[1].fails = ["torn", "busy"]
     assert list(asked.generate_replies([EvalPrompt([1, 2])], Sampling(), "asking")) == [{0: "2 tokens None"}]

@@ -12,7 +12,7 @@ from typing import Any
 from anabatic.config.infer import Batching
 from anabatic.config.rl import RlJob
 from anabatic.core import log
-from anabatic.core.errors import DataError
+from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count
 from anabatic.data.chat import hidden_parts
 from anabatic.data.readers.document import Message
@@ -30,6 +30,7 @@ from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan import job_rules
 from anabatic.plan.depth_dial import DerivedSizes
+from anabatic.recipes.training.served_rollouts import serve_rollouts
 from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import (
     TrainableModel,
@@ -165,19 +166,31 @@ def run(job: RlJob) -> int:
             plan = DerivedSizes()
             sizes = _resolve_sizes(job, plan, start, len(questions.train), micro_steps)
             log_plan(plan, start.model, world, sharding)
-            make_generator = _make_generator_factory(job, root, start.tokenizer, device, questions, turn, tool)
             pad_id = start.tokenizer.pad_token_id or 0
+            save = make_model_saver(start, world)
+            loss = _make_loss(job, root, device)
+            fits = _count_needed_tokens(job, questions, turn)
+            if job.rollout.engine == "local":
+                make_generator = _make_generator_factory(
+                    job, root, start.tokenizer, device, questions, turn, tool, fits
+                )
+            else:
+                _require_servable(questions, tool)
+                make_generator = serve_rollouts(context, start, loss, save, questions.train_prompts, fits, turn)
             source = RolloutSource(context, questions, rewards, make_generator, pad_id)
-            model = TrainedModel(root, sharding, start.tokenizer, make_model_saver(start, world), is_chat=True)
-            objective = _make_objective(job, root, device)
+            model = TrainedModel(root, sharding, start.tokenizer, save, is_chat=True)
+            objective = _make_objective(job, loss)
             code = Trainer(context, model, objective, source, plan, sizes, generates=True).train_and_save()
     return code
 
 
-def _make_objective(job: RlJob, root: ModelRoot, device: Device) -> Objective:
+def _make_loss(job: RlJob, root: ModelRoot, device: Device) -> RolloutLoss:
     algorithm = ALGORITHMS[job.algorithm]
     clip = ClipRange(job.clip_low or algorithm.default_clip.low, job.clip_high or algorithm.default_clip.high)
-    loss = RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
+    return RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
+
+
+def _make_objective(job: RlJob, loss: RolloutLoss) -> Objective:
     return Objective(
         job.batch.resolved_seq_len,
         loss,
@@ -338,19 +351,14 @@ def _make_generator_factory(
     asked: _Questions,
     turn: TurnFunction | None,
     tool: PythonTool | None,
+    fits: int,
 ) -> Callable[..., RolloutGenerator]:
     """Return what makes an engine over the very weights that are trained. Its cache is freed with it, so that training
     has the memory."""
-    longest = max(map(len, [*asked.train_prompts, *asked.heldout_prompts]))
-    fits = (
-        min(job.batch.resolved_seq_len, longest + job.sampling.max_new_tokens + 1)
-        if turn is None
-        else job.batch.resolved_seq_len
-    )
     batching = Batching(batch=job.rollout_batch, max_len=fits, cache_gib=job.cache_gib)
     tokens = size_cache(root.model, device, batching, job.device.nproc)
 
-    def make_generator(questions: list[Question], stopping: Callable[[], bool]) -> RolloutGenerator:
+    def make_generator(questions: list[Question], stopping: Callable[[], bool], step: int) -> RolloutGenerator:
         engine = Engine(
             root.model,
             tokenizer,
@@ -367,8 +375,27 @@ def _make_generator_factory(
     return make_generator
 
 
+def _count_needed_tokens(job: RlJob, asked: _Questions, turn: TurnFunction | None) -> int:
+    """Return the tokens that a prompt and its answer have at most."""
+    longest = max(map(len, [*asked.train_prompts, *asked.heldout_prompts]))
+    fits = job.batch.resolved_seq_len
+    return fits if turn is not None else min(fits, longest + job.sampling.max_new_tokens + 1)
+
+
+def _require_servable(asked: _Questions, tool: PythonTool | None) -> None:
+    """Refuse what the engine of this process does and a server does not.
+
+    Raises:
+        ConfigError: questions have pictures, or the model runs code within its answers.
+    """
+    if any(question.pictures for question in [*asked.train, *asked.heldout]):
+        raise ConfigError("servers are asked in tokens, and questions have pictures", "use --rollout.engine local")
+    if tool is not None:
+        raise ConfigError("servers do not run the code of answers", "use --python false, or --rollout.engine local")
+
+
 def _measure_heldout_rewards(heldout: HeldoutRewards, step: int, metrics: MetricsRecorder) -> dict[str, Any]:
-    row, rollouts = heldout.measure_rewards()
+    row, rollouts = heldout.measure_rewards(step)
     for one in rollouts[:: heldout.job.eval.samples][: heldout.job.eval.show]:
         metrics.log_sample(
             step, heldout.questions[one.question].last_turn_text, one.text, between="\n", reward=one.reward

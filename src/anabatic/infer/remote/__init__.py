@@ -1,0 +1,1 @@
+"""Inference servers of others, asked over HTTP."""

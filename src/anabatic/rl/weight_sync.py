@@ -1,0 +1,176 @@
+"""New weights for inference servers by a folder that both sides see, and the proof that both hold the same model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from anabatic.config.chat import Sampling
+from anabatic.core import log
+from anabatic.core.errors import AnabaticError, ConfigError, Failure
+from anabatic.infer.remote.inference_servers import InferenceServer
+from anabatic.infer.remote.json_client import RequestFailure
+from anabatic.infer.remote.served_engine import ServerPool
+from anabatic.parallel.collectives import barrier, broadcast_text
+from anabatic.parallel.world import World
+from anabatic.rl.rollout import Rollout
+
+PROBES, PROBE_TOKENS = 4, 16
+"""Answers of each server that are scored on both sides after new weights, and tokens of each at most."""
+Scorer = Callable[[Sequence[Rollout], float], Sequence[float]]
+"""`score(rollouts, temperature)`: the trainer's log-probabilities of the tokens that were chosen, one after the other.
+Every rank calls it."""
+
+
+@dataclass
+class WeightSync:
+    """Gives servers the weights that are trained, once for each version.
+
+    Attributes:
+        folder: where versions are written; a server sees it under the same path.
+        save: writes the model, or its adapter; every rank calls it.
+        is_adapter: whether that is an adapter.
+        score: the trainer's side of the proof.
+        prompts: some to ask.
+        temperature: at which answers are drawn.
+        max_diff: mean absolute difference of log-probabilities that is rounding.
+        version: optimizer steps of the weights that the servers have; -1: none.
+        metrics: of the last time.
+    """
+
+    folder: Path
+    pool: ServerPool
+    save: Callable[[Path], None]
+    is_adapter: bool
+    score: Scorer
+    prompts: Sequence[list[int]]
+    temperature: float
+    max_diff: float
+    world: World
+    version: int = -1
+
+    def __post_init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self._saved: Path | None = None
+        self.pool.restore = self.restore
+
+    def publish(self, version: int) -> None:
+        """Give the servers the weights after `version` optimizer steps; every rank calls this.
+
+        Raises:
+            ConfigError: a server has not been started so that it can load them, or reports other log-probabilities
+                than those of what it draws from.
+            Failure: no server could load them, or one holds another model afterwards.
+        """
+        if version == self.version:
+            return
+        start, before = time.perf_counter(), self._saved
+        folder = self.folder / f"policy-{version}"
+        if self.world.is_main_process and folder.exists():  # of a run that ended in the middle of it
+            shutil.rmtree(folder)
+        barrier(self.world)
+        self.save(folder)
+        self._saved, self.version = folder, version
+        self._load_everywhere(self.pool.answering)
+        diff = self._prove(retry=True)
+        if self.world.is_main_process and before is not None:
+            shutil.rmtree(before)
+        self.metrics = {"sync_s": round(time.perf_counter() - start, 4), "sync_logprob_diff": diff}
+
+    def restore(self, server: InferenceServer) -> None:
+        """Give a server the current weights: it may have been restarted."""
+        if self._saved is not None:
+            load = server.load_adapter if self.is_adapter else server.load_weights
+            load(self._saved.resolve(), self.version)
+
+    def _load_everywhere(self, servers: Sequence[InferenceServer]) -> None:
+        """Rank 0 has servers load the weights; all ranks learn the names of adapters."""
+
+        def load() -> str:
+            for server in servers:
+                try:
+                    self.restore(server)
+                except RequestFailure as error:
+                    self.pool.leave_out(server, str(error))
+            return json.dumps({server.url: server.adapter for server in servers})
+
+        names = json.loads(self._on_main(load))
+        for server in servers:
+            server.adapter = names.get(server.url, server.adapter)
+
+    def _prove(self, retry: bool) -> float:
+        """Return the largest mean difference of a server; load once more where it is too large.
+
+        Raises:
+            Failure: it is too large again.
+        """
+        told = json.loads(self._on_main(self._ask_probes))
+        worst, differing = 0.0, []
+        for url, probes in told.items():
+            rollouts = [Rollout(**one) for one in probes]
+            diff = self._measure(rollouts, self.temperature)
+            worst = max(worst, diff)
+            if not diff <= self.max_diff:  # NaN differs, too
+                differing.append((url, diff, rollouts))
+        if not differing:
+            return worst
+        url, diff, rollouts = differing[0]
+        if retry:
+            log.warn(f"{url}: log-probabilities differ by {diff:.4f} after new weights; they are loaded once more")
+            names = {url for url, *_ in differing}
+            self._load_everywhere([one for one in self.pool.answering if one.url in names])
+            return self._prove(retry=False)
+        what = f"{url} holds another model than the trainer after step {self.version}: mean difference of"
+        what += f" log-probabilities {diff:.4f}, at most {self.max_diff:g} (rollout.max_logprob_diff)"
+        if self.temperature != 1 and self._measure(rollouts, 1.0) <= self.max_diff:
+            raise ConfigError(
+                f"{url} reports log-probabilities at temperature 1, and answers are drawn at {self.temperature:g}",
+                "start vLLM with --logprobs-mode processed_logprobs, or use --sampling.temperature 1",
+            )
+        raise Failure(what, "start the server with the folder of --model, without quantisation, and look at its log")
+
+    def _measure(self, rollouts: Sequence[Rollout], temperature: float) -> float:
+        ours = torch.tensor(self.score(rollouts, temperature))
+        theirs = torch.tensor([one for rollout in rollouts for one in rollout.logprobs])
+        return float((ours - theirs).abs().mean())
+
+    def _ask_probes(self) -> str:
+        """Return the answers of each server, as JSON."""
+        found: dict[str, list[dict[str, object]]] = {}
+        while not found:
+            self.pool.wait_for_one()
+            for server in self.pool.answering:
+                try:
+                    found[server.url] = [self._ask_probe(server, at) for at in range(min(PROBES, len(self.prompts)))]
+                except RequestFailure as error:
+                    self.pool.leave_out(server, str(error))
+        return json.dumps(found)
+
+    def _ask_probe(self, server: InferenceServer, number: int) -> dict[str, object]:
+        prompt = self.prompts[number]
+        sampling = Sampling(temperature=self.temperature, top_k=None, max_new_tokens=PROBE_TOKENS, seed=number)
+        answer = server.generate(prompt, sampling, self.pool.stop_ids)
+        chosen = [1] * len(answer.ids)
+        return vars(Rollout(0, number, [*prompt, *answer.ids], len(prompt), chosen, answer.logprobs))
+
+    def _on_main(self, call: Callable[[], str]) -> str:
+        """Return on every rank what rank 0 returns, and raise on every rank what it raises."""
+        text, fault = "", ""
+        error: AnabaticError | None = None
+        if self.world.is_main_process:
+            try:
+                text = call()
+            except AnabaticError as found:
+                error, fault = found, str(found)
+        told = json.loads(broadcast_text(json.dumps([text, fault]), self.world))
+        if error is not None:
+            raise error
+        if told[1]:
+            raise Failure(told[1], "rank 0 says more")
+        return str(told[0])

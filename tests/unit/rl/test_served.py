@@ -1,0 +1,206 @@
+"""Answers of servers: those of the engine of this process, new weights with proof, and servers that fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabatic.config.chat import Sampling
+from anabatic.config.rl import RlJob, RolloutSettings
+from anabatic.core.errors import ConfigError, Failure
+from anabatic.infer.remote import served_engine
+from anabatic.infer.remote.inference_servers import SERVERS, InterruptedAnswer, VllmServer
+from anabatic.infer.remote.json_client import RequestFailure
+from anabatic.infer.remote.served_engine import ServedEngine, ServerPool
+from anabatic.recipes.training.rl import run
+from anabatic.rl import weight_sync
+from suite.fake_servers import FakeServer, FakeSglang, FakeVllm, running
+from unit.rl.conftest import Make
+
+PROMPT = [40, 41, 42]
+GREEDY = Sampling(temperature=0.0, top_k=None, max_new_tokens=6, seed=1)
+KINDS: dict[str, Callable[[Path], FakeServer]] = {
+    "vllm 0.23": lambda folder: FakeVllm(folder, "0.23"),
+    "vllm 0.33": FakeVllm,
+    "sglang": FakeSglang,
+}
+
+
+def served(url: str, kind: str, **more: Any) -> RolloutSettings:
+    return RolloutSettings(engine=kind.split()[0], url=[url], **more)
+
+
+def rows(job: RlJob, kind: str = "train") -> list[dict[str, Any]]:
+    lines = (Path(job.out) / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_answers_as_the_engine(chat_model: Path, kind: str) -> None:
+    fake = KINDS[kind](chat_model)
+    [own] = fake.engine.generate([PROMPT], GREEDY)
+    with running(fake) as url:
+        server = SERVERS[kind.split()[0]](url)
+        server.require_ready()
+        answer = server.generate(PROMPT, GREEDY, [])
+    assert answer.ids == own.ids and answer.logprobs == pytest.approx(own.logprobs, abs=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tuner", ["full", "lora"])
+def test_a_training_equals_that_of_the_engine(make: Make, chat_model: Path, kind: str, tuner: str) -> None:
+    """The server draws with the same seeds from the same weights, which it gets before every round."""
+    more: dict[str, Any] = {"tuner": tuner, "steps": 3, "python": False, "mask_truncated": False}
+    own = make(name="own", **more)
+    assert run(own) == 0
+    fake = KINDS[kind](chat_model)
+    with running(fake) as url:
+        job = make(name="served", rollout=served(url, kind), **more)
+        assert run(job) == 0
+    keys = ("loss", "reward", "answer_tokens", "grad_norm")
+    for ours, theirs in zip(rows(own), rows(job), strict=True):
+        if kind != "sglang":  # whose seeds have 31 bits
+            assert [theirs[key] for key in keys] == pytest.approx([ours[key] for key in keys], rel=1e-4, abs=1e-6)
+        assert theirs["sync_logprob_diff"] < 1e-4 and theirs["logprob_diff"] < 1e-4 and theirs["sync_s"] > 0
+    assert rows(job, "eval")[0]["valid_reward"] == rows(own, "eval")[0]["valid_reward"]
+    assert [Path(folder).name for folder in fake.loaded] == [f"policy-{step}" for step in range(4)]
+    assert [folder.name for folder in (Path(job.out) / "rollout").iterdir()] == ["policy-3"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("times", [1, 99])
+def test_weights_that_did_not_arrive_are_noticed(make: Make, chat_model: Path, times: int) -> None:
+    """Once: they are loaded again. Each time: the training ends before it learns from answers of another model."""
+    fake = FakeVllm(chat_model)
+    optim = make().optim
+    optim.lr = 0.05
+    with running(fake) as url:
+        assert run(make(name="first", steps=1, optim=optim)) == 0  # a model that differs from the server's
+        fake.faults["stale weights"] = times
+        model = str(Path(make(name="first").out) / "final_model")
+        job = make(name="second", model=model, steps=1, optim=optim, python=False, rollout=served(url, "vllm"))
+        if times == 1:
+            assert run(job) == 0 and len(fake.loaded) == 3
+            return
+        with pytest.raises(Failure, match=r"holds another model than the trainer after step 0: mean difference of"):
+            run(job)
+        assert len(fake.loaded) == 2 and not rows(job)
+
+
+@pytest.mark.process
+def test_log_probabilities_of_another_temperature_are_refused(make: Make, chat_model: Path) -> None:
+    """vLLM's are those at temperature 1, unless it is told otherwise."""
+    with running(FakeVllm(chat_model)) as url:
+        job = make(python=False, rollout=served(url, "vllm", max_logprob_diff=1e-4))
+        job.sampling.temperature = 0.5
+        with pytest.raises(ConfigError, match="at temperature 1, and answers are drawn at 0.5") as caught:
+            run(job)
+    assert "--logprobs-mode processed_logprobs" in caught.value.hint
+
+
+def test_a_server_without_routes_of_development(chat_model: Path, tmp_path: Path) -> None:
+    with running(FakeVllm(chat_model, dev=False)) as url:
+        server = VllmServer(url)
+        server.require_ready()
+        with pytest.raises(ConfigError, match="it cannot load new weights") as caught:
+            server.load_weights(tmp_path, 1)
+    assert "VLLM_SERVER_DEV_MODE=1" in caught.value.hint
+
+
+def test_a_cache_that_is_in_use_is_emptied_later(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anabatic.infer.remote import inference_servers
+
+    monkeypatch.setattr(inference_servers, "_CACHE_WAITS", (0.0, 0.0))
+    fake = FakeVllm(chat_model)
+    with running(fake) as url:
+        server = VllmServer(url)
+        fake.faults["held blocks"] = 2
+        server.load_weights(chat_model, 1)
+        assert fake.asked["/reset_prefix_cache"] == 3 and not fake.is_paused
+        fake.faults["held blocks"] = 9
+        with pytest.raises(RequestFailure, match="does not empty its prefix cache"):
+            server.load_weights(chat_model, 2)
+        assert not fake.is_paused
+
+
+def test_answers_in_another_form(chat_model: Path) -> None:
+    fake = FakeVllm(chat_model)
+    with running(fake) as url:
+        server = VllmServer(url)
+        server.require_ready()
+        fake.faults["no tokens"] = 1
+        with pytest.raises(ConfigError, match="answers with no tokens and 6 log-probabilities"):
+            server.generate(PROMPT, GREEDY, [])
+        fake.faults["abort"] = 1
+        with pytest.raises(InterruptedAnswer, match="by abort"):
+            server.generate(PROMPT, GREEDY, [])
+        with pytest.raises(RequestFailure, match="answers 404"):
+            SERVERS["sglang"](url).require_ready()
+    with pytest.raises(RequestFailure, match="does not answer"):
+        server.require_ready()
+
+
+def test_a_lost_server_is_replaced_and_taken_back(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_engine, "_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr(served_engine, "_POLL_SECONDS", 0.01)
+    one, two = FakeVllm(chat_model), FakeVllm(chat_model)
+    restored: list[str] = []
+    with running(two) as second:
+        with running(one) as first:
+            pool = ServerPool([VllmServer(first), VllmServer(second)], [])
+            pool.restore = lambda server: restored.append(server.url)
+            for server in pool.servers:
+                server.require_ready()
+        engine = ServedEngine(pool, one.tokenizer, 64, 4)
+        requests = [engine.request(PROMPT, GREEDY, name="q") for _ in range(6)]
+        engine.submit(requests)
+        done: list[Any] = []
+        while len(done) < 6:
+            done += engine.step()
+        assert {tuple(engine.get_completion(request).ids) for request in requests}.__len__() == 1
+        assert [server.url for server in pool.answering] == [second] and two.asked["/v1/completions"] == 6
+        with running(one, int(first.rpartition(":")[2])):
+            while not restored:
+                pool.generate(PROMPT, GREEDY, lambda: False)
+            assert restored == [first] and len(pool.answering) == 2
+
+
+def test_nobody_waits_for_ever(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_engine, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(served_engine, "_POLL_SECONDS", 0.01)
+    pool = ServerPool([VllmServer("http://127.0.0.1:9")], [])
+    pool.leave_out(pool.servers[0], "it died")
+    with pytest.raises(Failure, match="no server answers"):
+        pool.wait_for_one()
+    with pytest.raises(Failure, match="no server answers"):
+        pool.generate(PROMPT, GREEDY, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"engine": "vllm"}, "rollout.url is empty"),
+        ({"url": ["http://a:1"]}, "rollout.engine is local and rollout.url names servers"),
+        ({"engine": "vllm", "url": ["a:8000"]}, "rollout.url is a:8000"),
+        ({"max_logprob_diff": 0.0}, "rollout.max_logprob_diff is 0.0"),
+    ],
+)
+def test_settings(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RolloutSettings(**given)
+
+
+def test_cut_distributions_are_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="cuts the answers of a server"):
+        sampling = make().sampling
+        sampling.top_p = 0.9
+        make(rollout=RolloutSettings(engine="vllm", url=["http://a:1"]), sampling=sampling)
+
+
+def test_probes_are_few() -> None:
+    assert weight_sync.PROBES * weight_sync.PROBE_TOKENS <= 64
