@@ -7,6 +7,8 @@ Routes, fields and answers: `vllm/entrypoints` of vLLM 0.23.0 and 0.33.0; `sglan
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -77,21 +79,28 @@ class FakeServer:
 
 
 class FakeVllm(FakeServer):
-    """vLLM of one version; `dev`: started with VLLM_SERVER_DEV_MODE=1."""
+    """vLLM of one version.
 
-    def __init__(self, folder: Path, version: str = "0.33", dev: bool = True) -> None:
+    Args:
+        dev: started with VLLM_SERVER_DEV_MODE=1; lora: with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.
+        listed: it has `/v1/models`.
+    """
+
+    def __init__(
+        self, folder: Path, version: str = "0.33", dev: bool = True, lora: bool = True, listed: bool = True
+    ) -> None:
         super().__init__(folder)
-        self.version, self.dev = version, dev
+        self.version, self.dev, self.lora, self.listed = version, dev, lora, listed
 
     def answer(self, path: str, body: bytes | None) -> Any:
         route = urlsplit(path).path
-        if route == "/v1/models":
+        if route == "/v1/models" and self.listed:
             return {"object": "list", "data": [{"id": "policy", "object": "model", "max_model_len": 64}]}
         if route == "/v1/completions":
             return self._complete(_parse(body))
-        if route == "/v1/load_lora_adapter":
+        if route == "/v1/load_lora_adapter" and self.lora:
             return self._load_adapter(_parse(body))
-        if route == "/v1/unload_lora_adapter":
+        if route == "/v1/unload_lora_adapter" and self.lora:
             return f"Success: LoRA adapter '{_parse(body)['lora_name']}' removed successfully."
         commands = {"/pause": self._pause, "/resume": self._resume, "/collective_rpc": self._reload}
         commands["/reset_prefix_cache"] = self._reset_cache
@@ -103,13 +112,15 @@ class FakeVllm(FakeServer):
         if self.is_paused or self.fails("busy"):
             raise HttpFault(503, {"error": {"message": "paused", "code": 503}})
         known = {"policy"} | set(self.engine.adapter_names)
-        if body["model"] not in known:
+        if body.get("model", "policy") not in known:
             raise HttpFault(404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}})
         assert set(body) <= {"model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop",
                              "stop_token_ids", "logprobs", "return_token_ids"}  # fmt: skip
         asked = {"temperature": body["temperature"], "top_p": body["top_p"], "seed": body["seed"]}
         asked |= {"max_new_tokens": body["max_tokens"], "stop": body["stop"]}
-        adapter = None if body["model"] == "policy" else body["model"]
+        adapter = None if body.get("model", "policy") == "policy" else body["model"]
+        if self.fails("death"):
+            os._exit(3)
         done = self.generate(body["prompt"], asked, body["stop_token_ids"], adapter)
         reason, ids = done.finish_reason, done.ids
         if self.fails("abort"):
@@ -245,3 +256,19 @@ def running(server: FakeServer, port: int = 0) -> Iterator[str]:
         finally:
             http.shutdown()
             thread.join()
+
+
+def main() -> None:
+    """`python fake_servers.py MODEL PORT MARK`: vLLM that dies in its first answer, unless the file MARK exists."""
+    model, port, mark = sys.argv[1:]
+    server = FakeVllm(Path(model))
+    if not Path(mark).exists():
+        Path(mark).touch()
+        server.faults["death"] = 1
+    with running(server, int(port)) as url:
+        print(url, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

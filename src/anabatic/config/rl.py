@@ -87,6 +87,9 @@ class RolloutSettings:
     over HTTP and get new weights before every round."""
     url: list[str] = field(default_factory=list)
     """Addresses of the servers, which share the questions."""
+    command: str | None = None
+    """Command that starts the server of the first address on this machine; it is started again where it ends, and ended
+    with the training. Its output goes to `rollout-server.log` in the run folder."""
     folder: str | None = None
     """Folder for new weights, under the same path for trainer and servers; default: `rollout` in the run folder."""
     max_logprob_diff: float | None = None
@@ -98,6 +101,9 @@ class RolloutSettings:
             bool(self.url) == (self.engine != "local"),
             f"rollout.engine is {self.engine} and rollout.url {'is empty' if not self.url else 'names servers'}",
             "give both: --rollout.engine vllm --rollout.url http://HOST:8000",
+        )
+        require_setting(
+            self.command is None or bool(self.url), "rollout.command is given and rollout.url is empty", "give both"
         )
         for url in self.url:
             require_setting(url.startswith(("http://", "https://")), f"rollout.url is {url}", "use http://HOST:PORT")

@@ -14,7 +14,7 @@ import torch
 from anabatic.config.chat import Sampling
 from anabatic.core import log
 from anabatic.core.errors import AnabaticError, ConfigError, Failure
-from anabatic.infer.remote.inference_servers import InferenceServer
+from anabatic.infer.remote.inference_servers import InferenceServer, MissingRoute
 from anabatic.infer.remote.json_client import RequestFailure
 from anabatic.infer.remote.served_engine import ServerPool
 from anabatic.parallel.collectives import barrier, broadcast_text
@@ -35,7 +35,8 @@ class WeightSync:
     Attributes:
         folder: where versions are written; a server sees it under the same path.
         save: writes the model, or its adapter; every rank calls it.
-        is_adapter: whether that is an adapter.
+        merge: writes an adapter and its base as one model, for servers that take no adapters; None: whole models are
+            saved.
         score: the trainer's side of the proof.
         prompts: some to ask.
         temperature: at which answers are drawn.
@@ -47,7 +48,7 @@ class WeightSync:
     folder: Path
     pool: ServerPool
     save: Callable[[Path], None]
-    is_adapter: bool
+    merge: Callable[[Path, Path], None] | None
     score: Scorer
     prompts: Sequence[list[int]]
     temperature: float
@@ -58,6 +59,7 @@ class WeightSync:
     def __post_init__(self) -> None:
         self.metrics: dict[str, float] = {}
         self._saved: Path | None = None
+        self._without_adapters: set[InferenceServer] = set()
         self.pool.restore = self.restore
 
     def publish(self, version: int) -> None:
@@ -72,22 +74,36 @@ class WeightSync:
             return
         start, before = time.perf_counter(), self._saved
         folder = self.folder / f"policy-{version}"
-        if self.world.is_main_process and folder.exists():  # of a run that ended in the middle of it
-            shutil.rmtree(folder)
+        if self.world.is_main_process:
+            _remove_version(folder)  # of a run that ended in the middle of it
         barrier(self.world)
         self.save(folder)
         self._saved, self.version = folder, version
         self._load_everywhere(self.pool.answering)
         diff = self._prove(retry=True)
         if self.world.is_main_process and before is not None:
-            shutil.rmtree(before)
+            _remove_version(before)
         self.metrics = {"sync_s": round(time.perf_counter() - start, 4), "sync_logprob_diff": diff}
 
     def restore(self, server: InferenceServer) -> None:
         """Give a server the current weights: it may have been restarted."""
-        if self._saved is not None:
-            load = server.load_adapter if self.is_adapter else server.load_weights
-            load(self._saved.resolve(), self.version)
+        if self._saved is None:
+            return
+        folder = self._saved.resolve()
+        if self.merge is None:
+            server.load_weights(folder, self.version)
+            return
+        if server not in self._without_adapters:
+            try:
+                server.load_adapter(folder, self.version)
+                return
+            except MissingRoute as error:
+                log.warn(f"{error}; it gets whole weights with the adapter merged, which takes longer")
+                self._without_adapters.add(server)
+        merged = _merged_folder(folder)
+        if not merged.exists():
+            self.merge(folder, merged)
+        server.load_weights(merged, self.version)
 
     def _load_everywhere(self, servers: Sequence[InferenceServer]) -> None:
         """Rank 0 has servers load the weights; all ranks learn the names of adapters."""
@@ -174,3 +190,13 @@ class WeightSync:
         if told[1]:
             raise Failure(told[1], "rank 0 says more")
         return str(told[0])
+
+
+def _merged_folder(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-merged")
+
+
+def _remove_version(folder: Path) -> None:
+    for one in (folder, _merged_folder(folder)):
+        if one.exists():
+            shutil.rmtree(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(build_random_model(len(tokenizer)), folder / "model", tokenizer)
     (folder / "mine.py").write_text(MINE)
     return folder / "model"
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port at which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 @pytest.fixture

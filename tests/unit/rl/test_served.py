@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from anabatic.infer.remote.json_client import RequestFailure
 from anabatic.infer.remote.served_engine import ServedEngine, ServerPool
 from anabatic.recipes.training.rl import run
 from anabatic.rl import weight_sync
+from suite import fake_servers
 from suite.fake_servers import FakeServer, FakeSglang, FakeVllm, running
 from unit.rl.conftest import Make
 
@@ -70,6 +73,44 @@ def test_a_training_equals_that_of_the_engine(make: Make, chat_model: Path, kind
     assert rows(job, "eval")[0]["valid_reward"] == rows(own, "eval")[0]["valid_reward"]
     assert [Path(folder).name for folder in fake.loaded] == [f"policy-{step}" for step in range(4)]
     assert [folder.name for folder in (Path(job.out) / "rollout").iterdir()] == ["policy-3"]
+
+
+@pytest.mark.process
+def test_a_server_with_the_least_of_routes(make: Make, chat_model: Path) -> None:
+    """Without a list of models and without adapters, it gets whole weights with the adapter merged."""
+    more: dict[str, Any] = {"tuner": "lora", "steps": 2, "python": False, "mask_truncated": False}
+    own = make(name="own", **more)
+    assert run(own) == 0
+    fake = FakeVllm(chat_model, lora=False, listed=False)
+    with running(fake) as url:
+        job = make(name="served", rollout=served(url, "vllm"), **more)
+        assert run(job) == 0
+    assert [row["loss"] for row in rows(job)] == pytest.approx([row["loss"] for row in rows(own)], rel=1e-4, abs=1e-6)
+    assert [Path(folder).name for folder in fake.loaded] == [f"policy-{step}-merged" for step in range(3)]
+    assert fake.asked["/v1/load_lora_adapter"] == 1
+    assert sorted(one.name for one in (Path(job.out) / "rollout").iterdir()) == ["policy-2", "policy-2-merged"]
+
+
+@pytest.mark.process
+def test_a_server_that_the_training_starts(make: Make, chat_model: Path, tmp_path: Path, free_port: int) -> None:
+    """It dies in its first answer, is started again with the current weights, and ends with the training."""
+    program = Path(fake_servers.__file__)
+    words = [sys.executable, str(program), str(chat_model), str(free_port), str(tmp_path / "died")]
+    url = f"http://127.0.0.1:{free_port}"
+    job = make(python=False, steps=2, mask_truncated=False, rollout=served(url, "vllm", command=shlex.join(words)))
+    assert run(job) == 0 and (tmp_path / "died").exists() and len(rows(job)) == 2
+    assert (Path(job.out) / "rollout-server.log").read_text().count(url) == 2
+    with pytest.raises(RequestFailure, match="does not answer"):
+        VllmServer(url).require_ready()
+
+
+@pytest.mark.process
+def test_commands_that_start_no_server(make: Make, free_port: int) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    with pytest.raises(ConfigError, match="rollout.command cannot be started"):
+        run(make(rollout=served(url, "vllm", command="/no/such/program")))
+    with pytest.raises(Failure, match="has ended 5 times, with exit code 1"):
+        run(make(name="false", python=False, rollout=served(url, "vllm", command="false")))
 
 
 @pytest.mark.process

@@ -40,6 +40,10 @@ class ServedAnswer:
     finish_reason: str
 
 
+class MissingRoute(ConfigError):
+    """A server has not been started so that it can load what it is given."""
+
+
 class InterruptedAnswer(Exception):
     """The server gave an answer up, because it was paused or ended: it is asked for again."""
 
@@ -71,7 +75,7 @@ class InferenceServer(Protocol):
 
         Raises:
             RequestFailure: it does not answer, or cannot load them.
-            ConfigError: it has not been started so that it can.
+            MissingRoute: it has no route for that.
         """
 
     def load_adapter(self, folder: Path, version: int) -> None:
@@ -87,8 +91,13 @@ class VllmServer:
         self._base = self.adapter = ""
 
     def require_ready(self) -> None:
-        """Ask for the name of its model."""
-        told = JsonClient(self.url, timeout=_READY_SECONDS).get("/v1/models")
+        """Ask for the name of its model; a server without that route answers for the one it has."""
+        try:
+            told = JsonClient(self.url, timeout=_READY_SECONDS).get("/v1/models")
+        except RequestFailure as error:
+            if error.status != 404:
+                raise
+            return
         try:
             self._base = str(told["data"][0]["id"])
         except BROKEN_DATA_ERRORS as error:
@@ -96,8 +105,9 @@ class VllmServer:
 
     def generate(self, prompt: list[int], sampling: Sampling, stop_ids: list[int]) -> ServedAnswer:
         """Ask `/v1/completions` with tokens, for tokens and the log-probability of each."""
+        model = self.adapter or self._base
         body = {
-            "model": self.adapter or self._base,
+            **({"model": model} if model else {}),
             "prompt": prompt,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -146,7 +156,7 @@ class VllmServer:
             self._commands.post(path, body)
         except RequestFailure as error:
             if error.status in (404, 405):
-                raise ConfigError(f"{self.url} has no {path}: it cannot load new weights", remedy) from error
+                raise MissingRoute(f"{self.url} has no {path}: it cannot load new weights", remedy) from error
             raise
 
     @contextmanager
@@ -242,7 +252,7 @@ class SglangServer:
             told = self._commands.post(path, body)
         except RequestFailure as error:
             if error.status in (404, 405):
-                raise ConfigError(f"{self.url} has no {path}", "use SGLang 0.5 or newer") from error
+                raise MissingRoute(f"{self.url} has no {path}", "use SGLang 0.5 or newer") from error
             raise
         if not isinstance(told, dict) or told.get("success") is not True:
             said = told.get(reason) if isinstance(told, dict) else told

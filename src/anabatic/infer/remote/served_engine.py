@@ -44,11 +44,14 @@ class ServerPool:
 
     Attributes:
         restore: gives a server that has come back the current weights.
+        keep_running: starts a server again that this process has started and that has ended; called by the thread that
+            starts all of them.
     """
 
     def __init__(self, servers: Sequence[InferenceServer], stop_ids: Iterable[int]) -> None:
         self.servers = list(servers)
         self.restore: Callable[[InferenceServer], None] = lambda server: None
+        self.keep_running: Callable[[], None] = lambda: None
         self.stop_ids = sorted(stop_ids)
         self._lock = threading.Lock()
         self._busy = dict.fromkeys(self.servers, 0)
@@ -98,6 +101,7 @@ class ServerPool:
             if time.monotonic() - since > _PATIENCE_SECONDS:
                 raise Failure("no server answers", "look whether the servers of --rollout.url run")
             time.sleep(_POLL_SECONDS)
+            self.keep_running()
             self._take_back()
 
     def leave_out(self, server: InferenceServer, why: str) -> None:
@@ -175,6 +179,7 @@ class ServedEngine:
         Raises:
             Failure: no server answers.
         """
+        self._pool.keep_running()
         done, _ = wait(self._pending, _POLL_SECONDS, FIRST_COMPLETED)
         finished = []
         for future in done:

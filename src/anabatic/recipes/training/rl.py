@@ -31,6 +31,7 @@ from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan import job_rules
 from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.served_rollouts import serve_rollouts
+from anabatic.recipes.training.server_process import ServerProcess
 from anabatic.recipes.training.session import log_plan, training_session
 from anabatic.recipes.training.trained_model import (
     TrainableModel,
@@ -159,6 +160,9 @@ def run(job: RlJob) -> int:
         with (
             open_python_tool(job.python, job.sandbox, start.tokenizer) as tool,
             _open_rewards(job, questions, device) as rewards,
+            ServerProcess(
+                job.rollout.command if world.is_main_process else None, Path(job.out) / "rollout-server.log"
+            ) as server,
         ):
             turn = rewards.get_turn_function() if job.turns > 1 else None
             root = load_weights(job, start, sharding, device, world)
@@ -176,7 +180,7 @@ def run(job: RlJob) -> int:
                 )
             else:
                 _require_servable(questions, tool)
-                make_generator = serve_rollouts(context, start, loss, save, questions.train_prompts, fits, turn)
+                make_generator = serve_rollouts(context, start, loss, save, questions.train_prompts, fits, turn, server)
             source = RolloutSource(context, questions, rewards, make_generator, pad_id)
             model = TrainedModel(root, sharding, start.tokenizer, save, is_chat=True)
             objective = _make_objective(job, loss)
