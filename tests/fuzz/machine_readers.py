@@ -17,6 +17,7 @@ from anabatic.monitor.sources import npu_smi_command
 from fuzz.engine import Good, gzipped
 from fuzz.reading import Reader
 from fuzz.run_readers import show
+from suite import smi_values
 from unit.doctor import roots
 
 BOARD = """\tNPU ID                         : 0
@@ -61,7 +62,7 @@ def _outputs() -> list[Good]:
 def smi(path: Path) -> None:
     """Read an output of npu-smi, and show what it says."""
     text = path.read_bytes().decode("utf-8", "replace")
-    json.dumps(output_parser.output_to_dict(output_parser.parse_output(text)))
+    json.dumps(smi_values.output_to_dict(output_parser.parse_output(text)))
     found = npu_smi_command.parse_snapshot(text)
     show(Frame(1, found, found.error or "", found.hint, now=1.7e9))
 

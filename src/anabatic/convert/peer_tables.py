@@ -108,11 +108,6 @@ def load_tables(peer: str) -> PeerTables:
     )
 
 
-def list_peers() -> list[str]:
-    """Return the names of all files."""
-    return sorted(file.stem for file in TABLES_FOLDER.glob("*.yaml"))
-
-
 def _parse_row(entry: dict[str, Any]) -> MappingRow:
     our_settings = tuple(entry.get("ours", ()))
     examples = entry.get("shown", {})

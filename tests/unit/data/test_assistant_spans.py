@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabatic.data.chat import rendering
 from anabatic.data.tokenizer import hf_folder
 from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from suite.rendered_rows import tokenize_conversations
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "}"}}}
 TRIMMED = (
@@ -67,15 +67,15 @@ def test_the_difference_finds_what_marks_say(
     messages = [{"role": "system", "content": "Be brief."}] if system else []
     messages += [turn for pair in pairs for turn in pair]
     (ids, mask), (same, found) = (
-        rendering.tokenize_conversations([messages], marked)[0],
-        rendering.tokenize_conversations([messages], bare)[0],
+        tokenize_conversations([messages], marked)[0],
+        tokenize_conversations([messages], bare)[0],
     )
     assert ids.tolist() == same.tolist()
     assert mask.tolist() == found.tolist()
 
 
 def said(messages: list[dict[str, Any]], tok: Any) -> str:
-    ids, mask = rendering.tokenize_conversations([messages], tok)[0]
+    ids, mask = tokenize_conversations([messages], tok)[0]
     return str(tok.decode(ids[mask == 1]))
 
 

@@ -16,6 +16,7 @@ from anabatic.data.readers import file_formats
 from anabatic.data.shards import dataset_cache
 from anabatic.data.tokenizer import hf_folder
 from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from suite.rendered_rows import tokenize_conversations
 
 GOOD = '{"instruction": "a", "output": "b"}'
 USER, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -242,7 +243,7 @@ def test_templates_without_marks_and_without_turns(tmp_path: Path) -> None:
     turn, ask = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n", "<|im_start|>assistant\n"
     asking = f"{{% if add_generation_prompt %}}{ask}{{% endif %}}"
     load.chat_template = f"{{% for m in messages %}}{turn}{{% endfor %}}{asking}"
-    ids, mask = rendering.tokenize_conversations([[USER, SAID]], load)[0]
+    ids, mask = tokenize_conversations([[USER, SAID]], load)[0]
     assert load.decode(ids[mask == 1]) == "b<|im_end|>"
     load.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     with pytest.raises(DataError, match=r"row 7: the chat template leaves out message 2") as caught:

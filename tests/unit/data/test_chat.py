@@ -6,6 +6,7 @@ from anabatic.core.errors import DataError
 from anabatic.data.chat import python_tool, rendering
 from anabatic.data.tokenizer import hf_folder
 from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from suite.rendered_rows import tokenize_conversations
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -65,7 +66,7 @@ def test_render_agrees_with_the_tokenizers_own_template(chat_tokenizer):
         CHATS, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
     for (ids, mask), reference, learned in zip(
-        rendering.tokenize_conversations(CHATS, chat_tokenizer),
+        tokenize_conversations(CHATS, chat_tokenizer),
         expected["input_ids"],
         expected["assistant_masks"],
         strict=True,
@@ -132,12 +133,12 @@ def test_a_template_that_cannot_be_used_is_refused(chat_tokenizer):
     try:
         chat_tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
         with pytest.raises(DataError, match="conversation 1: the chat template leaves out message 2, by the assistant"):
-            rendering.tokenize_conversations(CHATS, chat_tokenizer)
+            tokenize_conversations(CHATS, chat_tokenizer)
         chat_tokenizer.chat_template = None
         with pytest.raises(DataError, match="no chat template"):
-            rendering.tokenize_conversations(CHATS, chat_tokenizer)
+            tokenize_conversations(CHATS, chat_tokenizer)
         chat_tokenizer.chat_template = "{% generation %}{{ raise_exception('no tools here') }}{% endgeneration %}"
         with pytest.raises(DataError, match="conversation 1: the chat template refuses.*no tools here"):
-            rendering.tokenize_conversations(CHATS, chat_tokenizer)
+            tokenize_conversations(CHATS, chat_tokenizer)
     finally:
         chat_tokenizer.chat_template = inner

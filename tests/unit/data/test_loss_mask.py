@@ -17,6 +17,7 @@ from anabatic.data.shards.encoders import ChatEncoder
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder
 from anabatic_testing.tiny_corpora import write_byte_tokenizer
+from suite.rendered_rows import tokenize_conversations
 
 TURNS = [
     {"role": "user", "content": "a"},
@@ -74,7 +75,7 @@ def test_turns(tok: Any) -> None:
 def test_counts_of_long_conversations(tok: Any, too_long: TruncationStrategy, entries: int, counted: str) -> None:
     counts = DocumentCounts()
     turns = [TURNS[0], {"role": "assistant", "content": "x" * 40}]
-    length = len(rendering.tokenize_conversations([turns], tok)[0][0])
+    length = len(tokenize_conversations([turns], tok)[0][0])
     encode = ChatEncoder(tok, counts, seq_len=(length + 1) // 3, learning=LossPolicy("all", too_long), skip_bad=False)
     made = encode([Document(None, turns, "r:1")])
     assert len(made) == entries and getattr(counts, counted) == 1

@@ -10,9 +10,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from anabatic.core.errors import ChatTemplateError, ConfigError, DataError
-from anabatic.data.chat import custom_templates, rendering
+from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.data.tokenizer import render_limits
+from suite.rendered_rows import tokenize_conversations
 
 SYSTEM, FIRST, LAST = "You are a helpful assistant", "Hi there", "   I am an assistant   "
 TALK = [
@@ -137,7 +138,7 @@ def test_the_layout_of_a_family(folder, name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_of_a_conversation_the_answers_and_their_ends_are_learned(folder, name):
     tokenizer = _with(folder, name)
-    ((ids, mask),) = rendering.tokenize_conversations([TALK], tokenizer)
+    ((ids, mask),) = tokenize_conversations([TALK], tokenizer)
     learned = tokenizer.decode(ids[mask != 0])
     end = LAYOUTS[name][2]
     assert learned.count(end) == 2 and learned.endswith(end)
@@ -164,7 +165,7 @@ def test_tools_are_shown_and_called_or_refused_by_name(folder):
         with pytest.raises(DataError, match="no tools"):
             tokenizers.render_chat(tokenizer, talk[:1], [tool])
         with pytest.raises(DataError, match="no calls"):
-            rendering.tokenize_conversations([talk], tokenizer)
+            tokenize_conversations([talk], tokenizer)
 
 
 def test_marks_of_generation_count(folder, tmp_path):
@@ -173,7 +174,7 @@ def test_marks_of_generation_count(folder, tmp_path):
         "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
         "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    ((ids, mask),) = rendering.tokenize_conversations([TALK], (tokenizer := _with(folder, str(file))))
+    ((ids, mask),) = tokenize_conversations([TALK], (tokenizer := _with(folder, str(file))))
     assert tokenizer.decode(ids[mask != 0]) == f"{FIRST}</s>{LAST}</s>"
 
 

@@ -16,6 +16,7 @@ from anabatic.monitor.npu_smi.key_values import KeyValueOutput
 from anabatic.monitor.npu_smi.unframed_tables import ChipMapping, ErrorOutput, Topology, WatchTable
 from anabatic_sim import fake_npu_smi, npu_smi_layout
 from anabatic_sim.npu_smi_layout import HEALTH_NAMES, ChipFamily, SmiProcess, SmiReading, TableLayout
+from suite import smi_values
 from unit.monitor import layouts
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
@@ -30,7 +31,7 @@ def test_a_collected_output_is_read_exactly(path: Path | None) -> None:
         pytest.skip("the collected outputs of npu-smi are not here")
     text = path.with_suffix(".txt").read_text(encoding="utf-8")
     assert (
-        output_parser.output_to_dict(output_parser.parse_output(text))
+        smi_values.output_to_dict(output_parser.parse_output(text))
         == json.loads(path.read_text(encoding="utf-8"))["expected"]
     )
 
@@ -174,7 +175,7 @@ fragments = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.one_of(fragments, st.text(max_size=40))).map("\n".join)))
 def test_no_text_raises(text: str) -> None:
-    plain = output_parser.output_to_dict(output_parser.parse_output(text))
+    plain = smi_values.output_to_dict(output_parser.parse_output(text))
     assert json.loads(json.dumps(plain)) == plain
     assert all(isinstance(device.npu_id, int) for device in output_parser.parse_info_table(text).devices)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from anabatic.monitor.npu_smi import output_parser
 from anabatic_sim import fake_npu_smi, npu_smi_layout
 from anabatic_sim.npu_smi_layout import SmiReading
+from suite import smi_values
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data" / "npu-smi"
 PREFIXES: dict[str, Callable[[int], str]] = {
@@ -61,7 +62,7 @@ def _put(before: Callable[[int], str], text: str, trailing: bool = True) -> str:
 
 def _values(text: str) -> dict[str, Any]:
     """What is read; of lines that no layout has, the words."""
-    read = output_parser.output_to_dict(output_parser.parse_output(text))
+    read = smi_values.output_to_dict(output_parser.parse_output(text))
     for name in ("unparsed_lines", "messages", "warnings"):
         read[name] = [" ".join(line.split()) for line in read.get(name, [])]
     return read

@@ -11,9 +11,9 @@ import pytest
 
 from anabatic.config.data_commands import DataPreviewJob
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.data.chat.rendering import tokenize_conversations
 from anabatic.recipes.data_preview import preview_sources, run
 from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
+from suite.rendered_rows import tokenize_conversations
 from unit.recipes.bad_files import FILES_WITHOUT_A_GOOD_ROW
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data"

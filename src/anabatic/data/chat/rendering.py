@@ -108,15 +108,6 @@ def _find_message_fault(message: Any) -> str:
     return "" if speaks or silent_is_fine else "is empty"
 
 
-def tokenize_conversations(conversations: Sequence[Messages], tokenizer: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return `(ids, mask)` of each conversation: int64 `[n]` and uint8 `[n]`, 1 where the assistant speaks.
-
-    Raises:
-        DataError: the template marks nothing, a conversation is malformed, or the template refuses it.
-    """
-    return [(one.ids, one.mask) for one in render_conversations(conversations, tokenizer)]
-
-
 def render_conversations(
     conversations: Sequence[Messages],
     tokenizer: Any,
@@ -134,7 +125,7 @@ def render_conversations(
         turns: which turns the mask shows; with `all` a conversation needs no assistant.
 
     Raises:
-        DataError: as `tokenize_conversations`.
+        DataError: the template marks nothing, a conversation is malformed, or the template refuses it.
     """
     template = get_chat_template(tokenizer)
     texts: list[str] = []

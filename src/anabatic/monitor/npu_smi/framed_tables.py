@@ -18,7 +18,6 @@ class InfoTable:
     """`npu-smi info`."""
 
     kind: ClassVar = "info"
-    optional: ClassVar[tuple[str, ...]] = ("error",)
     tool_version: str | None = None
     driver_version: str | None = None
     layout: TableLayout | None = None
@@ -42,7 +41,6 @@ class VirtualTable:
     """`npu-smi info -t info-vnpu`: the virtual NPUs of one chip."""
 
     kind: ClassVar = "vnpu"
-    optional: ClassVar[tuple[str, ...]] = ()
     total_vnpu: int | None = None
     free_total: dict[str, str] | None = None
     vnpus: list[dict[str, int | str | None]] = field(default_factory=list)

@@ -22,7 +22,6 @@ class KeyValueOutput:
     """`npu-smi info -t TYPE -i CARD`."""
 
     kind: ClassVar = "kv"
-    optional: ClassVar[tuple[str, ...]] = ("messages",)
     npu_id: int | None = None
     blocks: list[KeyValueBlock] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
@@ -35,7 +34,6 @@ class CardListing:
     """`npu-smi info -l`."""
 
     kind: ClassVar = "list"
-    optional: ClassVar[tuple[str, ...]] = ()
     total_count: int | None = None
     npu_ids: list[int] = field(default_factory=list)
     entries: list[dict[str, str]] = field(default_factory=list)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from anabatic.monitor.npu_smi import framed_tables, key_values, unframed_tables
 from anabatic.monitor.npu_smi.framed_tables import InfoTable, VirtualTable
@@ -33,16 +32,6 @@ _OUTPUT_READERS: tuple[Callable[[list[str]], ParsedOutput | None], ...] = (
 )
 
 
-_DEVICE_COLUMNS = (
-    *("npu_id", "chip_id", "phy_id", "logic_id", "name", "health", "power_w", "temp_c"),
-    *("hugepages_used", "hugepages_total", "bus_id", "util_pct", "util_kind"),
-    *("mem_used_mb", "mem_total_mb", "hbm_used_mb", "hbm_total_mb"),
-)
-"""Values that `npu-smi info` prints for a device: fields of `DeviceReading`."""
-_PROCESS_COLUMNS = ("npu_id", "chip_id", "pid", "name", "mem_mb")
-"""And of a process: fields of `DeviceProcess`."""
-
-
 def parse_output(text: str) -> ParsedOutput:
     """Return the values of any output of `npu-smi info ...`; text of no known form is an `ErrorOutput`."""
     lines = strip_line_prefixes(text)
@@ -59,26 +48,6 @@ def parse_info_table(text: str) -> InfoTable:
     if isinstance(found, InfoTable):
         return found
     return InfoTable(error=found.message if isinstance(found, ErrorOutput) else "not the table of `npu-smi info`")
-
-
-def output_to_dict(parsed: ParsedOutput) -> dict[str, Any]:
-    """Return `parsed` as JSON-able values, with its `kind`; fields that a layout does not have are left out."""
-    row: dict[str, Any] = {"kind": parsed.kind, **asdict(parsed)}
-    for key in parsed.optional:
-        if not row[key]:
-            del row[key]
-    if isinstance(parsed, InfoTable):
-        ambiguous_ids, has_container_pid = row.pop("ambiguous_ids"), row.pop("container_column")
-        columns = [*_PROCESS_COLUMNS, "container_pid"] if has_container_pid else _PROCESS_COLUMNS
-        row["devices"] = [{name: each[name] for name in _DEVICE_COLUMNS} for each in row["devices"]]
-        row["processes"] = [{name: each[name] for name in columns} for each in row["processes"]]
-        for place, number in ambiguous_ids.items():
-            row["devices"][place]["second_id_ambiguous"] = number
-    if isinstance(parsed, KeyValueOutput):
-        row["blocks"] = [
-            {key: value for key, value in each.items() if value or key == "values"} for each in row["blocks"]
-        ]
-    return row
 
 
 _ESCAPE = r"(?:\x1b|\x9b(?=[0-9;?])|\^\[|\\x1b|\\u001b|\\033|\\e|\u241b)"

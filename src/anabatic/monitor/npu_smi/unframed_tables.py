@@ -15,7 +15,6 @@ CellValue = int | float | str | None
 class ColumnTable:
     """A listing with a heading for every column."""
 
-    optional: ClassVar[tuple[str, ...]] = ()
     columns: list[str] = field(default_factory=list)
     rows: list[dict[str, CellValue]] = field(default_factory=list)
 
@@ -32,7 +31,6 @@ class Topology:
     """`npu-smi info -t topo`: how each pair of devices is joined (X SYS PHB PIX PXB HCCS SIO HCCS_SW UB NA)."""
 
     kind: ClassVar = "topo"
-    optional: ClassVar[tuple[str, ...]] = ()
     devices: list[str] = field(default_factory=list)
     matrix: dict[str, dict[str, str]] = field(default_factory=dict)
     cpu_affinity: dict[str, str | None] = field(default_factory=dict)
@@ -52,7 +50,6 @@ class ErrorOutput:
     """Anything else: the tool prints its errors as a bare line to stdout, some with the help text behind."""
 
     kind: ClassVar = "error"
-    optional: ClassVar[tuple[str, ...]] = ()
     message: str = ""
     devices: list[Any] = field(default_factory=list)
 
