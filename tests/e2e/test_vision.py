@@ -52,26 +52,26 @@ def read_losses(run: Path) -> list[float]:
     return [row["loss"] for row in json_reader.read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
 
 
-def compute_loss(model: Any, place: Path, row: dict[str, Any], picture: str) -> float:
+def compute_loss(model: Any, folder: Path, row: dict[str, Any], picture: Path) -> float:
     """Return the mean loss of a row's answer by transformers alone, with this picture."""
-    tokenizer = tiny_vision.build_tokenizer()
-    rules = read_picture_rules(place / "model", model.config.to_dict())
-    image = load_picture(str(place / "shapes" / picture))
+    rules = read_picture_rules(folder, model.config.to_dict())
+    tokenizer = tiny_vision.build_tokenizer(rules.adds_borders)
+    image = load_picture(str(picture))
     grid = rules.fit_grid(image.size[1], image.size[0])
     pads = "<|image_pad|>" * rules.count_tokens(grid)
     turns = [dict(turn) for turn in row["messages"]]
-    turns[0]["content"] = turns[0]["content"].replace("<image>", f"<|vision_start|>{pads}<|vision_end|>")
+    behind = "\n" if rules.adds_borders else ""
+    turns[0]["content"] = turns[0]["content"].replace("<image>", f"<|vision_start|>{pads}<|vision_end|>{behind}")
     (rendered,) = render_conversations([turns], tokenizer)
     ids = torch.from_numpy(rendered.ids)[None]
     labels = torch.where(torch.from_numpy(rendered.mask != 0)[None], ids, -100)
+    pixels = torch.from_numpy(make_patches(image, rules))
+    shown: dict[str, Any] = {"pixel_values": pixels.view(-1, 3, rules.patch, rules.patch)}
+    if rules.axes == 3:
+        shown = {"pixel_values": pixels, "image_grid_thw": torch.tensor([(1, *grid)])}
+        shown["mm_token_type_ids"] = (ids == rules.image_token).int()
     with torch.no_grad():
-        out = model(
-            input_ids=ids,
-            labels=labels,
-            mm_token_type_ids=(ids == rules.image_token).int(),
-            pixel_values=torch.from_numpy(make_patches(image, rules, grid)),
-            image_grid_thw=torch.tensor([(1, *grid)]),
-        )
+        out = model(input_ids=ids, labels=labels, **shown)
     return float(out.loss)
 
 
@@ -81,7 +81,9 @@ def test_the_first_loss_is_that_of_transformers(place: Path) -> None:
     (place / "shapes" / "one.jsonl").write_text(json.dumps(row))
     run = train(place, "first", rows=place / "shapes" / "one.jsonl", schedule__max_steps=1, tuner="lora")
     model = AutoModelForImageTextToText.from_pretrained(place / "model")
-    assert read_losses(run)[0] == pytest.approx(compute_loss(model, place, row, row["images"][0]), rel=1e-5)
+    assert read_losses(run)[0] == pytest.approx(
+        compute_loss(model, place / "model", row, place / "shapes" / row["images"][0]), rel=1e-5
+    )
 
 
 def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -> None:
@@ -111,7 +113,8 @@ def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -
         color = right.partition("-")[0]
         other = next(name for name in tiny_vision.COLORS if name != color)
         wrong = right.replace(color, other)
-        assert compute_loss(model, place, row, right) < compute_loss(model, place, row, wrong)
+        losses = [compute_loss(model, place / "model", row, place / "shapes" / one) for one in (right, wrong)]
+        assert losses[0] < losses[1]
 
     asked = [{**row, "messages": row["messages"][:1]} for row in rows]
     (place / "shapes" / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
@@ -151,3 +154,42 @@ def test_a_whole_model_keeps_its_frozen_tower(place: Path) -> None:
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert all("merger" in name for name in changed if "visual" in name)
     assert any("visual.merger" in name for name in changed) and any("language_model" in name for name in changed)
+
+
+def test_a_model_with_tiles_is_trained_loaded_and_asked(place: Path) -> None:
+    folder = tiny_vision.save_seeing_model(place / "tiled", "internvl")
+    row = json.loads((place / "shapes" / "rows.jsonl").read_text().splitlines()[3])
+    (place / "shapes" / "tiled.jsonl").write_text(json.dumps(row))
+    options = OPTIONS | {"schedule.max_steps": 2, "tuner": "full", "vision.max_pixels": 3072, "recompute": "full"}
+    anabatic.sft(model=folder, data=place / "shapes" / "tiled.jsonl", out=place / "tiles", **options)
+    final = place / "tiles" / "final_model"
+    assert json.loads((final / "preprocessor_config.json").read_text())["max_patches"] == 3
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    picture = place / "shapes" / row["images"][0]
+    first = read_losses(place / "tiles")[0]
+    shutil.copyfile(final / "preprocessor_config.json", folder / "preprocessor_config.json")
+    assert first == pytest.approx(compute_loss(model, folder, row, picture), rel=1e-5)
+    trained = AutoModelForImageTextToText.from_pretrained(final)
+    assert compute_loss(trained, final, row, picture) < first
+    before, after = (load_file(one / "model.safetensors") for one in (folder, final))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("projector" in name for name in changed) and not any("vision_tower" in name for name in changed)
+
+    anabatic.dpo(
+        model=folder, data=write_pairs(place, row), out=place / "tiled-pairs",
+        **{**OPTIONS, "schedule.max_steps": 2, "tuner": "lora", "loss_type": "kto"},
+    )  # fmt: skip
+    asked = {**row, "messages": row["messages"][:1]}
+    (place / "shapes" / "asked.jsonl").write_text(json.dumps(asked))
+    out = place / "tiled.jsonl"
+    batch_inference.run(
+        InferJob(model=str(place / "tiled-pairs"), inputs=[str(place / "shapes" / "asked.jsonl")], out=str(out))
+    )
+    assert len(list(json_reader.read_json_lines(out))) == 1
+
+
+def write_pairs(place: Path, row: dict[str, Any]) -> Path:
+    """Write answers with a label about the picture of a row; return the file."""
+    path = place / "shapes" / "tiled-labels.jsonl"
+    path.write_text("".join(json.dumps({**row, "label": label}) + "\n" for label in (True, False) * 4))
+    return path

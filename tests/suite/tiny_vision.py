@@ -16,8 +16,8 @@ TOKENS = (
 )  # fmt: skip
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 60, 220), "white": (250, 250, 250)}
 PATCH = {"qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen3_5": 16, "qwen3_5_moe": 16, "qwen2_5_vl": 14, "glm4v": 14,
-         "glm4v_moe": 14, "glm46v": 14}  # fmt: skip
-"""Side of a patch by family."""
+         "glm4v_moe": 14, "glm46v": 14, "internvl": 32}  # fmt: skip
+"""Side of a patch by family; of InternVL of a tile."""
 _EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -32,6 +32,8 @@ CHAT_TEMPLATE = (
 def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> Any:
     """Return the configuration of a tiny model: of Qwen3-VL with features for three layers, of Qwen3.5 with a layer of
     the delta rule before one of attention."""
+    if family == "internvl":
+        return _make_tiled_config(depth, tie)
     sections = [1, 1, 2] if family == "qwen2_5_vl" else [2, 1, 1]
     text: dict[str, Any] = dict(
         vocab_size=288, hidden_size=32, intermediate_size=48, num_hidden_layers=depth, num_attention_heads=4,
@@ -76,6 +78,22 @@ def make_config(family: str = "qwen3_vl", depth: int = 3, tie: bool = False) -> 
     )  # fmt: skip
 
 
+def _make_tiled_config(depth: int, tie: bool) -> Any:
+    """Return the configuration of a tiny InternVL, with four tokens a tile."""
+    text = dict(
+        model_type="qwen3", vocab_size=288, hidden_size=32, intermediate_size=48, num_hidden_layers=depth,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=512, tie_word_embeddings=tie,
+        pad_token_id=None, bos_token_id=None, eos_token_id=2,
+    )  # fmt: skip
+    tower = dict(
+        hidden_size=24, num_hidden_layers=4, num_attention_heads=2, intermediate_size=40, image_size=PATCH["internvl"],
+        patch_size=8, attention_bias=True,
+    )  # fmt: skip
+    return AutoConfig.for_model(
+        "internvl", text_config=text, vision_config=tower, image_token_id=5, image_seq_length=4, tie_word_embeddings=tie
+    )
+
+
 def build_model(family: str = "qwen3_vl", dtype: torch.dtype = torch.float32, **options: Any) -> PreTrainedModel:
     """Return transformers' own model of `make_config`, with weights large enough that pictures change its answers."""
     with torch.random.fork_rng(devices=[]):
@@ -89,28 +107,38 @@ def build_model(family: str = "qwen3_vl", dtype: torch.dtype = torch.float32, **
     return model.to(dtype)
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes with the tokens of pictures and the chat template."""
+def build_tokenizer(is_tiled: bool = False) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes with the tokens of pictures and the chat template, Qwen's or InternVL's."""
     vocabulary = {token: index for index, token in enumerate([*TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TOKENS])
+    more: dict[str, Any] = {}
+    template = CHAT_TEMPLATE
+    if is_tiled:
+        names = dict(zip(("start_image_token", "end_image_token", "context_image_token"), TOKENS[3:6], strict=True))
+        more["extra_special_tokens"] = names | {"video_token": TOKENS[6]}
+        template = template.replace(TOKENS[3], "").replace(TOKENS[4], "\n")
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template, **more
     )
 
 
 def save_seeing_model(folder: Path, family: str = "qwen3_vl", **options: Any) -> Path:
     """Save the model with its tokenizer and the files of its processor; return the folder."""
     build_model(family, **options).save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
+    is_tiled = family == "internvl"
+    build_tokenizer(is_tiled).save_pretrained(folder)
     unit = 2 * PATCH[family]
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor",
         "size": {"shortest_edge": unit**2, "longest_edge": 16 * unit**2}, "patch_size": PATCH[family],
         "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
     }  # fmt: skip
+    if is_tiled:
+        tiles = {"size": {"height": PATCH[family], "width": PATCH[family]}, "min_patches": 1, "max_patches": 6}
+        processor = {"image_processor_type": "GotOcr2ImageProcessor", "processor_class": "InternVLProcessor", **tiles}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "video_preprocessor_config.json").write_text(json.dumps({"fps": 2}))
     return folder

@@ -9,7 +9,12 @@ import numpy as np
 
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.data.vision.picture_batch import read_pictures
-from anabatic.data.vision.picture_encoder import count_repeats, find_picture_text, measure_pictures
+from anabatic.data.vision.picture_encoder import (
+    expand_pictures,
+    find_picture_text,
+    find_picture_tokens,
+    measure_pictures,
+)
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import PictureGrid
 from anabatic.data.vision.row_pictures import place_pictures
@@ -37,7 +42,7 @@ class PictureReader:
 
     def __init__(self, tokenizer: Any, rules: PictureRules) -> None:
         self._tokenizer, self.rules = tokenizer, rules
-        self.picture_text = find_picture_text(tokenizer, rules)
+        self._tokens, self.picture_text = find_picture_tokens(tokenizer, rules), find_picture_text(tokenizer, rules)
 
     def encode_row(
         self,
@@ -81,7 +86,7 @@ class PictureReader:
         """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`."""
         (grids,) = measure_pictures([tuple(pictures)], [name], self.rules)
         ids = np.asarray(encode_chat(self._tokenizer, messages, tools, variables=variables), dtype=np.int64)
-        return np.repeat(ids, count_repeats(ids, grids, self.rules, name)).tolist(), grids
+        return expand_pictures(ids, grids, self.rules, self._tokens, name)[0].tolist(), grids
 
     def place_tags(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
         """Return turns with `picture_text` in place of tags; errors as of `encode_turns`."""

@@ -224,8 +224,8 @@ class ForwardPlan:
         self.cached_attention = CachedAttention(spans, block_size, device, batched) if spans else None
 
     def _make_axes(self, positions: list[int]) -> list[int]:
-        """Return positions in time, then in height, then in width."""
-        axes = np.array([positions] * 3)
+        """Return positions in time, then in height, then in width; of a decoder with one axis, one."""
+        axes = np.array([positions] * self.pictures[0][1].axes)
         for offset, pictures, start, end in self.pictures:
             axes[:, offset : offset + end - start] = pictures.make_positions(start, end)
         found: list[int] = axes.reshape(-1).tolist()

@@ -427,7 +427,7 @@ def _follow_pictures(
     counts = [len(list_pictures(names)) if names else 0 for names in batch.picture_names]
     borders = [0, *accumulate(counts)]
     patches = [0, *accumulate(rows * columns for rows, columns in pictures.grids)]
-    positions = packed.position_ids[None].repeat(3, 1)
+    positions = packed.position_ids[None].repeat(len(pictures.positions), 1)
     grids, pixels = [], []
     for number, (index, length) in enumerate(asked):
         source, (start, stop) = batch.cu_seqlens[index], packed.cu_seqlens[number : number + 2]

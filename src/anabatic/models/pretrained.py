@@ -335,7 +335,8 @@ def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedMod
         from anabatic.models.vision.tower_attention import TOWER_ATTENTION
 
         install_patch_product(find_tower(model)[1])
-        model.config.vision_config._attn_implementation = TOWER_ATTENTION
+        has_grids = hasattr(model.config.vision_config, "spatial_merge_size")  # tiles have one length: no borders
+        model.config.vision_config._attn_implementation = TOWER_ATTENTION if has_grids else "sdpa"
     model.config.use_cache = False
     if any(delta_net.CONVOLUTION in module._modules for module in model.modules()):
         delta_net.install_delta_layers(model)

@@ -126,7 +126,7 @@ def _read_whole_shape(config: Mapping[str, Any], name: str) -> tuple[DecoderShap
     shape = read_shape(config, name)
     if not sees_pictures(config):
         return shape, ""
-    shape = replace(shape, tower_params=count_tower_params(config["vision_config"]))
+    shape = replace(shape, tower_params=count_tower_params(config))
     tower = formatting.format_count(shape.tower_params)
     return shape, f"with a tower of {tower} parameters, whose activations and time are not planned"
 
@@ -212,16 +212,23 @@ _PICTURE_TOKENS = (
 
 
 def sees_pictures(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a model that reads pictures as Qwen-VL and GLM-V do: a grid of patches,
-    squares of which become tokens, and a decoder whose layers are attention or the delta rule."""
+    """Return whether a config.json is of a model that reads pictures as Qwen-VL and GLM-V do, a grid of patches,
+    squares of which become tokens, or as InternVL, in tiles of one size; its decoder's layers are attention or the
+    delta rule."""
     tower, text = config.get("vision_config"), config.get("text_config")
     if not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return False
     others = [key for key, value in config.items() if key != "vision_config" and value and _is_tower(key, value)]
     has_sizes = all(type(tower.get(key)) is int for key in _TOWER_SIZES)
     has_tokens = any(all(type(config.get(key)) is int for key in keys) for keys in _PICTURE_TOKENS)
+    ratio = config.get("downsample_ratio")
+    has_tiles = type(config.get("image_token_id")) is int and type(ratio) is float and 0.1 <= ratio <= 1
     kinds = text.get("layer_types") or ()
-    return has_sizes and has_tokens and not others and _SEEING_LAYERS.issuperset(kinds)
+    return (
+        (has_sizes and has_tokens or has_tiles and "image_size" in tower)
+        and not others
+        and _SEEING_LAYERS.issuperset(kinds)
+    )
 
 
 def require_text_decoder(config: Mapping[str, Any], name: str, command: str = "") -> None:

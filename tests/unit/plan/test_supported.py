@@ -88,6 +88,12 @@ def test_refused_by_name_in_a_folder_and_below_an_adapter(case: str, tmp_path: P
     [
         {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
         {"architectures": ["Qwen2ForCausalLM"], "vision_start_token_id": 151652, "image_token_id": 151655},
+        {
+            "image_token_id": 7,
+            "downsample_ratio": 0.5,
+            "vision_config": {"image_size": [448, 448]},
+            "text_config": _TEXT,
+        },
         {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vision_config": None},
         {"architectures": ["BertLMHeadModel"], "model_type": "bert", "is_decoder": True},
         {"architectures": ["LlamaModel"], "model_type": "llama", "is_encoder_decoder": False},

@@ -8,11 +8,14 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from anabatic.config.sections.common import Data
 from anabatic.config.sections.train_jobs import PictureData, Vision
@@ -20,13 +23,17 @@ from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.data.chat.preference_pairs import split_pair_segment
+from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.readers.document import ColumnMapping, RowIssue
 from anabatic.data.readers.row_parsing import row_to_document
 from anabatic.data.shards.dataset_cache import build_dataset
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, ShardWriter
+from anabatic.data.tokenizer.hf_folder import load_tokenizer
+from anabatic.data.vision.picture_encoder import PictureRenderer
 from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.row_pictures import place_pictures
 from suite import tiny_vision
 
 START, END, PICTURE = 3, 4, 5
@@ -114,6 +121,30 @@ def test_several_pictures_and_none(place: Path, rules: PictureRules) -> None:
     ids, mask = pieces[0].ids, pieces[0].loss_mask
     assert mask is not None and (ids == PICTURE).sum() == 8
     assert mask[ids != PICTURE].all() and not mask[ids == PICTURE].any()
+
+
+def test_tiles_have_the_tokens_of_their_processor(place: Path) -> None:
+    folder = tiny_vision.save_seeing_model(place / "tiled", "internvl", depth=1)
+    Image.new("RGB", (96, 64), (9, 99, 200)).save(place / "wide.png")
+    tokenizer = load_tokenizer(folder)
+    rules = read_picture_rules(folder, tiny_vision.make_config("internvl").to_dict())
+    renderer = PictureRenderer(tokenizer, rules, 90)
+    turns = make_row([], "<image> and <image>?")["messages"]
+    files = (str(place / "wide.png"), str(place / "a.png"))
+    (rendered,) = renderer.render([turns], [files], ["row"], [None], "all")
+    processor = GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, max_patches=6)
+    tiles = processor([load_picture(file) for file in files], crop_to_patches=True)
+    names = dict(start_image_token="<|vision_start|>", image_token="<|image_pad|>", end_image_token="<|vision_end|>")
+    parts = SimpleNamespace(image_seq_length=4, **names)  # the whole processor needs torchvision
+    text = render_conversations([place_pictures(turns, files, "row", "{}\n")], tokenizer)[0].text
+    text = text.format(*(InternVLProcessor.replace_image_token(parts, tiles, index) for index in (0, 1)))
+    expected = tokenizer([text], add_special_tokens=False)
+    assert rendered.ids.tolist() == expected["input_ids"][0] and rendered.is_picture is not None
+    assert rendered.is_picture.sum() == 4 * 12 and not rendered.mask[np.isin(rendered.ids, (START, PICTURE, END))].any()
+    with pytest.raises(DataError, match="28 \\+ 20 of them of pictures"):
+        PictureRenderer(tokenizer, rules, 70).render([turns], [files], ["row"], [None], "all")
+    with pytest.raises(DataError, match="lacks tokens of pictures"):
+        PictureRenderer(tiny_vision.build_tokenizer(), rules, None)
 
 
 BAD = {

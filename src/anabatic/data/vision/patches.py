@@ -9,16 +9,15 @@ import numpy as np
 from anabatic.data.vision.picture_rules import PictureRules
 
 
-def make_patches(image: Any, rules: PictureRules, grid: tuple[int, int]) -> np.ndarray:
-    """Return float32 `[rows * columns, 3 * frames * patch * patch]` of a picture in RGB.
+def make_patches(image: Any, rules: PictureRules) -> np.ndarray:
+    """Return float32 `[patches, 3 * frames * patch * patch]` of a picture in RGB, Pillow's image.
 
     The patches of a token are next to each other; `frames` equal frames make a still picture a clip.
-
-    Args:
-        image: Pillow's image in RGB.
-        grid: rows and columns of patches, of `rules.fit_grid`.
     """
-    rows, columns = grid
+    return np.concatenate([_cut_sheet(image, rules, *grid) for grid in rules.list_sheets(image.height, image.width)])
+
+
+def _cut_sheet(image: Any, rules: PictureRules, rows: int, columns: int) -> np.ndarray:
     size = (columns * rules.patch, rows * rules.patch)
     pixels = np.asarray(image if image.size == size else image.resize(size, resample=rules.resample))
     values = np.stack([table[pixels[..., color]] for color, table in enumerate(_make_tables(rules))])

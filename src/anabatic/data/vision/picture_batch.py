@@ -53,7 +53,7 @@ class CollatePictures:
         return batch
 
     def _read_pictures(self, batch: Batch) -> PictureBatch:
-        positions = batch.position_ids.numpy()[None].repeat(3, axis=0)
+        positions = batch.position_ids.numpy()[None].repeat(self.rules.axes, axis=0)
         shown: list[PictureGrid] = []
         for number, names in enumerate(batch.picture_names):
             if not names:
@@ -105,11 +105,11 @@ def _read_patches(source: str, grid: Grid, rules: PictureRules) -> np.ndarray:
             f"{make_name(source)}: the picture has another size than when the rows were tokenised",
             "put the old picture back, or give --data.cache a new folder",
         )
-    return make_patches(image, rules, grid)
+    return make_patches(image, rules)
 
 
 def make_positions(ids: np.ndarray, grids: Sequence[Grid], rules: PictureRules) -> np.ndarray:
-    """Return the positions of a document's tokens in time, height and width, int64 `[3, n]`.
+    """Return the positions of a document's tokens in time, height and width, int64 `[3, n]`; of tiles `[1, n]`.
 
     Text counts on in all three; a picture is at one time, its tokens at their row and column, and what follows begins
     behind its longer side (transformers, models/qwen3_vl/modeling_qwen3_vl.py, `get_rope_index`).
@@ -127,6 +127,8 @@ def make_positions(ids: np.ndarray, grids: Sequence[Grid], rules: PictureRules) 
         raise DataError(
             f"{int(at_picture.sum())} tokens of pictures, {expected} expected", "give --data.cache a new folder"
         )
+    if rules.axes == 1:
+        return np.arange(len(ids), dtype=np.int64)[None]
     found = np.empty((3, len(ids)), dtype=np.int64)
     token = position = 0
     for grid in grids:

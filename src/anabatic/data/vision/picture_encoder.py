@@ -32,7 +32,7 @@ class PictureRenderer:
 
     def __init__(self, tokenizer: Any, rules: PictureRules, limit: int | None) -> None:
         self._tokenizer, self._rules, self._limit = tokenizer, rules, limit
-        self._picture_text = find_picture_text(tokenizer, rules)
+        self._tokens, self._picture_text = find_picture_tokens(tokenizer, rules), find_picture_text(tokenizer, rules)
 
     def render(
         self,
@@ -61,12 +61,11 @@ class PictureRenderer:
     ) -> rendering.RenderedConversation:
         """Repeat each picture's token; nothing of a picture is learned."""
         try:
-            repeats = count_repeats(rendered.ids, grids, self._rules, name)
+            ids, repeats = expand_pictures(rendered.ids, grids, self._rules, self._tokens, name)
         except DataError as error:
             raise DataError(str(error), f"{error.hint}, {SKIP_HINT}") from error
         if not grids:
             return rendered
-        ids = np.repeat(rendered.ids, repeats)
         if self._limit is not None and len(ids) > self._limit:
             tokens = [self._rules.count_tokens(grid[1:]) for grid in grids]
             raise DataError(
@@ -75,8 +74,7 @@ class PictureRenderer:
                 f"raise batch.seq_len, or lower vision.max_pixels, {SKIP_HINT}",
             )
         mask = np.repeat(rendered.mask, repeats)
-        rules = self._rules
-        mask[np.isin(ids, (rules.start_token, rules.image_token, rules.end_token))] = 0
+        mask[np.isin(ids, self._tokens)] = 0
         return rendering.RenderedConversation(
             ids,
             mask,
@@ -88,8 +86,14 @@ class PictureRenderer:
         )
 
 
-def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureRules, name: str) -> np.ndarray:
-    """Return the number of times each token occurs in the model's input, int64 `[n]`: a picture's, once per feature.
+def expand_pictures(
+    ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureRules, tokens: tuple[int, int, int], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the model's input, int64, in which a picture's token occurs once per feature, and how many tokens each of
+    `ids`, `[n]`, has become, int64 `[n]`.
+
+    Args:
+        tokens: of `find_picture_tokens`.
 
     Raises:
         DataError: the text has more or fewer tokens of pictures than there are pictures.
@@ -101,8 +105,12 @@ def count_repeats(ids: np.ndarray, grids: Sequence[PictureGrid], rules: PictureR
             f"write {TAG} where a picture stands, and no other token of pictures",
         )
     repeats = np.ones(len(ids), dtype=np.int64)
-    repeats[places] = [rules.count_tokens(grid[1:]) for grid in grids]
-    return repeats
+    repeats[places] = [rules.count_tokens(grid[1:]) + 2 * rules.adds_borders for grid in grids]
+    expanded = np.repeat(ids, repeats)
+    if rules.adds_borders:
+        ends = np.cumsum(repeats)[places]
+        expanded[ends - repeats[places]], expanded[ends - 1] = tokens[0], tokens[2]
+    return expanded, repeats
 
 
 def measure_pictures(
@@ -134,19 +142,31 @@ def _measure(picture: str, name: str, rules: PictureRules) -> PictureGrid:
         raise DataError(f"{name}: {make_name(picture)}: {error}", "cut the picture") from error
 
 
+def find_picture_tokens(tokenizer: Any, rules: PictureRules) -> tuple[int, int, int]:
+    """Return the ids of the token before a picture, of the one that it is made of, and of the one behind it.
+
+    Raises:
+        DataError: the tokenizer lacks one.
+    """
+    start, end = rules.start_token, rules.end_token
+    if start is None or end is None:
+        start, end = (getattr(tokenizer, f"{side}_image_token_id", None) for side in ("start", "end"))
+    if start is None or end is None or None in tokenizer.convert_ids_to_tokens([start, rules.image_token, end]):
+        raise DataError(
+            f"{tokenizer.name_or_path}: the tokenizer lacks tokens of pictures ({start}, {rules.image_token}, {end})",
+            "use the tokenizer of the model",
+        )
+    return start, rules.image_token, end
+
+
 def find_picture_text(tokenizer: Any, rules: PictureRules) -> str:
     """Return what the chat template writes for a picture; of a template that knows none the model's own tokens.
 
     Raises:
         DataError: the tokenizer lacks the tokens of pictures.
     """
-    tokens = tokenizer.convert_ids_to_tokens([rules.start_token, rules.image_token, rules.end_token])
-    if any(token is None for token in tokens):
-        raise DataError(
-            f"{tokenizer.name_or_path}: the tokenizer lacks the tokens of pictures"
-            f" ({rules.start_token}, {rules.image_token}, {rules.end_token})",
-            "use the tokenizer of the model",
-        )
+    tokens = tokenizer.convert_ids_to_tokens(find_picture_tokens(tokenizer, rules))
+    own = tokens[1] if rules.adds_borders else "".join(tokens)
     text = {"type": "text", "text": _PROBE}
     try:
         bare, seen = (
@@ -154,7 +174,7 @@ def find_picture_text(tokenizer: Any, rules: PictureRules) -> str:
             for parts in ([text], [{"type": "image"}, text])
         )
     except Exception:  # templates of text alone raise anything for parts
-        return "".join(tokens)
+        return own
     start = bare.find(_PROBE)
     written = seen[start : seen.find(_PROBE)] if start >= 0 and seen.startswith(bare[:start]) else ""
-    return written if written.count(tokens[1]) == 1 else "".join(tokens)
+    return written if written.count(tokens[1]) == 1 else own

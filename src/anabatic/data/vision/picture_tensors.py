@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Grid = tuple[int, int]
-"""Rows and columns of patches."""
+"""Rows and columns of patches; of a picture in tiles their number, and 1."""
 PictureGrid = tuple[str, int, int]
 """A picture, and the rows and columns of its patches."""
 
@@ -17,9 +17,9 @@ class PictureBatch:
     """Pictures of a micro-batch of `T` tokens, in the order of their tokens.
 
     Attributes:
-        pixels: float32 `[patches, values of a patch]`.
+        pixels: float32 `[patches, values of a patch]`; a tile is one patch.
         grids: rows and columns of patches of each picture.
-        positions: int64 `[3, T]`: time, height and width, from 0 in every segment.
+        positions: int64 `[3, T]`: time, height and width, from 0 in every segment; of pictures in tiles `[1, T]`.
     """
 
     pixels: Tensor

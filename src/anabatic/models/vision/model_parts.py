@@ -31,31 +31,37 @@ def find_tower(model: PreTrainedModel) -> tuple[str, Any]:
 def find_part_prefixes(model: PreTrainedModel) -> PartPrefixes:
     """Return the parts of a model that sees.
 
-    The projector is what makes states of the language model's width of the tower's, inside the tower or beside it:
-    children of the tower with a matrix of that many outputs that are not its blocks, and modules beside both.
+    The projector is what makes states of the language model's width of the tower's: modules beside both, or else
+    children of the tower with a matrix of that many outputs that are not its blocks.
     """
     language = find_language_prefix(model)
     tower_name, tower = find_tower(model)
     blocks = max((child for child in tower.children() if isinstance(child, nn.ModuleList)), key=len, default=None)
     width = getattr(tower.config, "out_hidden_size", model.config.get_text_config().hidden_size)
-    inside = [
-        f"{tower_name}.{name}."
-        for name, child in tower.named_children()
-        if child is not blocks
-        and any(isinstance(one, nn.Linear) and one.out_features == width for one in child.modules())
-    ]
     base = f"{model.base_model_prefix}."
     beside = [
         f"{base}{name}."
         for name, _ in model.base_model.named_children()
         if f"{base}{name}." not in (language, f"{tower_name}.")
     ]
-    projector = (*inside, *beside)
+    inside = [
+        f"{tower_name}.{name}."
+        for name, child in tower.named_children()
+        if child is not blocks
+        and any(isinstance(one, nn.Linear) and one.out_features == width for one in child.modules())
+    ]
+    inside = [] if beside else inside
     children = [f"{tower_name}.{name}." for name, _ in tower.named_children()]
     own = [f"{tower_name}.{name}" for name, _ in tower.named_parameters(recurse=False)]
     rest = tuple(name for name in (*children, *own) if name not in inside)
     head = tuple(f"{name}." for name, _ in model.named_children() if name != model.base_model_prefix)
-    return {"language": (language, *head), "projector": projector, "tower": rest or (f"{tower_name}.",)}
+    return {"language": (language, *head), "projector": (*inside, *beside), "tower": rest or (f"{tower_name}.",)}
+
+
+def is_sight_trained(model: PreTrainedModel) -> bool:
+    """Return whether anything in front of the decoder is trained."""
+    own = {id(parameter) for parameter in model.get_decoder().parameters()}  # type: ignore[operator]
+    return any(one.requires_grad and id(one) not in own for one in model.base_model.parameters())
 
 
 def choose_parts(parts: Sequence[str], is_full: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from anabatic.models.vision.model_parts import find_tower
+from anabatic.models.vision.model_parts import is_sight_trained
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,21 @@ class PackedPictures:
     """Pictures of a batch; what follows from their sizes is computed on the host.
 
     Attributes:
-        pixels: `[patches, values of a patch]`, on the device.
-        grids: int64 `[pictures, 3]`, on the host where the tower allows it: 1, rows and columns of patches.
+        pixels: `[patches, values of a patch]` or `[tiles, 3, side, side]`, on the device.
         inputs: what the tower is given beside the patches, on the device.
         places: int64 `[n]`, on the device: which tokens of the batch are the pictures'. None: the picture is a blank
             one without tokens, which gives every trained weight of the tower a gradient of zero.
     """
 
     pixels: Tensor
-    grids: Tensor
     inputs: dict[str, Any]
     places: Tensor | None
 
     def compute_features(self, model: PreTrainedModel) -> PictureFeatures:
-        """Run the tower, with gradients where a part of it is trained."""
+        """Run tower and projector, with gradients where a part of them is trained."""
         body: Any = model.base_model
-        _, tower = find_tower(model)
-        is_trained = any(parameter.requires_grad for parameter in tower.parameters())
-        with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
-            out = body.get_image_features(self.pixels, image_grid_thw=self.grids, return_dict=True, **self.inputs)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and is_sight_trained(model)):
+            out = body.get_image_features(self.pixels, return_dict=True, **self.inputs)
         deep = getattr(out, "deepstack_features", None) or ()
         return PictureFeatures(torch.cat(tuple(out.pooler_output)), [torch.cat(tuple(one)) for one in deep])
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from anabatic.data.batching.packing import Batch
 from anabatic.device.device import send_to_device
 from anabatic.models.forward import PackedBatch, pack_batch
+from anabatic.models.vision.model_parts import is_sight_trained
 from anabatic.models.vision.tower_inputs import TowerInputs, make_tower_inputs
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 
@@ -21,7 +22,8 @@ class PicturePacking:
     Attributes:
         inputs: move its pictures.
         image_token: id of the token that pictures are made of.
-        is_trained: a part of the tower is: each micro-batch runs it, so that ranks agree on what has a gradient.
+        is_trained: a part of the tower or projector is: each micro-batch runs it, so that ranks agree on what has a
+            gradient.
     """
 
     inputs: TowerInputs
@@ -35,10 +37,12 @@ class PicturePacking:
         packed = pack_batch(batch, device, causal, context)
         if batch.pictures is None:
             return replace(packed, pictures=self.inputs.make_blank(device)) if self.is_trained else packed
-        positions = torch.cat((batch.position_ids[None], batch.pictures.positions))[:, None]
+        positions = batch.pictures.positions[:, None]
+        if len(positions) > 1:
+            positions = torch.cat((batch.position_ids[None, None], positions))
         return replace(
             packed,
-            position_ids=send_to_device(positions, device),
+            position_ids=send_to_device(positions.squeeze(0), device),
             pictures=replace(
                 self.inputs.pack_pictures(batch.pictures, device),
                 places=send_to_device((batch.input_ids == self.image_token).nonzero()[:, 0], device),
@@ -49,5 +53,4 @@ class PicturePacking:
 def make_picture_packing(model: PreTrainedModel) -> PicturePacking:
     """Return what moves batches of a model to its device."""
     inputs = make_tower_inputs(model)
-    is_trained = any(parameter.requires_grad for parameter in inputs.tower.parameters())
-    return PicturePacking(inputs, model.config.image_token_id, is_trained)
+    return PicturePacking(inputs, model.config.image_token_id, is_sight_trained(model))

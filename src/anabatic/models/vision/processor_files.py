@@ -34,11 +34,11 @@ def copy_processor_files(source: Path, folder: Path, rules: PictureRules | None 
 def _write_sizes(file: Path, rules: PictureRules) -> None:
     tree = json_reader.read_json_file(file)
     part = tree.get("image_processor") if file.name == PROCESSOR_FILE else tree
-    sizes = {"shortest_edge": rules.min_pixels, "longest_edge": rules.max_pixels}
-    if not isinstance(part, dict) or part.get("size") == sizes:  # of a processor that names its parts elsewhere: none
+    if not isinstance(part, dict):  # of a processor that names its parts elsewhere: none
         return
-    part["size"] = sizes
-    for key, pixels in (("min_pixels", rules.min_pixels), ("max_pixels", rules.max_pixels)):
-        if key in part:
-            part[key] = pixels
+    old = dict(part)
+    part |= rules.describe_sizes()
+    part |= {key: getattr(rules, key) for key in ("min_pixels", "max_pixels") if key in part}
+    if part == old:
+        return
     file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -27,6 +27,7 @@ class PromptPictures:
     Attributes:
         content_ids: `ids` with negative numbers for tokens of pictures, which say what they show: the cache of
             beginnings tells pictures from each other by them.
+        axes: of positions: time, height and width, or one.
         length: tokens of the prompt.
         shift: what positions behind the prompt are ahead of the number of tokens.
     """
@@ -36,7 +37,7 @@ class PromptPictures:
         self._features: PictureFeatures | None = None
         self._positions = batch.positions.numpy()
         self._places = np.flatnonzero(is_picture)
-        self.length = len(ids)
+        self.axes, self.length = len(self._positions), len(ids)
         self.shift = int(self._positions.max()) + 1 - len(ids)
         digest = hashlib.blake2b(batch.pixels.numpy().tobytes() + repr(batch.grids).encode(), digest_size=7).digest()
         content = ids.copy()
@@ -44,9 +45,9 @@ class PromptPictures:
         self.content_ids: list[int] = content.tolist()
 
     def make_positions(self, start: int, end: int) -> np.ndarray:
-        """Return int64 `[3, end - start]`: positions of tokens of the prompt and of what follows it."""
+        """Return int64 `[axes, end - start]`: positions of tokens of the prompt and of what follows it."""
         behind = np.arange(max(start, self.length), max(end, self.length)) + self.shift
-        return np.concatenate((self._positions[:, start:end], np.broadcast_to(behind, (3, len(behind)))), axis=1)
+        return np.concatenate((self._positions[:, start:end], [behind] * self.axes), axis=1)
 
     def find_places(self, start: int, end: int) -> np.ndarray:
         """Return which of the tokens from `start` to `end` are pictures', counted from `start`."""

@@ -24,27 +24,32 @@ class TowerInputs:
 
     Attributes:
         tower: whose sizes decide what it is given.
-        merge: patches on a side of a token.
+        merge: patches on a side of a token; 1 where pictures are tiles.
+        tile: side of a tile in pixels; None: pictures are grids of patches.
     """
 
     tower: Any
     merge: int
+    tile: int | None = None
 
     def make_blank(self, device: torch.device) -> PackedPictures:
         """Return a blank picture of one token, which stands for nothing."""
         config = self.tower.config
-        values = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        values = 3 * (self.tile or 0) ** 2 or config.in_channels * config.temporal_patch_size * config.patch_size**2
         pixels = torch.zeros(self.merge**2, values)
         blank = PictureBatch(pixels, [(self.merge, self.merge)], torch.empty(3, 0, dtype=torch.int64))
         return self.pack_pictures(blank, device)
 
     def pack_pictures(self, pictures: PictureBatch, device: torch.device) -> PackedPictures:
         """Return pictures on the device, without the places of their tokens."""
+        if self.tile is not None:
+            tiles = pictures.pixels.view(-1, 3, self.tile, self.tile)
+            return PackedPictures(send_to_device(tiles, device), {}, None)
         grids = torch.tensor([(1, rows, columns) for rows, columns in pictures.grids])
         inputs = self._prepare_inputs(grids, pictures.grids, device)
         if hasattr(self.tower, "embeddings"):  # GLM-V reads its table of positions by the sizes, on the device
             grids = send_to_device(grids, device)
-        return PackedPictures(send_to_device(pictures.pixels, device), grids, inputs, None)
+        return PackedPictures(send_to_device(pictures.pixels, device), {"image_grid_thw": grids, **inputs}, None)
 
     def _prepare_inputs(self, grids: Tensor, sizes: list[tuple[int, int]], device: torch.device) -> dict[str, Any]:
         """Return what a tower would otherwise compute from the grids on the device, with a wait for each value."""
@@ -90,4 +95,5 @@ class TowerInputs:
 def make_tower_inputs(model: PreTrainedModel) -> TowerInputs:
     """Return what moves pictures of a model to its device."""
     _, tower = find_tower(model)
-    return TowerInputs(tower, int(tower.config.spatial_merge_size))
+    merge = getattr(tower.config, "spatial_merge_size", None)
+    return TowerInputs(tower, 1, int(tower.config.image_size[0])) if merge is None else TowerInputs(tower, int(merge))

@@ -60,6 +60,13 @@ class ConfigValues:
             return int(value)
         return default
 
+    def require_side(self, key: str) -> int:
+        """Return the side of a square, which may be written as height and width."""
+        value = self.config.get(key)
+        return ConfigValues({key: value[0] if isinstance(value, list) and value else value}, self.name).require_size(
+            key
+        )
+
     def read_flag(self, key: str, default: bool = False) -> bool:
         """Return a flag; a number or text is refused."""
         value = self.config.get(key)

@@ -222,7 +222,8 @@ def _read_picture_rules(
     from anabatic.models.vision.processor_files import find_processor_folder
 
     folder = find_processor_folder(named_folder, base_folder)
-    return read_picture_rules(folder, model.config.to_dict(), job.vision.min_pixels, job.vision.max_pixels)
+    sizes = {"min_pixels": job.vision.min_pixels, "max_pixels": job.vision.max_pixels}
+    return read_picture_rules(folder, model.config.to_dict(), **sizes)
 
 
 def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
