@@ -20,6 +20,7 @@ from anabatic.core.errors import ConfigError
 from anabatic.device.device import select_device
 from anabatic.infer.engine import Engine
 from anabatic.infer.loaded_model import load_model_to_ask
+from anabatic.infer.reward_scorer import RewardScorer
 from anabatic.infer.server.model_registry import ServedModel
 from anabatic.recipes.chat import session
 from suite import tiny_vision
@@ -86,6 +87,53 @@ def test_the_engine_and_the_training_agree_on_answers_about_pictures(place: Path
     )  # fmt: skip
     differences = [row["logprob_diff"] for row in read_rows(place / "rl") if row["logprob_diff"]]
     assert differences and max(differences) < 1e-4
+
+
+def test_a_reward_model_judges_answers_about_pictures(place: Path) -> None:
+    run = place / "judge"
+    more = {"schedule.max_steps": 24, "optim.lr": 5e-3, "tuner": "lora", "vision.max_pixels": 4096}
+    data = place / "shapes" / "pairs.jsonl"
+    anabatic.run_command("reward", model=place / "model", data=data, out=run, **{**STEP, **more})
+    rows = read_rows(run)
+    assert rows[0]["loss"] > 0.4 and rows[-1]["loss"] < 0.5 * rows[0]["loss"]
+    names = load_file(run / "final_model" / "adapter_model.safetensors")
+    assert any("score" in name for name in names) and not any("visual" in name for name in names)
+    anabatic.run_command(
+        "reward", model=place / "model", data=data, out=place / "whole", **{**STEP, **more, "tuner": "full"}
+    )
+    size = json_reader.read_json_file(place / "whole" / "final_model" / "preprocessor_config.json")["size"]
+    assert size["longest_edge"] == 4096
+
+    scorer = RewardScorer(run, select_device(CPU))
+    whole = RewardScorer(place / "whole", select_device(CPU))
+    picture = base64.b64encode((place / "shapes" / "red-square-64.png").read_bytes()).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    asked = {"role": "user", "content": [part, {"type": "text", "text": "Which color has the square?"}]}
+    talks = [[asked, {"role": "assistant", "content": color}] for color in ("red", OTHER["red"])]
+    catalogue = catalogue_of({}, pictures=2)
+    catalogue.classifiers.update(judge=scorer, whole=whole)
+    with serving(catalogue) as running:
+        for name in ("judge", "whole"):
+            answer = running.post("/v1/classify", {"model": name, "messages": talks}).json()
+            right, wrong = (row["score"] for row in answer["data"])
+            assert right > wrong
+        refused = running.post("/v1/classify", {"model": "judge", "messages": [talks[0]] * 3})
+        assert refused.status_code == 400 and "3 pictures are given" in refused.text
+        address = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
+        refused = running.post("/v1/classify", {"model": "judge", "messages": [{**asked, "content": [address]}]})
+        assert refused.status_code == 400 and "nothing is fetched" in refused.text
+
+    anabatic.run_command(
+        "rl",
+        model=place / "model", data=place / "shapes" / "rows.jsonl", out=place / "judged", rewards=[f"model:{run}"],
+        **{
+            "batch.seq_len": 96, "log.every": 1, "data.valid_fraction": 0.0, "device.dtype": "fp32",
+            "num_samples": 2, "examples_per_step": 2, "device_batch_size": 4, "sampling.max_new_tokens": 4,
+            "schedule.max_steps": 1,
+        },
+    )  # fmt: skip
+    (row,) = read_rows(place / "judged")
+    assert row["reward_std"] != 0 or row["reward"] != 0
 
 
 def test_a_task_shows_pictures(place: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
 from anabatic.config.sections.plan_facts import PlanFacts
-from anabatic.config.sections.train_jobs import SeeingJob, TuneJob, WithAuto
+from anabatic.config.sections.train_jobs import TuneJob, WithAuto
 
 LossType = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
 _LOSS_SETTINGS = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
@@ -19,7 +19,7 @@ def _default_schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class DpoJob(SeeingJob, WithAuto):
+class DpoJob(TuneJob, WithAuto):
     """Train on pairs of a better and a worse answer: direct preference optimisation and its relatives."""
 
     out: str = "runs/dpo"

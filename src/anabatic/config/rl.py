@@ -9,7 +9,7 @@ from anabatic.config.chat import Sampling
 from anabatic.config.sections.common import EvaluateRounds, LogSettings, Optim, Schedule, SourceData, require_setting
 from anabatic.config.sections.plan_facts import PlanFacts
 from anabatic.config.sections.sandbox import SandboxSettings
-from anabatic.config.sections.train_jobs import SeeingJob
+from anabatic.config.sections.train_jobs import TuneJob
 
 BUILTIN_REWARDS = ("answer", "format", "length", "tests")
 """Rewards that `rl/rewards.py` knows by name."""
@@ -122,7 +122,7 @@ def _default_optim() -> Optim:
 
 
 @dataclass(kw_only=True)
-class RlJob(SeeingJob):
+class RlJob(TuneJob):
     """Let a model answer questions, reward the answers, and make the better ones likelier."""
 
     out: str = "runs/rl"

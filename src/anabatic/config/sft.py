@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Schedule, require_setting
-from anabatic.config.sections.train_jobs import Curriculum, SeeingJob, WithAuto
+from anabatic.config.sections.train_jobs import Curriculum, TuneJob, WithAuto
 
 
 def _default_schedule() -> Schedule:
@@ -14,7 +14,7 @@ def _default_schedule() -> Schedule:
 
 
 @dataclass(kw_only=True)
-class SftJob(SeeingJob, WithAuto):
+class SftJob(TuneJob, WithAuto):
     """Fine-tune on conversations; only the assistant's tokens are targets."""
 
     out: str = "runs/sft"

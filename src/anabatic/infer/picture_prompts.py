@@ -82,10 +82,15 @@ class PictureReader:
         name: str,
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        answer: bool = True,
     ) -> tuple[list[int], tuple[PictureGrid, ...]]:
-        """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`."""
+        """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`.
+
+        Args:
+            answer: the tokens are ready for the assistant to speak.
+        """
         (grids,) = measure_pictures([tuple(pictures)], [name], self.rules)
-        ids = np.asarray(encode_chat(self._tokenizer, messages, tools, variables=variables), dtype=np.int64)
+        ids = np.asarray(encode_chat(self._tokenizer, messages, tools, answer, variables), dtype=np.int64)
         return expand_pictures(ids, grids, self.rules, self._tokens, name)[0].tolist(), grids
 
     def place_tags(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:

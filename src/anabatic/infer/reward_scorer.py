@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.readers.document import Message
 from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.data.vision.picture_batch import read_pictures
+from anabatic.data.vision.picture_tensors import PictureGrid
 from anabatic.device.device import Device
+from anabatic.infer.loaded_model import load_picture_reader
 from anabatic.models import reward_head, rope_scaling
 from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.models.pretrained import (
@@ -27,6 +32,8 @@ from anabatic.models.pretrained import (
     resolve_model_folder,
 )
 
+ScoredRow = tuple[list[int], tuple[PictureGrid, ...]]
+"""A conversation as tokens, with its pictures."""
 _MAX_BATCH_TOKENS = 8192
 """Of a forward pass, padding included; a longer conversation stands alone."""
 
@@ -51,22 +58,31 @@ class RewardScorer:
         model: Any = _load_model(folder, adapters)  # transformers' `to` is not typed as it is called
         self._model = model.to(device.torch_device).eval().requires_grad_(False)
         self._device = device
-        self.max_len: int = self._model.config.max_position_embeddings
+        self.pictures = load_picture_reader(self._model, self._tokenizer, folder)
+        self.max_len: int = self._model.config.get_text_config().max_position_embeddings
 
-    def encode_conversation(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a whole conversation.
+    def encode_conversation(self, messages: Sequence[Message], pictures: Sequence[str] = ()) -> ScoredRow:
+        """Return a whole conversation as it is scored.
+
+        Args:
+            messages: with `pictures.picture_text` in place of pictures.
+            pictures: paths and data URIs, in the order of the turns; of a model that sees.
 
         Raises:
-            DataError: the chat template refuses it, or it is longer than the context.
+            DataError: the chat template refuses it, it is longer than the context, or a picture cannot be used.
         """
-        ids = tokenizers.encode_chat(self._tokenizer, list(messages), answer=False)
+        grids: tuple[PictureGrid, ...] = ()
+        if self.pictures is None:
+            ids = tokenizers.encode_chat(self._tokenizer, list(messages), answer=False)
+        else:
+            ids, grids = self.pictures.measure_turns(list(messages), pictures, "the conversation", answer=False)
         if not 0 < len(ids) <= self.max_len:
             what = f"the conversation has {len(ids):,} tokens, the reward model reads 1 to {self.max_len:,}"
             raise DataError(what, "leave earlier turns out")
-        return ids
+        return ids, grids
 
-    def score_conversations(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Return the number of each conversation, given as tokens; conversations of like length are read together.
+    def score_conversations(self, rows: Sequence[ScoredRow]) -> list[float]:
+        """Return the number of each conversation, of `encode_conversation`; those of like length are read together.
 
         Raises:
             Failure: one is no number.
@@ -76,7 +92,7 @@ class RewardScorer:
             pass
         return found
 
-    def score_by_passes(self, rows: Sequence[Sequence[int]]) -> Iterator[list[dict[str, float]]]:
+    def score_by_passes(self, rows: Sequence[ScoredRow]) -> Iterator[list[dict[str, float]]]:
         """Yield the same as rows in their order at the end, and none before; between two forward passes others can use
         the device.
 
@@ -88,20 +104,19 @@ class RewardScorer:
             yield []
         yield [{"score": score} for score in found]
 
-    def _run_passes(self, rows: Sequence[Sequence[int]], found: list[float]) -> Iterator[None]:
+    def _run_passes(self, rows: Sequence[ScoredRow], found: list[float]) -> Iterator[None]:
         """Fill `found`, some of it with each forward pass."""
-        config = self._model.config
+        config = self._model.config.get_text_config()
         together = config.pad_token_id is not None and rope_scaling.get_length_limit(config) is None
-        for chosen in _make_batches([len(row) for row in rows], together):
-            batch = [rows[at] for at in chosen]
+        for chosen in _make_batches([len(ids) for ids, _ in rows], together):
+            batch = [rows[at][0] for at in chosen]
             longest = max(map(len, batch))
-            pad = self._model.config.pad_token_id or 0
+            pad = config.pad_token_id or 0
             ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in batch])
             seen = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in batch])
+            inputs = {"input_ids": ids, "attention_mask": seen, **self._read_pictures(ids, [rows[at] for at in chosen])}
             with torch.inference_mode(), self._device.autocast():
-                out: Any = self._model(
-                    ids.to(self._device.torch_device), attention_mask=seen.to(self._device.torch_device)
-                )
+                out: Any = self._model(**{key: value.to(self._device.torch_device) for key, value in inputs.items()})
                 values = out.logits[:, 0].float().tolist()
             for at, value in zip(chosen, values, strict=True):
                 found[at] = value
@@ -109,6 +124,18 @@ class RewardScorer:
         if broken := [value for value in found if not math.isfinite(value)]:
             what = f"the reward model's number is {broken[0]}"
             raise Failure(what, "the weights are broken, or --device.dtype is too narrow")
+
+    def _read_pictures(self, ids: Tensor, rows: Sequence[ScoredRow]) -> dict[str, Tensor]:
+        """Return what transformers' models read beside the tokens of conversations with pictures."""
+        if self.pictures is None or not any(grids for _, grids in rows):
+            return {}
+        rules = self.pictures.rules
+        shown = [read_pictures(np.asarray(row), grids, rules) for row, grids in rows if grids]
+        return {
+            "mm_token_type_ids": (ids == rules.image_token).int(),
+            "pixel_values": torch.cat([one.pixels for one in shown]),
+            "image_grid_thw": torch.tensor([(1, *grid) for one in shown for grid in one.grids]),
+        }
 
 
 def is_reward_model(path: str | Path) -> bool:
@@ -129,7 +156,7 @@ def _load_model(folder: Path, adapters: Sequence[merging.WeightedAdapter]) -> Pr
     try:
         with _silence_transformers():
             model: PreTrainedModel
-            model, loading_info = AutoModelForSequenceClassification.from_pretrained(
+            model, loading_info = reward_head.find_model_class(load_config(base)).from_pretrained(
                 base,
                 local_files_only=True,
                 output_loading_info=True,

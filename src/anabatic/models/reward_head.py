@@ -7,7 +7,7 @@ hidden state of the last token. Shapes: `P` pairs, `T` tokens, `H` hidden size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForSequenceClassification
 
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import DataError
@@ -25,7 +26,7 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.device import Device, send_to_device
 from anabatic.models import pretrained, weights_reader
 from anabatic.models.context_parallel import count_once, sum_over_context
-from anabatic.models.forward import ModelRoot, PackedBatch, compute_hidden_states, pack_batch
+from anabatic.models.forward import ModelRoot, PackedBatch, choose_packing, compute_hidden_states
 from anabatic.models.lora import adapter
 from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
@@ -73,11 +74,25 @@ def get_class_name(model: PreTrainedModel) -> str:
     Raises:
         DataError: transformers has none for this architecture.
     """
-    causal_name = type(model).__name__.removeprefix("FSDP")
-    name = f"{causal_name.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}{CLASS_SUFFIX}"
-    if not hasattr(transformers, name):
+    name = type(model).__name__.removeprefix("FSDP")
+    for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+        name = name.removesuffix(suffix)
+    name += CLASS_SUFFIX
+    if not hasattr(transformers, name) and getattr(model.config, "vision_config", None) is None:
         raise DataError(f"transformers has no {name}, as which the reward model would be saved", "use another model")
     return name
+
+
+def find_model_class(config: PretrainedConfig) -> Any:
+    """Return what loads a sequence classification model: transformers' own class, or for a model that sees, of most of
+    which it has none, one made as it makes its own (transformers, modeling_layers.py)."""
+    known = type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if known or getattr(config, "vision_config", None) is None:
+        return transformers.AutoModelForSequenceClassification
+    whole: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    family = next(one for one in whole.__mro__ if PreTrainedModel in one.__bases__)
+    name = whole.__name__.removesuffix("ForConditionalGeneration") + CLASS_SUFFIX
+    return type(name, (GenericForSequenceClassification, family), {})
 
 
 def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
@@ -122,6 +137,7 @@ class RewardLoss:
         self, root: ModelRoot, device: Device, objective: RewardOptions, context: ContextGroup = SINGLE_CONTEXT
     ) -> None:
         self.root, self.device, self.objective, self.context = root, device, objective, context
+        self._pack = choose_packing(root.model)
         self.metric_sums = torch.zeros(len(self.metric_names), device=device.torch_device)
 
     def pack_batch(self, batch: Batch, device: torch.device) -> PackedConversations:
@@ -133,7 +149,7 @@ class RewardLoss:
             own, last = TokenSplit(batch.cu_seqlens[-1], self.context).find_rows(last)
             own_ids = send_to_device(own, device)
         return PackedConversations(
-            pack_batch(batch, device, context=self.context),
+            self._pack(batch, device, context=self.context),
             send_to_device(last, device),
             send_to_device(lengths, device),
             own_ids,
@@ -182,24 +198,34 @@ def save_reward_adapter(
     base: Path,
     is_writer: bool,
     extra_config: Mapping[str, Any],
+    write_extra: Callable[[Path], None] | None = None,
 ) -> None:
     """Write an adapter folder with the head, as PEFT does for sequence classification. All ranks call it.
 
     Args:
         base: folder of the base model.
         extra_config: further keys of adapter_config.json.
+        write_extra: writes further files of the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
     """
     lora_with_head = replace(lora, modules_to_save=[SCORE_PREFIX.rstrip(".")])
-    adapter.save_adapter(
-        model, folder, tokenizer, lora_with_head, base, is_writer, {**extra_config, "task_type": "SEQ_CLS"}
-    )
+    config = {**extra_config, "task_type": "SEQ_CLS"}
+    adapter.save_adapter(model, folder, tokenizer, lora_with_head, base, is_writer, config, write_extra)
 
 
-def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, is_writer: bool = True) -> None:
-    """Write a folder that `AutoModelForSequenceClassification` loads, atomically. All ranks call it.
+def save_reward_model(
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer: Any,
+    is_writer: bool = True,
+    write_extra: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a folder that the class of `find_model_class` loads, atomically. All ranks call it.
+
+    Args:
+        write_extra: writes further files of the folder.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
@@ -223,7 +249,10 @@ def save_reward_model(model: PreTrainedModel, folder: Path, tokenizer: Any, is_w
         config.num_labels = 1
         config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
         # transformers reads the last token that is not this one.
-        config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        config.get_text_config().pad_token_id = pad_id
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         weights_reader.write_older_names(temporary)
+        if write_extra is not None:
+            write_extra(temporary)

@@ -200,7 +200,7 @@ _CLASSIFICATION = "ForSequenceClassification"
 """Architecture of models that return one number for a text: reward models of other programs."""
 
 
-_BLIND_COMMANDS = ("export", "reward")
+_BLIND_COMMANDS = ("export",)
 """Commands that take no models that see."""
 _SEEING_LAYERS = frozenset({"full_attention", "linear_attention"})
 _TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")

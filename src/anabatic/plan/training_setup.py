@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from anabatic.config.sections.common import ContextMethod, Recompute
 from anabatic.config.sections.plan_facts import PlanFacts
-from anabatic.config.sections.train_jobs import SeeingJob
+from anabatic.config.sections.train_jobs import TuneJob
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_name_end
@@ -374,5 +374,5 @@ def build_setup(
         targets=facts.targets,
         has_lm_head=facts.has_lm_head,
         has_reference=facts.has_reference,
-        trains_tower=isinstance(job, SeeingJob) and "tower" in job.vision.train,
+        trains_tower=isinstance(job, TuneJob) and "tower" in job.vision.train,
     )

@@ -356,9 +356,11 @@ class ModelReward:
     def score_rollout(self, rollout: Rollout, question: Question) -> float:
         """Return the model's number for the question with its answer."""
         try:
-            (value,) = self._scorer.score_conversations(
-                [self._scorer.encode_conversation([*question.messages, *rollout.turns])]
-            )
+            turns, reader = [*question.messages, *rollout.turns], self._scorer.pictures
+            if reader is not None:
+                turns = reader.place_tags(turns, question.pictures, question.id)
+            row = self._scorer.encode_conversation(turns, question.pictures)
+            (value,) = self._scorer.score_conversations([row])
         except (DataError, Failure) as error:
             raise RewardCallError(str(error)) from error
         return value

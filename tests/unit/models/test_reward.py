@@ -157,8 +157,9 @@ def test_an_adapter_brings_the_head_and_is_what_peft_reads(tok: Any, tmp_path: P
         found = torch.stack([theirs(torch.tensor([row])).logits[0, 0] for row in rows])
     torch.testing.assert_close(found, ours, rtol=1e-4, atol=1e-5)
     scorer = RewardScorer(tmp_path / "adapter", select_device(DeviceConfig(type="cpu", dtype="fp32", threads=1)))
-    assert [scorer.encode_conversation(side) for side in talks] == rows
-    assert scorer.score_conversations(rows) == pytest.approx(ours.tolist(), rel=1e-4, abs=1e-5)
+    encoded = [scorer.encode_conversation(side) for side in talks]
+    assert encoded == [(row, ()) for row in rows]
+    assert scorer.score_conversations(encoded) == pytest.approx(ours.tolist(), rel=1e-4, abs=1e-5)
 
 
 def test_what_is_no_reward_model(tok: Any, tmp_path: Path) -> None:

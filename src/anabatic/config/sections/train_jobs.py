@@ -204,50 +204,6 @@ def _default_optim() -> Optim:
 
 
 @dataclass(kw_only=True)
-class TuneJob(TrainJob):
-    """The training of a model that is there."""
-
-    model: str = ""
-    """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
-    hub: Literal["huggingface", "modelscope"] | None = None
-    """Hub for OWNER/NAME; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
-    adapter: list[str] = field(default_factory=list)
-    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
-    chat_template: str | None = None
-    """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
-    mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
-    tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
-    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, or lora
-    where `model` is an adapter, whose training continues."""
-    quantize: Literal["none", "int8", "nf4"] = "none"
-    """Frozen weights of linear layers in 8 bits, or in 4 (QLoRA, arXiv 2305.14314), while adapters are trained."""
-    lora: Lora = field(default_factory=Lora)
-    freeze: Freeze = field(default_factory=Freeze)
-    recompute: Recompute = "none"
-    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
-    optim: Optim = field(default_factory=_default_optim)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(
-            bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder, or OWNER/NAME"
-        )
-        if self.quantize != "none":
-            self._require_adapters()
-
-    def _require_adapters(self) -> None:
-        """What is packed is neither trained nor changed."""
-        what = f"quantize is {self.quantize}"
-        fits = self.tuner in ("auto", "lora")
-        require_setting(fits, f"{what}, tuner is {self.tuner}", "packed weights are not trained: use --tuner lora")
-        require_setting(not self.lora.use_dora, f"{what}, lora.use_dora is on", "leave one of them out")
-        require_setting(
-            self.lora.init != "pissa", f"{what}, lora.init is pissa, which changes the weights", "use default"
-        )
-        require_setting(not self.adapter, f"{what}, adapter is given", "merge it first with `anabatic merge`")
-
-
-@dataclass(kw_only=True)
 class PictureData(Data):
     """Sources as in the section `data` of other commands, and the place of their pictures."""
 
@@ -278,8 +234,46 @@ class Vision:
 
 
 @dataclass(kw_only=True)
-class SeeingJob(TuneJob):
-    """The training of a model that may see, on rows that may have pictures."""
+class TuneJob(TrainJob):
+    """The training of a model that is there."""
 
+    model: str = ""
+    """Hugging Face folder of the model, with its tokenizer and chat template; or OWNER/NAME on a hub."""
+    hub: Literal["huggingface", "modelscope"] | None = None
+    """Hub for OWNER/NAME; default: ANABATIC_HUB, modelscope with USE_MODELSCOPE_HUB=1, else huggingface."""
+    adapter: list[str] = field(default_factory=list)
+    """Adapters to merge into the weights first, one after the other: FOLDER, or FOLDER@0.5 for half of its effect."""
+    chat_template: str | None = None
+    """Chat template in place of the tokenizer's own: a file of Jinja, or a name: chatml, llama3, qwen2.5, qwen3,
+    mistral, deepseek, gemma, glm4, phi3, phi4, llama2."""
+    tuner: Literal["auto", "full", "lora", "freeze"] = "auto"
+    """full: train all weights; lora: adapters; freeze: the last blocks; auto: full, or lora
+    where `model` is an adapter, whose training continues."""
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    """Frozen weights of linear layers in 8 bits, or in 4 (QLoRA, arXiv 2305.14314), while adapters are trained."""
+    lora: Lora = field(default_factory=Lora)
+    freeze: Freeze = field(default_factory=Freeze)
+    recompute: Recompute = "none"
+    """Activation checkpointing: selective keeps matrix products and attention, full only the blocks' inputs."""
+    optim: Optim = field(default_factory=_default_optim)
     data: PictureData = field(default_factory=PictureData)
     vision: Vision = field(default_factory=Vision)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(
+            bool(self.model), "model is not given", "give --model FOLDER, a Hugging Face folder, or OWNER/NAME"
+        )
+        if self.quantize != "none":
+            self._require_adapters()
+
+    def _require_adapters(self) -> None:
+        """What is packed is neither trained nor changed."""
+        what = f"quantize is {self.quantize}"
+        fits = self.tuner in ("auto", "lora")
+        require_setting(fits, f"{what}, tuner is {self.tuner}", "packed weights are not trained: use --tuner lora")
+        require_setting(not self.lora.use_dora, f"{what}, lora.use_dora is on", "leave one of them out")
+        require_setting(
+            self.lora.init != "pissa", f"{what}, lora.init is pissa, which changes the weights", "use default"
+        )
+        require_setting(not self.adapter, f"{what}, adapter is given", "merge it first with `anabatic merge`")

@@ -21,7 +21,7 @@ from anabatic.infer import reasoning_parser, tool_call_parser
 from anabatic.infer.dialogue import encode_continuation
 from anabatic.infer.engine import Engine
 from anabatic.infer.request import Request
-from anabatic.infer.reward_scorer import RewardScorer
+from anabatic.infer.reward_scorer import RewardScorer, ScoredRow
 from anabatic.infer.server.api_errors import ApiError, from_anabatic_error, template_error
 from anabatic.infer.server.request_limits import require_few_choices, require_fits_context, require_short_grammar
 from anabatic.infer.server.request_schema import (
@@ -211,26 +211,35 @@ class ModelRegistry:
 
     def encode_scored_conversations(
         self, scorer: RewardScorer, conversations: Sequence[Sequence[ChatMessage]]
-    ) -> list[list[int]]:
-        """Return the tokens of conversations as a reward model reads them.
+    ) -> list[ScoredRow]:
+        """Return conversations as a reward model reads them.
 
         Raises:
-            ApiError: 400, the chat template refuses one, or it is too long.
+            ApiError: 400, the chat template refuses one, it is too long, or its pictures cannot be read.
         """
         encoded = []
-        if any(message.list_pictures() for messages in conversations for message in messages):
-            raise ApiError(400, "a reward model sees no pictures", "messages")
-        for at, messages in enumerate(conversations):
-            plain = [_replace_surrogates(message.to_template_dict()) for message in messages]
+        shown = [[image for message in messages for image in message.list_pictures()] for messages in conversations]
+        mark = self._require_visible("the reward model", scorer.pictures, sum(map(len, shown)))
+        for at, (messages, images) in enumerate(zip(conversations, shown, strict=True)):
+            plain = [_replace_surrogates(message.to_template_dict(mark)) for message in messages]
             require_fits_context(plain, scorer.max_len, self.limits, "messages")
             param = f"messages[{at}]" if len(conversations) > 1 else "messages"
             try:
-                encoded.append(scorer.encode_conversation(plain))
+                encoded.append(scorer.encode_conversation(plain, images))
             except ChatTemplateError as error:
                 raise template_error(error, "the model", param) from error
             except AnabaticError as error:
                 raise from_anabatic_error(error, param=param) from error
         return encoded
+
+    def _require_visible(self, name: str, reader: PictureReader | None, pictures: int) -> str:
+        """Return what stands for a picture in turns; refuse pictures that are too many, or not seen."""
+        if pictures and reader is None:
+            raise ApiError(400, f"{name} sees no pictures", "messages")
+        if pictures > self.limits.pictures:
+            what = f"{pictures} pictures are given; this server reads at most {self.limits.pictures}"
+            raise ApiError(400, what, "messages")
+        return "" if reader is None else reader.picture_text
 
     def _not_found_error(self, name: str | None, names: list[str]) -> ApiError:
         served_names = ", ".join(names) or "none"
@@ -301,12 +310,7 @@ class ModelRegistry:
                 "model",
             )
         images = [image for message in messages for image in message.list_pictures()]
-        if images and served.pictures is None:
-            raise ApiError(400, f"{served.name} sees no pictures", "messages")
-        if len(images) > self.limits.pictures:
-            what = f"{len(images)} pictures are given; this server reads at most {self.limits.pictures}"
-            raise ApiError(400, what, "messages")
-        mark = served.pictures.picture_text if served.pictures is not None else ""
+        mark = self._require_visible(served.name, served.pictures, len(images))
         plain = [_replace_surrogates(message.to_template_dict(mark)) for message in messages]
         tool_schemas = [_replace_surrogates(tool.model_dump(exclude_none=True)) for tool in tools] if tools else None
         require_fits_context([plain, tool_schemas], served.engine.max_len, self.limits, "messages")

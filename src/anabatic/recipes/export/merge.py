@@ -10,10 +10,8 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import format_count
 from anabatic.models.model_init import count_parameters
 from anabatic.models.pretrained import save_model
-from anabatic.models.vision.processor_files import find_processor_folder
 from anabatic.recipes.export.merged_model import find_merged_model
 from anabatic.recipes.prechecks import data_files
-from anabatic.recipes.training.trained_model import make_file_copier
 
 
 def run(job: MergeJob) -> None:
@@ -31,12 +29,6 @@ def run(job: MergeJob) -> None:
         what = f"{parts.named_folder} is no adapter: there is nothing to merge"
         raise ConfigError(what, "give the folder with adapter_config.json, or name some with --adapter")
     model = parts.load_merged_model(parts.dtype)
-    sees = getattr(model.config, "vision_config", None) is not None
-    save_model(
-        model,
-        out,
-        parts.load_tokenizer(),
-        write_extra=make_file_copier(find_processor_folder(parts.named_folder, parts.base_folder)) if sees else None,
-    )
+    save_model(model, out, parts.load_tokenizer(), write_extra=parts.copy_picture_files)
     what = f"{parts.num_adapters} adapter{'' if parts.num_adapters == 1 else 's'}"
     log.info(f"merged {what}; wrote {format_count(count_parameters(model)[0])} parameters as {parts.dtype} to {out}")

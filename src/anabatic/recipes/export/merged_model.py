@@ -25,6 +25,7 @@ from anabatic.models.pretrained import (
     resolve_merged_adapters,
     resolve_model_folder,
 )
+from anabatic.models.vision.processor_files import copy_processor_files, find_processor_folder
 from anabatic.train.checkpoint import manifest
 
 
@@ -70,6 +71,11 @@ class MergedModel:
         loaded = tokenizers.load_tokenizer(folder if (folder / "tokenizer.json").is_file() else self.base_folder)
         require_tokenizer_fits(self.config, loaded, folder)
         return loaded
+
+    def copy_picture_files(self, folder: Path) -> None:
+        """Copy the files that say how a model that sees reads pictures, with the sizes it was trained with."""
+        if getattr(self.config, "vision_config", None) is not None:
+            copy_processor_files(find_processor_folder(self.named_folder, self.base_folder), folder)
 
     def load_merged_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """Load the weights on the CPU and merge the adapters.

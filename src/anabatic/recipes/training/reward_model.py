@@ -18,7 +18,7 @@ from anabatic.models.reward_head import RewardOptions
 from anabatic.parallel.collectives import barrier
 from anabatic.recipes.training.dpo import PairTask
 from anabatic.recipes.training.sft import finetune_model
-from anabatic.recipes.training.trained_model import TrainableModel
+from anabatic.recipes.training.trained_model import TrainableModel, make_file_copier
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective, make_reward_objective
 from anabatic.train.optim.optimizer import HeadRates
@@ -54,14 +54,15 @@ class RewardTask(PairTask):
     def make_saver(self, context: TrainContext[TuneJob], start: TrainableModel) -> Callable[[Path], None]:
         """Return what writes a folder with the head; of an adapter, the head among its saved modules."""
         merged, world = merging.make_merged_record(start.merged_adapters), context.world
+        keep_files = make_file_copier(start)
 
         def save_folder(folder: Path) -> None:
             first = world.is_main_process
             if start.lora is None:
-                reward_head.save_reward_model(start.model, folder, start.tokenizer, first)
+                reward_head.save_reward_model(start.model, folder, start.tokenizer, first, keep_files)
             else:
                 reward_head.save_reward_adapter(
-                    start.model, folder, start.tokenizer, start.lora, start.base_folder, first, merged
+                    start.model, folder, start.tokenizer, start.lora, start.base_folder, first, merged, keep_files
                 )
             barrier(world)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN, require_setting
-from anabatic.config.sections.train_jobs import LoopJob, Lora, SeeingJob, TuneJob, Vision
+from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob, Vision
 from anabatic.core import log
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
@@ -216,7 +216,7 @@ def _sees(model: PreTrainedModel) -> bool:
 def _read_picture_rules(
     job: TuneJob, named_folder: Path, base_folder: Path, model: PreTrainedModel
 ) -> PictureRules | None:
-    if not _sees(model) or not isinstance(job, SeeingJob):
+    if not _sees(model):
         return None
     from anabatic.data.vision.picture_rules import read_picture_rules
     from anabatic.models.vision.processor_files import find_processor_folder
@@ -228,14 +228,13 @@ def _read_picture_rules(
 
 def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
     """Return how the names begin of what may be trained; of a model of text alone everything."""
-    settings = job.vision if isinstance(job, SeeingJob) else Vision(train=["language"])
     if not _sees(model):
-        if settings != Vision():
+        if job.vision != Vision():
             log.warn("the model sees no pictures: the settings of vision are not used")
         return ("",)
     from anabatic.models.vision import model_parts
 
-    parts = model_parts.choose_parts(settings.train, is_full)
+    parts = model_parts.choose_parts(job.vision.train, is_full)
     prefixes = model_parts.find_trained_prefixes(model, parts)
     log.info(f"a model that sees; trained: {', '.join(parts)}")
     return prefixes
@@ -322,15 +321,14 @@ def load_weights(
     return root
 
 
-def make_file_copier(source: Path, rules: PictureRules | None = None) -> Callable[[Path], None]:
-    """Return what copies the files of a model that sees, beside its weights, into a folder.
-
-    Args:
-        rules: sizes that the files shall name.
-    """
+def make_file_copier(start: TrainableModel) -> Callable[[Path], None] | None:
+    """Return what copies the files of a model that sees, with the sizes it is trained with, into a folder; None: it
+    sees none."""
+    if start.pictures is None:
+        return None
     from anabatic.models.vision.processor_files import copy_processor_files
 
-    return lambda folder: copy_processor_files(source, folder, rules)
+    return lambda folder: copy_processor_files(start.base_folder, folder, start.pictures)
 
 
 def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = False) -> AbstractContextManager[None]:
@@ -343,7 +341,7 @@ def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = F
 def make_model_saver(start: TrainableModel, world: World) -> Callable[[Path], None]:
     """Return what writes a Hugging Face folder of the model as it is, or an adapter's; every rank calls it."""
     merged = merging.make_merged_record(start.merged_adapters) if start.merged_adapters else {}
-    keep_files = make_file_copier(start.base_folder, start.pictures) if _sees(start.model) else None
+    keep_files = make_file_copier(start)
 
     def save_folder(folder: Path) -> None:
         with hold_all_stages(start.model, world, trained_only=start.lora is not None):
