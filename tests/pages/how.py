@@ -66,6 +66,7 @@ HOW = (
     ),
     How(
         "anabatic (dpo --model runs/sft --data.train pairs.jsonl$|rl --model runs/sft --data.train questions.jsonl"
+        "|reward --model runs/sft --data.train pairs.jsonl --tuner lora$|export runs/sft -o models/mine$"
         "|chat --model runs/sft$|serve runs/sft$)",
         "elsewhere",
         "tests/e2e/test_vision_answers.py",

@@ -31,7 +31,7 @@ def run_job(row: Command, job: Any, owns_process: bool = True) -> int:
         from anabatic.plan import model_shape
         from anabatic.recipes.prechecks import jobs
 
-        model_shape.require_supported_job(settings, row.name)
+        model_shape.require_supported_job(settings)
         jobs.require_valid_job(row.name, job)
     device = settings.get("device", {})
     nproc = device.get("nproc", 1)

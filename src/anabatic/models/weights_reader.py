@@ -431,7 +431,10 @@ def to_older_config(config: dict[str, Any]) -> dict[str, Any]:
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         if "rope_theta" in rope:
             older["rope_theta"] = rope["rope_theta"]
-        older["rope_scaling"] = scaling if scaling.get("rope_type", "default") != "default" else None
+        is_plain = scaling.get("rope_type", "default") == "default" and "mrope_section" not in scaling
+        older["rope_scaling"] = None if is_plain else scaling
+    if isinstance(text := older.get("text_config"), dict):
+        older["text_config"] = to_older_config(text)
     return older
 
 

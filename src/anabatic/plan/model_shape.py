@@ -200,8 +200,6 @@ _CLASSIFICATION = "ForSequenceClassification"
 """Architecture of models that return one number for a text: reward models of other programs."""
 
 
-_BLIND_COMMANDS = ("export",)
-"""Commands that take no models that see."""
 _SEEING_LAYERS = frozenset({"full_attention", "linear_attention"})
 _TOWER_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 _PICTURE_TOKENS = (
@@ -231,17 +229,16 @@ def sees_pictures(config: Mapping[str, Any]) -> bool:
     )
 
 
-def require_text_decoder(config: Mapping[str, Any], name: str, command: str = "") -> None:
+def require_text_decoder(config: Mapping[str, Any], name: str) -> None:
     """Reject a model that is not a decoder of text, which may see pictures if it is of a kind that is trained here.
 
     Args:
         name: name of the config.json, for the message.
-        command: some take no models that see.
 
     Raises:
         DataError: it is of another kind, or has an invalid size.
     """
-    if command not in _BLIND_COMMANDS and sees_pictures(config):
+    if sees_pictures(config):
         return require_text_decoder(config["text_config"], name)
     for key in _SIZE_KEYS:
         size = config.get(key)
@@ -257,9 +254,7 @@ def require_text_decoder(config: Mapping[str, Any], name: str, command: str = ""
     if towers := [key for key, value in config.items() if value and _is_tower(key, value)]:
         raise DataError(
             f"{name}: {model_name} reads pictures, video or sound ({', '.join(towers[:3])}), which is not supported",
-            f"`anabatic {command}` takes none; {_HINT} {_DECODER}"
-            if sees_pictures(config)
-            else f"{_HINT} {_DECODER}; of some such models the text part is published alone",
+            f"{_HINT} {_DECODER}; of some such models the text part is published alone",
         )
     if config.get("is_encoder_decoder") is True:
         raise DataError(
@@ -284,13 +279,10 @@ def _is_tower(key: str, value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, str) and key.endswith("_tower"))
 
 
-def require_supported_folder(folder: Path, command: str = "") -> None:
+def require_supported_folder(folder: Path) -> None:
     """Reject an unsupported model folder; for an adapter its base model.
 
     A missing folder (a hub id) or an unreadable file is not an error here: later code reports it.
-
-    Args:
-        command: as of `require_text_decoder`.
 
     Raises:
         DataError: the model is not supported.
@@ -303,18 +295,18 @@ def require_supported_folder(folder: Path, command: str = "") -> None:
             model_folder = find_model_folder(Path(base))
             config = _read_config_if_there(model_folder / "config.json")
     if config is not None:
-        require_text_decoder(config, str(model_folder / "config.json"), command)
+        require_text_decoder(config, str(model_folder / "config.json"))
 
 
-def require_supported_job(tree: Mapping[str, Any], command: str = "") -> None:
-    """Reject unsupported models of the settings of a command's job before a heavy library is loaded.
+def require_supported_job(tree: Mapping[str, Any]) -> None:
+    """Reject unsupported models of the settings of a job before a heavy library is loaded.
 
     Raises:
         DataError: a model is not supported.
     """
     for path in _iter_model_paths(tree):
         if (folder := Path(path).expanduser()).is_dir():
-            require_supported_folder(folder, command)
+            require_supported_folder(folder)
 
 
 def _iter_model_paths(tree: Mapping[str, Any]) -> Iterator[str]:

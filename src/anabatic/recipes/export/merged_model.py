@@ -51,6 +51,11 @@ class MergedModel:
         return len(self.merged_adapters) + (self.named_folder != self.base_folder)
 
     @property
+    def sees_pictures(self) -> bool:
+        """Whether the model has a tower."""
+        return getattr(self.config, "vision_config", None) is not None
+
+    @property
     def dtype(self) -> torch.dtype:
         """Number format of the base model's files."""
         config_dtype = self.config.dtype
@@ -74,7 +79,7 @@ class MergedModel:
 
     def copy_picture_files(self, folder: Path) -> None:
         """Copy the files that say how a model that sees reads pictures, with the sizes it was trained with."""
-        if getattr(self.config, "vision_config", None) is not None:
+        if self.sees_pictures:
             copy_processor_files(find_processor_folder(self.named_folder, self.base_folder), folder)
 
     def load_merged_model(self, dtype: torch.dtype) -> PreTrainedModel:

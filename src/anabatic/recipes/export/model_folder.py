@@ -44,8 +44,9 @@ def run(job: ExportJob) -> None:
     """
     out = Path(job.out).expanduser()
     data_files.require_replaceable_output(out, job.overwrite)
-    converter = gguf_converter.find_converter(job.llama_cpp) if job.gguf != "none" else []
     parts = find_merged_model(job.model, job.adapter)
+    recipes = _choose_recipes(job, parts)
+    converter = gguf_converter.find_converter(job.llama_cpp) if job.gguf != "none" else []
     _require_separate_folders(out, parts)
     serving_configs.require_divisible_heads(parts.config, job.devices)
     context = serving_configs.resolve_context_length(parts.config, job.context)
@@ -72,12 +73,31 @@ def run(job: ExportJob) -> None:
         for pattern in LICENSE_PATTERNS:
             for path in parts.base_folder.glob(pattern):
                 shutil.copyfile(path, folder / path.name)
+        parts.copy_picture_files(folder)
         if gguf is not None:
             gguf_converter.convert_to_gguf(converter, folder, job.gguf, folder / gguf)
-        notes.extend(serving_configs.write_serving_configs(folder, list(job.recipes), export_info))
+        notes.extend(serving_configs.write_serving_configs(folder, recipes, export_info))
 
     save_model(model, out, tokenizer, True, complete_folder, int(job.shard_gib * 2**30))
     _log_export(out, parts, count_parameters(model)[0], dtype_name, notes)
+
+
+def _choose_recipes(job: ExportJob, parts: MergedModel) -> list[str]:
+    """Return the servers to write recipes for: of a model that sees not Ollama, which reads it as GGUF alone.
+
+    Raises:
+        ConfigError: a GGUF file of a model that sees is asked for.
+    """
+    if not parts.sees_pictures:
+        return list(job.recipes)
+    if job.gguf != "none":
+        raise ConfigError(
+            f"{parts.named_folder} reads pictures: llama.cpp keeps its tower in a second file, which is not written",
+            "use --format vllm, whose folder vLLM and transformers load",
+        )
+    if "ollama" in job.recipes:
+        log.info("no Modelfile: Ollama reads models that see from GGUF files, which are not written")
+    return [name for name in job.recipes if name != "ollama"]
 
 
 def _require_separate_folders(out: Path, parts: MergedModel) -> None:

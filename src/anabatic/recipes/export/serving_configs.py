@@ -86,7 +86,7 @@ def resolve_context_length(config: PretrainedConfig, requested: int | None) -> i
     Raises:
         ConfigError: the model has a shorter one.
     """
-    longest = int(config.max_position_embeddings)
+    longest = int(config.get_text_config().max_position_embeddings)
     if requested is not None and requested > longest:
         raise ConfigError(
             f"context is {requested}, the model was made for {longest}", f"use --context {longest} or less"
@@ -100,7 +100,7 @@ def require_divisible_heads(config: PretrainedConfig, devices: int) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    heads = config.num_attention_heads
+    heads = config.get_text_config().num_attention_heads
     if heads % devices:
         fitting = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
         raise ConfigError(f"devices is {devices}, and the model has {heads} heads", f"use one of {fitting}")
