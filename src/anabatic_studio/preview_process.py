@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import settings, yaml_reader
-from anabatic.config.sections.common import Data
+from anabatic.config.sections.train_jobs import PictureData, PictureSizes
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 
 TIMEOUT_SECONDS = 60.0
 MAX_OUTPUT_BYTES = 4 << 20
 NUM_ROWS = 3
+THUMBNAIL_SIDE = 160
+"""Pixels."""
 _SHARED_SETTINGS = ("chat_template", "train_on_inputs", "last_turn_only")
 """Of the job and of `data preview`."""
 
@@ -42,7 +44,9 @@ def preview_rows(command: str, text: str) -> dict[str, Any]:
         **{name: getattr(job, name) for name in _SHARED_SETTINGS if hasattr(job, name)},
         "rows": NUM_ROWS,
         "json": True,
-        "data": {one.name: data[one.name] for one in fields(Data)},
+        "thumbnails": THUMBNAIL_SIDE,
+        "data": {one.name: data[one.name] for one in fields(PictureData) if one.name in data},
+        "vision": {one.name: getattr(job.vision, one.name) for one in fields(PictureSizes) if hasattr(job, "vision")},
     }
     with tempfile.TemporaryDirectory(prefix="anabatic-preview-") as folder:
         path = Path(folder) / "preview.yaml"  # and no arguments: a name of a file may look like an option

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anabatic.config.sections.common import Data, require_setting
-from anabatic.config.sections.train_jobs import PictureData
+from anabatic.config.sections.train_jobs import PictureData, PictureSizes
 
 
 @dataclass(kw_only=True)
@@ -27,10 +27,14 @@ class DataPreviewJob:
     """Rows of each source."""
     json: bool = False
     """Print one JSON object instead of text."""
+    thumbnails: int = 0
+    """Longer side in pixels of small copies of pictures in the JSON object, as data URIs; 0: none."""
     data: PictureData = field(default_factory=PictureData)
+    vision: PictureSizes = field(default_factory=PictureSizes)
 
     def __post_init__(self) -> None:
         require_setting(bool(self.inputs), "no data is given", "anabatic data preview FILE")
+        require_setting(0 <= self.thumbnails <= 512, f"thumbnails is {self.thumbnails}", "use 0 to 512 pixels")
         both = self.train_on_inputs and self.last_turn_only
         require_setting(not both, "train_on_inputs and last_turn_only are both set", "use one of them")
         require_setting(1 <= self.rows <= 1000, f"rows is {self.rows}", "use 1 to 1000")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,52 +45,33 @@ class PictureReader:
         self._tokens, self.picture_text = find_picture_tokens(tokenizer, rules), find_picture_text(tokenizer, rules)
 
     def encode_row(
-        self,
-        messages: list[dict[str, Any]],
-        pictures: Sequence[str],
-        name: str,
-        tools: list[dict[str, Any]] | None = None,
+        self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
     ) -> tuple[list[int], PromptPictures | None]:
         """Return the prompt of turns in which tags stand for pictures; arguments and errors as of `encode_turns`."""
-        return self.encode_turns(self.place_tags(messages, pictures, name), pictures, name, tools)
+        return self.encode_turns(self.place_tags(messages, pictures, name), pictures, name, **chat)
 
     def encode_turns(
-        self,
-        messages: list[dict[str, Any]],
-        pictures: Sequence[str],
-        name: str,
-        tools: list[dict[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
+        self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
     ) -> tuple[list[int], PromptPictures | None]:
         """Return the prompt of turns in which `picture_text` stands for pictures.
 
         Args:
             pictures: paths and data URIs, in the order of the turns.
             name: of the conversation, for messages.
-            variables: of the chat template.
+            chat: further arguments of `encode_chat`.
 
         Raises:
             DataError: a picture cannot be used, or their number is not that of their places.
         """
-        ids, grids = self.measure_turns(messages, pictures, name, tools, variables)
+        ids, grids = self.measure_turns(messages, pictures, name, **chat)
         return ids, self.read(ids, grids)
 
     def measure_turns(
-        self,
-        messages: list[dict[str, Any]],
-        pictures: Sequence[str],
-        name: str,
-        tools: list[dict[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        answer: bool = True,
+        self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
     ) -> tuple[list[int], tuple[PictureGrid, ...]]:
-        """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`.
-
-        Args:
-            answer: the tokens are ready for the assistant to speak.
-        """
+        """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`."""
         (grids,) = measure_pictures([tuple(pictures)], [name], self.rules)
-        ids = np.asarray(encode_chat(self._tokenizer, messages, tools, answer, variables), dtype=np.int64)
+        ids = np.asarray(encode_chat(self._tokenizer, messages, **chat), dtype=np.int64)
         return expand_pictures(ids, grids, self.rules, self._tokens, name)[0].tolist(), grids
 
     def place_tags(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:

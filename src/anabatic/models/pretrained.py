@@ -365,6 +365,8 @@ def save_model(
     is_writer: bool = True,
     write_extra: Callable[[Path], None] | None = None,
     file_bytes: int = weights_reader.MAX_FILE_BYTES,
+    should_skip: Callable[[str], bool] = weights_reader.is_extra_weight,
+    change_config: Callable[[PretrainedConfig], None] | None = None,
 ) -> None:
     """Write a Hugging Face folder that plain transformers loads, atomically. All ranks call it, and the one with
     `is_writer` writes; weights are gathered one by one and kept until a file is full.
@@ -372,19 +374,23 @@ def save_model(
     Args:
         write_extra: writes further files of the folder.
         file_bytes: a weight file is closed when the next tensor would make it larger.
+        should_skip: returns whether a weight is left out, by its name.
+        change_config: changes what becomes config.json.
 
     Raises:
         Failure: the disk is full or refuses writes; an older folder is untouched.
     """
     if not is_writer:
-        weights_reader.save_weights(model, None)
+        weights_reader.save_weights(model, None, should_skip=should_skip)
         return
     with open_atomic_folder(folder) as temporary:
-        weights_reader.save_weights(model, temporary, file_bytes)
+        weights_reader.save_weights(model, temporary, file_bytes, should_skip)
         config = copy.deepcopy(model.config)
         config.use_cache = True
         config.architectures = [type(model).__name__.removeprefix("FSDP")]
         config.dtype = next(model.parameters()).dtype
+        if change_config is not None:
+            change_config(config)
         config.save_pretrained(temporary)
         GenerationConfig(**get_chat_token_ids(tokenizer)).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

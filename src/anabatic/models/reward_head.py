@@ -6,9 +6,8 @@ hidden state of the last token. Shapes: `P` pairs, `T` tokens, `H` hidden size.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,19 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import DataError
-from anabatic.core.paths import open_atomic_folder
 from anabatic.data.batching.packing import Batch
 from anabatic.device.device import Device, send_to_device
-from anabatic.models import pretrained, weights_reader
+from anabatic.models import pretrained
 from anabatic.models.context_parallel import count_once, sum_over_context
 from anabatic.models.forward import ModelRoot, PackedBatch, choose_packing, compute_hidden_states
-from anabatic.models.lora import adapter
 from anabatic.models.preference_loss import PREFERENCE_METRIC_NAMES
 from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.sharded_tensors import copy_from_full
 from anabatic.parallel.token_split import TokenSplit
 
-SCORE_PREFIX = "score."
+SCORE_NAME = "score"
+SCORE_PREFIX = f"{SCORE_NAME}."
 """Prefix of the name of the head's parameter."""
 CLASS_SUFFIX = "ForSequenceClassification"
 """Suffix of the names of transformers' models with such a head."""
@@ -108,7 +105,7 @@ def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) 
     output = model.get_output_embeddings()
     with pretrained.init_empty_weights():
         head = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False, dtype=dtype or output.weight.dtype)
-    model.add_module(SCORE_PREFIX.rstrip("."), head)
+    model.add_module(SCORE_NAME, head)
     if output.weight is not model.get_input_embeddings().weight:
         output.weight.requires_grad_(False)
 
@@ -116,7 +113,7 @@ def attach_score_head(model: PreTrainedModel, dtype: torch.dtype | None = None) 
 @torch.no_grad()
 def init_score_head(model: PreTrainedModel, seed: int) -> None:
     """Initialize the head with deviation `1 / sqrt(H + 1)` (arXiv 2009.01325, appendix B.1), drawn on the CPU."""
-    weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
+    weight = model.get_submodule(SCORE_NAME).weight
     assert isinstance(weight, Tensor)
     generator = torch.Generator().manual_seed(seed)
     copy_from_full(weight, torch.empty(weight.shape).normal_(0.0, (weight.shape[1] + 1) ** -0.5, generator=generator))
@@ -170,7 +167,7 @@ def compute_rewards(model: PreTrainedModel, conversations: PackedConversations) 
     """Return the reward of every conversation, fp32 `[2 P]`."""
     states = compute_hidden_states(model, conversations.packed).index_select(0, conversations.last_positions)
     with torch.autocast(states.device.type, enabled=False):
-        weight = model.get_submodule(SCORE_PREFIX.rstrip(".")).weight
+        weight = model.get_submodule(SCORE_NAME).weight
         assert isinstance(weight, Tensor)
         rewards = F.linear(states.float(), weight.float()).squeeze(1)
         if conversations.conversation_ids is None:
@@ -188,31 +185,6 @@ def bradley_terry(rewards: Tensor, center: float = 0.0) -> Tensor:
     """
     losses = -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
     return losses + center * rewards.sum(1).square() if center else losses
-
-
-def save_reward_adapter(
-    model: PreTrainedModel,
-    folder: Path,
-    tokenizer: Any,
-    lora: Lora,
-    base: Path,
-    is_writer: bool,
-    extra_config: Mapping[str, Any],
-    write_extra: Callable[[Path], None] | None = None,
-) -> None:
-    """Write an adapter folder with the head, as PEFT does for sequence classification. All ranks call it.
-
-    Args:
-        base: folder of the base model.
-        extra_config: further keys of adapter_config.json.
-        write_extra: writes further files of the folder.
-
-    Raises:
-        Failure: the disk is full or refuses writes; an older folder is untouched.
-    """
-    lora_with_head = replace(lora, modules_to_save=[SCORE_PREFIX.rstrip(".")])
-    config = {**extra_config, "task_type": "SEQ_CLS"}
-    adapter.save_adapter(model, folder, tokenizer, lora_with_head, base, is_writer, config, write_extra)
 
 
 def save_reward_model(
@@ -237,22 +209,13 @@ def save_reward_model(
     def should_skip(name: str) -> bool:
         return name in unused and name not in body
 
-    if not is_writer:
-        weights_reader.save_weights(model, None, should_skip=should_skip)
-        return
-    with open_atomic_folder(folder) as temporary:
-        weights_reader.save_weights(model, temporary, should_skip=should_skip)
-        config = copy.deepcopy(model.config)
-        config.use_cache = True
+    def describe_head(config: PretrainedConfig) -> None:
         config.architectures = [get_class_name(model)]
-        config.dtype = next(model.parameters()).dtype
         config.num_labels = 1
         config.id2label, config.label2id = {0: "reward"}, {"reward": 0}
         # transformers reads the last token that is not this one.
-        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        config.get_text_config().pad_token_id = pad_id
-        config.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        weights_reader.write_older_names(temporary)
-        if write_extra is not None:
-            write_extra(temporary)
+        config.get_text_config().pad_token_id = pretrained.get_chat_token_ids(tokenizer)["pad_token_id"]
+
+    pretrained.save_model(
+        model, folder, tokenizer, is_writer, write_extra, should_skip=should_skip, change_config=describe_head
+    )

@@ -218,7 +218,7 @@ def _encode_prompt(
     turns = [*begins, *row.messages]
     if pictures is None:
         return tokenizers.encode_chat(tokenizer, turns, row.tools), None
-    return pictures.encode_row(turns, row.pictures, row.location, row.tools)
+    return pictures.encode_row(turns, row.pictures, row.location, tools=row.tools)
 
 
 def _generate_in_order(job: InferJob, engine: Engine, places: Iterator[InferenceRow]) -> Iterator[InferenceRow]:

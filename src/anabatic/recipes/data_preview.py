@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import sys
@@ -25,6 +27,8 @@ from anabatic.recipes.row_tokens import RowTokenizer
 
 MAX_TEXT_CHARS = 100_000
 """Of a row without a chat template: a text file is one row."""
+MAX_THUMBNAILS = 16
+"""Of a row."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,17 @@ class TextSegment:
 
 @dataclass(frozen=True)
 class PreviewPicture:
-    """A picture of a row: its path or the beginning of its data URI, its pixels, and with a model its tokens."""
+    """A picture of a row: its path or the beginning of its data URI, its pixels, and with a model its tokens.
+
+    Attributes:
+        thumbnail: a small JPEG as data URI; empty: none is asked for, or the row has many before it.
+    """
 
     name: str
     width: int
     height: int
     num_tokens: int | None = None
+    thumbnail: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def preview_sources(job: DataPreviewJob) -> list[SourcePreview]:
     Raises:
         ConfigError, DataError: as `run`.
     """
-    reader = None if job.model is None else RowTokenizer(job.model, job.chat_template)
+    reader = None if job.model is None else RowTokenizer(job.model, job.chat_template, job.vision)
     return [_preview_source(source, job, reader) for source in sources.parse_sources(job.inputs)]
 
 
@@ -147,7 +156,10 @@ def _preview_conversation(
     document: Document, messages: list[Message], kind: str, job: DataPreviewJob, reader: RowTokenizer | None
 ) -> PreviewRow:
     turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
-    pictures = [_measure_picture(source, document.location, reader) for source in document.pictures]
+    pictures = [
+        _measure_picture(source, document.location, reader, job.thumbnails if at < MAX_THUMBNAILS else 0)
+        for at, source in enumerate(document.pictures)
+    ]
     if reader is None:
         keep = None if turns == "all" else select_target_turns(messages, turns, document.location)
         answers = iter(keep or [True] * len(messages))
@@ -168,16 +180,22 @@ def _preview_conversation(
     return PreviewRow(document.location, kind, segments, len(rendered.ids), int(mask[1:].sum()), pictures)
 
 
-def _measure_picture(source: str, location: str, reader: RowTokenizer | None) -> PreviewPicture:
+def _measure_picture(source: str, location: str, reader: RowTokenizer | None, side: int) -> PreviewPicture:
     rules = None if reader is None else reader.rules
     try:
-        width, height = load_picture(source).size
+        image = load_picture(source)
+        width, height = image.size
         count = None if rules is None else rules.count_tokens(rules.fit_grid(height, width))
     except DataError as error:
         raise DataError(f"{location}: {error}", error.hint) from error
     except ValueError as error:
         raise DataError(f"{location}: {make_name(source)}: {error}", "cut the picture") from error
-    return PreviewPicture(make_name(source), width, height, count)
+    small = io.BytesIO()
+    if side:
+        image.thumbnail((side, side))
+        image.save(small, "JPEG")
+    thumbnail = f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}" if side else ""
+    return PreviewPicture(make_name(source), width, height, count, thumbnail)
 
 
 def _format_content(turn: Message) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from anabatic.config.sections.train_jobs import PictureSizes
 from anabatic.core.errors import DataError
 from anabatic.data.chat import custom_templates
 from anabatic.data.chat.loss_mask import LossTurns
@@ -30,6 +31,7 @@ class RowTokenizer:
 
     Args:
         chat_template: in place of the tokenizer's own.
+        sizes: in place of the folder's own.
 
     Attributes:
         tokenizer: of transformers.
@@ -39,13 +41,14 @@ class RowTokenizer:
         ConfigError, DataError: the model, its tokenizer or the template cannot be used.
     """
 
-    def __init__(self, model: str, chat_template: str | None) -> None:
+    def __init__(self, model: str, chat_template: str | None, sizes: PictureSizes | None = None) -> None:
         root = resolve_model_folder(model)
         folder = find_tokenizer_folder(root, resolve_merged_adapters([], root))
         self.tokenizer = hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, chat_template))
         self.rules: PictureRules | None = None
         if sees_pictures(config := model_facts.read_local_config(model)):
-            self.rules = read_picture_rules(find_processor_folder(root, resolve_base_folder(root)), config)
+            sizes, files = sizes or PictureSizes(), find_processor_folder(root, resolve_base_folder(root))
+            self.rules = read_picture_rules(files, config, sizes.min_pixels, sizes.max_pixels)
         self._renderer = None if self.rules is None else PictureRenderer(self.tokenizer, self.rules, None)
 
     def render(

@@ -223,6 +223,12 @@ const submitJob = async () => {
   } catch (error) { say(error.message, true); $("submit").disabled = false; }
 };
 
+// Small copies that the preview made: the page asks for no file by its name.
+const showPicture = (one) => node("figure", {},
+  ...(one.thumbnail ? [node("img", { src: one.thumbnail, alt: "" })] : []),
+  node("figcaption", { class: "fine", title: one.name }, node("span", { class: "name" }, one.name.startsWith("data:") ? "data:" : one.name.split("/").pop()),
+    ` ${one.width}\u00a0×\u00a0${one.height}`, ...(one.num_tokens === null ? [] : [node("br"), word("tokensOf", one.num_tokens)])));
+
 const showPreview = async () => {
   $("rows").hidden = false;
   $("rows").replaceChildren(node("p", { class: "fine" }, word("reading2")));
@@ -231,6 +237,7 @@ const showPreview = async () => {
     const preview = await post("api/preview", { command: currentCommand(), text: $("recipe").value });
     const rows = (preview.rows ?? []).map((row) => node("div", { class: "sample" },
       ...(row.num_tokens ? [node("span", { class: "fine" }, word("tokensOf", row.num_tokens))] : []),
+      ...(row.pictures.length ? [node("div", { class: "pictures" }, ...row.pictures.map(showPicture))] : []),
       node("pre", {}, ...row.segments.map((segment) => node("span", { class: segment.learned ? "learned" : "context" }, segment.text)))));
     const key = node("p", { class: "fine" }, node("span", { class: "learned" }, word("learned")), " ", node("span", { class: "context" }, word("notLearned")));
     $("rows").replaceChildren(node("h2", {}, word("rows")), key, ...(rows.length ? rows : [none()]));

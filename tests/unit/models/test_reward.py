@@ -148,7 +148,8 @@ def test_an_adapter_brings_the_head_and_is_what_peft_reads(tok: Any, tmp_path: P
         ours = reward_head.compute_rewards(
             model, loss.pack_batch(collate_preference_pairs(entries(tok), 200, 0, 128), CPU)
         )
-    reward_head.save_reward_adapter(model, tmp_path / "adapter", tok, Lora(r=4), tmp_path / "base", True, {})
+    with_head = Lora(r=4, modules_to_save=[reward_head.SCORE_NAME])
+    adapter.save_adapter(model, tmp_path / "adapter", tok, with_head, tmp_path / "base", True, {"task_type": "SEQ_CLS"})
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     talks = [side for pair in TALKS for side in pair]

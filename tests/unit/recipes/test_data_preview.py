@@ -11,9 +11,11 @@ import pytest
 
 from anabatic.config.data_commands import DataPreviewJob
 from anabatic.core.errors import ConfigError, DataError
-from anabatic.recipes.data_preview import preview_sources, run
+from anabatic.data.vision.picture_files import load_picture
+from anabatic.recipes.data_preview import MAX_THUMBNAILS, preview_sources, run
 from anabatic_testing.random_models import build_byte_tokenizer, build_random_model
 from suite.rendered_rows import tokenize_conversations
+from suite.tiny_vision import draw_shape
 from unit.recipes.bad_files import FILES_WITHOUT_A_GOOD_ROW
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -45,6 +47,18 @@ def test_what_is_marked_is_the_loss_mask(model, tmp_path):
     assert "café 你好" in row.segments[1].text and row.location.endswith("a.jsonl: line 1")
     (all_turns,) = preview_sources(DataPreviewJob(inputs=[file], model=str(model), rows=1, train_on_inputs=True))
     assert all_turns.rows[0].num_learned == len(ids) - 1
+
+
+def test_pictures_have_small_copies_of_a_bounded_number(tmp_path):
+    draw_shape(tmp_path / "a.png", "red", "circle", (300, 40))
+    asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "x"}]
+    file = write(tmp_path / "a.jsonl", [{"messages": asked, "images": ["a.png"] * (MAX_THUMBNAILS + 2)}])
+    (preview,) = preview_sources(DataPreviewJob(inputs=[file], thumbnails=60))
+    made = [one.thumbnail for one in preview.rows[0].pictures]
+    assert made[MAX_THUMBNAILS:] == ["", ""] and len(set(made[:MAX_THUMBNAILS])) == 1
+    assert load_picture(made[0]).size == (60, 8)
+    (plain,) = preview_sources(DataPreviewJob(inputs=[file]))
+    assert not any(one.thumbnail for one in plain.rows[0].pictures)
 
 
 def test_pairs_texts_and_several_sources(model, tmp_path):

@@ -212,25 +212,34 @@ class PictureData(Data):
 
 
 @dataclass(kw_only=True)
-class Vision:
-    """Models that see."""
+class PictureSizes:
+    """Sizes of pictures of models that see."""
 
-    train: list[str] = field(default_factory=list)
-    """Parts that are trained: language, projector, tower; default: language, and with tuner full the projector too."""
     max_pixels: int | None = None
     """Larger pictures are made smaller; default: what the model's preprocessor_config.json says."""
     min_pixels: int | None = None
     """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
 
     def __post_init__(self) -> None:
-        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
-        unknown = next((part for part in self.train if part not in MODEL_PARTS), None)
-        require_setting(unknown is None, f'vision.train names "{unknown}"', f"parts are {', '.join(MODEL_PARTS)}")
         low, high = self.min_pixels, self.max_pixels
         for name, pixels in (("max_pixels", high), ("min_pixels", low)):
             require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
         fits = low is None or high is None or low <= high
         require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")
+
+
+@dataclass(kw_only=True)
+class Vision(PictureSizes):
+    """Models that see."""
+
+    train: list[str] = field(default_factory=list)
+    """Parts that are trained: language, projector, tower; default: language, and with tuner full the projector too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.train = [part.strip() for entry in self.train for part in entry.split(",")]
+        unknown = next((part for part in self.train if part not in MODEL_PARTS), None)
+        require_setting(unknown is None, f'vision.train names "{unknown}"', f"parts are {', '.join(MODEL_PARTS)}")
 
 
 @dataclass(kw_only=True)

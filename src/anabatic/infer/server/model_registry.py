@@ -317,7 +317,7 @@ class ModelRegistry:
         filled = _replace_surrogates(dict(variables or {}))
         try:
             if served.pictures is not None:
-                return served.pictures.encode_turns(plain, images, "the request", tool_schemas, filled)
+                return served.pictures.encode_turns(plain, images, "the request", tools=tool_schemas, variables=filled)
             return encode_chat(tokenizer, plain, tool_schemas, variables=filled), None
         except ChatTemplateError as error:
             raise template_error(error, served.name, "messages") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from anabatic.config.reward import RewardJob
@@ -12,7 +12,7 @@ from anabatic.config.sections.train_jobs import TuneJob
 from anabatic.data.chat.loss_mask import LossPolicy
 from anabatic.models import reward_head
 from anabatic.models.forward import ModelRoot
-from anabatic.models.lora import merging
+from anabatic.models.lora import adapter, merging
 from anabatic.models.model_init import resolve_weight_dtype
 from anabatic.models.reward_head import RewardOptions
 from anabatic.parallel.collectives import barrier
@@ -61,8 +61,10 @@ class RewardTask(PairTask):
             if start.lora is None:
                 reward_head.save_reward_model(start.model, folder, start.tokenizer, first, keep_files)
             else:
-                reward_head.save_reward_adapter(
-                    start.model, folder, start.tokenizer, start.lora, start.base_folder, first, merged, keep_files
+                lora = replace(start.lora, modules_to_save=[reward_head.SCORE_NAME])  # as PEFT does
+                config = {**merged, "task_type": "SEQ_CLS"}
+                adapter.save_adapter(
+                    start.model, folder, start.tokenizer, lora, start.base_folder, first, config, keep_files
                 )
             barrier(world)
 

@@ -301,7 +301,7 @@ def _measure_prompts(
     measured, prompts = [], []
     for question, asked in zip(questions, turns, strict=True):
         placed = pictures.place_tags(asked, question.pictures, question.id)
-        ids, grids = pictures.measure_turns(placed, question.pictures, question.id, question.tools)
+        ids, grids = pictures.measure_turns(placed, question.pictures, question.id, tools=question.tools)
         measured.append(replace(question, picture_grids=grids))
         prompts.append(ids)
     return measured, prompts
