@@ -48,7 +48,7 @@ class RowTokenizer:
         self.rules: PictureRules | None = None
         if sees_pictures(config := model_facts.read_local_config(model)):
             sizes, files = sizes or PictureSizes(), find_processor_folder(root, resolve_base_folder(root))
-            self.rules = read_picture_rules(files, config, sizes.min_pixels, sizes.max_pixels)
+            self.rules = read_picture_rules(files, config, min_pixels=sizes.min_pixels, max_pixels=sizes.max_pixels)
         self._renderer = None if self.rules is None else PictureRenderer(self.tokenizer, self.rules, None)
 
     def render(
