@@ -40,6 +40,14 @@ def curriculum(file: Path) -> None:
     assert given.curriculum.use and given.curriculum.stages == default.curriculum.stages
 
 
+def rollouts(file: Path) -> None:
+    """A part of a recipe of `rl`: a server, its addresses and the shared folder."""
+    job = settings.load_job(
+        "rl", [file], {"model": "models/base", "data": {"train": ["rows.json"]}, "rewards": ["answer"]}
+    )
+    assert job.rollout.engine == "vllm" and job.rollout.url and job.rollout.folder
+
+
 def pipeline(file: Path) -> None:
     """A recipe of `run`."""
     job = settings.load_job("run", [file])
@@ -82,6 +90,7 @@ YAML: dict[tuple[str, int], Callable[[Path], None]] = {
     ("guides/kubernetes.md", 0): fine_tuning,
     ("guides/migration.md", 0): fine_tuning,
     ("guides/pipelines.md", 0): pipeline,
+    ("guides/rl.md", 0): rollouts,
     ("guides/tasks.md", 0): task,
     ("guides/tasks.md", 1): task,
     ("guides/tasks.md", 2): group,
