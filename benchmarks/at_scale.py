@@ -33,7 +33,7 @@ from anabatic.launch.coordinator_client import CoordinatorClient
 from anabatic.launch.coordinator_server import CoordinatorServer
 from anabatic.launch.hosts.hostfile import parse_hostfile
 from anabatic.parallel.mesh import RankGroup
-from anabatic.train.checkpoint import checksums, manifest
+from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.dcp_writer import FullCollectionPause, LinearSavePlanner
 from anabatic.train.guards.straggler_rules import RankTimes, StragglerDetector
 from anabatic.train.guards.stragglers import compute_link_seconds, list_witnesses
@@ -187,11 +187,11 @@ def show_files(options: argparse.Namespace) -> None:
         folder = Path(name)
         built = folder / ".checkpoint-1.tmp"
         built.mkdir()
-        written: dict[str, checksums.FileEntry] = {}
+        written: dict[str, manifest.FileEntry] = {}
         for rank in range(options.devices):
             for file in (f"__{rank}_0.distcp", f"rng-{rank}.safetensors"):
                 (built / file).write_bytes(b"0123456789abcdef")
-                written[file] = {"bytes": 16, "crc32": checksums.compute_crc32(built / file)}
+                written[file] = {"bytes": 16, "crc32": manifest.compute_crc32(built / file)}
         target = folder / "checkpoint-1"
         sealing = time_cpu(lambda: manifest.commit_checkpoint(built, target, 1, "{}", folder / "none", {}, written))
         size = (target / manifest.MANIFEST_FILE).stat().st_size

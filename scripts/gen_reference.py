@@ -179,7 +179,7 @@ def cli_page(language: English) -> str:
 def run_chapter(language: English) -> list[str]:
     """Return the chapter on `anabatic run`, which has options of its own."""
     interface = make_function_command(run.run).interface
-    lines = ["### anabatic run", "", language.meaning("help.run", command_table.get_command("run").help), ""]
+    lines = ["### anabatic run", "", language.meaning("help.run", command_table.COMMANDS.find_row("run").help), ""]
     lines += ["```text", "anabatic run FILE.yaml [FILE.yaml ...] [OPTION ...]", "```", ""]
     lines += ["| " + " | ".join(language.texts["cli"]["columns"]) + " |", "|---|---|"]
     rows = [("FILE.yaml", "recipes", interface.arguments[0].help)]
@@ -199,7 +199,7 @@ def settings_that_matter_page(code: str) -> str:
     page, texts, unused = source["page"][code], source["texts"], set(source["texts"])
     lines = [f"# {page['title']}", "", NOTE, "", page["intro"], ""]
     for command in common_settings.list_common_commands():
-        defaults = settings.default_tree(command_table.get_command(command).import_job_class())
+        defaults = settings.default_tree(command_table.COMMANDS.find_row(command).import_job_class())
         lines += [f"## anabatic {command}", ""]
         for task, keys in common_settings.get_common_settings(command).items():
             lines += [f"**{task if code == 'en' else source['tasks'][task]}**", ""]

@@ -50,7 +50,7 @@ def list_commands() -> list[dict[str, Any]]:
     """Return name, one line of help, and whether it trains, of each command with a form."""
     return [
         {"name": row.name, "help": row.help, "trains": row.is_training}
-        for row in map(command_table.get_command, FORM_COMMANDS)
+        for row in map(command_table.COMMANDS.find_row, FORM_COMMANDS)
     ]
 
 
@@ -67,7 +67,7 @@ def describe_form(command: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such command.
     """
-    row = command_table.get_command(command)
+    row = command_table.COMMANDS.find_row(command)
     cls = row.import_job_class()
     fields = {field["key"]: field for field in _describe_fields(cls, settings.default_tree(cls), "")}
     groups = []

@@ -71,7 +71,7 @@ def make_recipe(config: str, command: str, name: str) -> dict[str, str]:
             f"{name} has no settings of a command that the studio starts", "choose a run that has a config.yaml"
         )
     tree = yaml_reader.parse_yaml(config, "config.yaml").tree
-    defaults = settings.default_tree(command_table.get_command(command).import_job_class())
+    defaults = settings.default_tree(command_table.COMMANDS.find_row(command).import_job_class())
     return {"name": name, "command": command, "text": yaml_reader.dump_yaml(_drop_defaults(tree, defaults))}
 
 
@@ -112,7 +112,7 @@ def detect_command(text: str) -> str:
 
 
 def _has_all_settings(command: str, tree: dict[str, Any]) -> bool:
-    defaults = settings.default_tree(command_table.get_command(command).import_job_class())
+    defaults = settings.default_tree(command_table.COMMANDS.find_row(command).import_job_class())
     return set(settings.flatten_settings(defaults)) == set(settings.flatten_settings(tree))
 
 

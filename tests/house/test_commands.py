@@ -105,7 +105,7 @@ def anabatic(words: list[str]) -> None:
     except UsageError as error:
         pytest.fail(f"anabatic {' '.join(words)}: {error}")
     if command_tree.is_job(command_tree.COMMANDS[name]):
-        cls = command_table.get_command(name).import_job_class()
+        cls = command_table.COMMANDS.find_row(name).import_job_class()
         validation.check_section(job_command.read_job_options(name, line).tree, cls, validation.OptionNamer())
 
 

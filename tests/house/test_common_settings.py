@@ -14,7 +14,7 @@ MANY = LIMITS["uncommon_settings"]
 
 
 def count_settings(name: str) -> int:
-    return len(list(validation.iter_settings(command_table.get_command(name).import_job_class())))
+    return len(list(validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class())))
 
 
 def test_commands_with_many_settings_have_a_list() -> None:
@@ -27,7 +27,7 @@ def test_common_settings_exist_once_by_task(name: str) -> None:
     tasks = common_settings.get_common_settings(name)
     keys = [key for keys in tasks.values() for key in keys]
     assert not set(keys) - {
-        key for key, _ in validation.iter_settings(command_table.get_command(name).import_job_class())
+        key for key, _ in validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class())
     }
     assert not [key for key, times in Counter(keys).items() if times > 1]
     assert 15 <= len(keys) <= 30

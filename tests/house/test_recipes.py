@@ -112,7 +112,7 @@ def test_overlay_fits_the_recipe_that_it_names(overlay: ShippedRecipe) -> None:
 @pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_template_is_its_own_recipe(name: str) -> None:
     """`config show` prints a recipe whose values are the defaults."""
-    cls = command_table.get_command(name).import_job_class()
+    cls = command_table.COMMANDS.find_row(name).import_job_class()
     tree_read = yaml_reader.parse_yaml(settings.render_template(name), "template").tree
     assert validation.check_section(tree_read, cls, validation.SettingNamer()) == settings.default_tree(cls)
 
@@ -120,7 +120,7 @@ def test_template_is_its_own_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", common_settings.list_common_commands())
 def test_short_template_holds_the_common_settings(name: str) -> None:
     """`config show` prints a recipe whose values are the defaults, without `--all` too."""
-    cls = command_table.get_command(name).import_job_class()
+    cls = command_table.COMMANDS.find_row(name).import_job_class()
     text = settings.render_common_template(name)
     values = validation.check_section(yaml_reader.parse_yaml(text, "template").tree, cls, validation.SettingNamer())
     assert settings.merge_trees(settings.default_tree(cls), values) == settings.default_tree(cls)

@@ -18,7 +18,7 @@ FIRST_CALLS = 400
 """Calls of a recipe in which its climbs are counted."""
 ROOMS = [set(re.split(r"[ :|]+", layer)) for layer in tree.read_layers()]
 """Rooms, highest first."""
-IMPORT_HOOKS = ("cpu_speed/quick_imports.py", "cpu_speed/deferred_names.py")
+IMPORT_HOOKS = ("cpu_speed/quick_imports.py",)
 """Called by Python's imports, not by code."""
 PROGRAM = """
 import json, os, sys
@@ -59,7 +59,12 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, folder / "calls.json", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(tree.ROOT / "src"), "ANABATIC_CACHE": str(folder / "cache")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tree.ROOT / "src"),
+            "ANABATIC_CACHE": str(folder / "cache"),
+            "ANABATIC_MEMORY_DIR": str(folder / "memory"),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -48,7 +48,7 @@ def written(words: list[str]) -> list[str]:
     """Return where a command writes: what it says, else the default of a training."""
     said = [words[words.index(option) + 1] for option in ("--out", "-o") if option in words]
     names = [name for name in command_table.COMMANDS if words[: len(name.split())] == name.split()]
-    row = command_table.get_command(max(names, key=len)) if names else None
+    row = command_table.COMMANDS.find_row(max(names, key=len)) if names else None
     return said or (
         [settings.default_tree(row.import_job_class())["out"]] if row and row.is_training and "-c" not in words else []
     )

@@ -62,7 +62,7 @@ def make_job_function(command: str) -> Callable[..., Run | None]:
     Raises:
         ConfigError: there is no such command.
     """
-    row = command_table.get_command(command)
+    row = command_table.COMMANDS.find_row(command)
     cls = row.import_job_class()
 
     def call_command(*recipes: str | Path, **options: Any) -> Run | None:
@@ -112,7 +112,7 @@ def run_command(command: str, /, *recipes: str | Path, **options: Any) -> Run | 
         UserError: a setting or a file is wrong.
         Failure: the job failed.
     """
-    row = command_table.get_command(command)
+    row = command_table.COMMANDS.find_row(command)
     if not log.LOGGER.handlers:
         log.setup_logging()
     try:

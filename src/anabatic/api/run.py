@@ -128,7 +128,7 @@ class Run:
         from anabatic.recipes.chat import session
 
         self.close()
-        tree = make_tree(command_table.get_command("chat"), {"model": str(self.folder), **options})
+        tree = make_tree(command_table.COMMANDS.find_row("chat"), {"model": str(self.folder), **options})
         job = settings.load_job("chat", [], tree, validation.SettingNamer())
         self._dialogue = self._opened.enter_context(session.open_dialogue(job))
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from anabatic import __version__
-from anabatic.cli import command_tree, error_report
+from anabatic.cli import command_tree
 from anabatic.cli.parsing import help_page
 from anabatic.cli.parsing.command_line import SEPARATOR, Interface, ParsedLine, UsageError, split_at_separator
 from anabatic.config.loading.command_package import GROUPS, CommandEntry
 from anabatic.core import cpu_info, log, relaunch
 from anabatic.core.errors import ConfigError
 from anabatic.core.heartbeat import HEARTBEAT
-from anabatic.core.stop_signals import SIGNAL_LISTENER
+from anabatic.core.paths import write_atomic
+from anabatic.core.stop_signals import SIGNAL_LISTENER, StopSignal
 
 DESCRIPTION = "Train language models on Ascend NPUs, NVIDIA GPUs and CPUs."
 _DEBUG_HINT = "Add --debug for the traceback of an error."
@@ -78,10 +81,10 @@ def _make_epilogue(entry: CommandEntry, show_all: bool) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0, 2 for a user error, 1 for a failure, 130 when interrupted."""
     _reopen_closed_streams()
-    if (reports_folder := relaunch.get_reports_folder()) is not None:
+    if reports_folder := os.environ.get(relaunch.REPORTS_VARIABLE):
         relaunch.die_with_parent()
         cpu_info.bind_to_cores()
-        relaunch.redirect_native_stderr(reports_folder / relaunch.NATIVE_STDERR_FILE.format(log.get_rank()))
+        relaunch.redirect_native_stderr(Path(reports_folder, relaunch.NATIVE_STDERR_FILE.format(log.get_rank())))
         HEARTBEAT.open()
     tokens = list(sys.argv[1:] if argv is None else argv)
     separator = tokens.index("--") if "--" in tokens else len(tokens)  # the rest belongs to the command of `sim`
@@ -93,12 +96,50 @@ def main(argv: Sequence[str] | None = None) -> None:
     # nothing on an idle machine (measured, docs/dev).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     log.setup_logging(debug)
-    code = error_report.run_with_error_report(lambda: _run_command(tokens, reports_folder is not None), debug)
+    code = run_with_error_report(lambda: _run_command(tokens, bool(reports_folder)), debug)
     if (
         code == relaunch.EXIT_RESTART or SIGNAL_LISTENER.is_stopped
     ):  # other threads may be in a collective that the interpreter's shutdown would wait for
         relaunch.exit_process(code)
     sys.exit(code)
+
+
+def run_with_error_report(call: Callable[[], int], debug: bool) -> int:
+    """Run `call`; convert its exceptions to one or two lines on stderr and an exit code.
+
+    Workers of all ranks print their message, because the user cannot know which log to open. If this program's
+    launcher started the workers, it collects the messages and prints equal ones once.
+    """
+    try:
+        code = _run_and_report_errors(call, debug)
+        SIGNAL_LISTENER.hold_signals()  # a scheduler signals a launcher whose workers have stopped already
+    except StopSignal as stopped:  # arrived before signals were held
+        code = stopped.exit_code
+    except KeyboardInterrupt:
+        code = relaunch.EXIT_INTERRUPTED
+    if folder := os.environ.get(relaunch.REPORTS_VARIABLE):
+        write_atomic(Path(folder) / f"rank-{log.get_rank()}.code", str(code))
+    return code
+
+
+def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
+    try:
+        return call()
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return relaunch.EXIT_INTERRUPTED
+    except StopSignal as stopped:
+        log.info(f"{signal.Signals(stopped.number).name} before the first step: there is nothing to save")
+        return stopped.exit_code
+    except BrokenPipeError:
+        from anabatic.cli import error_report
+
+        error_report.discard_output()
+        return error_report.BROKEN_PIPE
+    except Exception as error:
+        from anabatic.cli import error_report
+
+        return error_report.report_error(error, debug)
 
 
 def _reopen_closed_streams() -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 from anabatic.core import log, paths
 from anabatic.core.errors import TRACEBACK_HINT, AnabaticError, ConfigError, Failure
-from anabatic.core.relaunch import EXIT_INTERRUPTED, EXPLAIN_VARIABLE, REPORTS_VARIABLE
-from anabatic.core.stop_signals import SIGNAL_LISTENER, StopSignal
+from anabatic.core.relaunch import EXPLAIN_VARIABLE, REPORTS_VARIABLE
+from anabatic.core.stop_signals import SIGNAL_LISTENER
 
 BROKEN_PIPE = 141
 """Exit code 128 + SIGPIPE: the reader of the output has closed the pipe, as `head` does."""
@@ -24,55 +22,26 @@ _NAME_LIMITS_HINT = "Linux takes names of up to 255 bytes and paths of up to 4,0
 _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def run_with_error_report(call: Callable[[], int], debug: bool) -> int:
-    """Run `call`; convert its exceptions to one or two lines on stderr and an exit code.
-
-    Workers of all ranks print their message, because the user cannot know which log to open. If this program's
-    launcher started the workers, it collects the messages and prints equal ones once.
-    """
+def report_error(error: Exception, debug: bool) -> int:
+    """Report the error that is being handled; return the exit code."""
     try:
-        code = _run_and_report_errors(call, debug)
-        SIGNAL_LISTENER.hold_signals()  # a scheduler signals a launcher whose workers have stopped already
-    except StopSignal as stopped:  # arrived before signals were held
-        code = stopped.exit_code
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    if folder := os.environ.get(REPORTS_VARIABLE):
-        paths.write_atomic(Path(folder) / f"rank-{log.get_rank()}.code", str(code))
-    return code
+        sys.stdout.flush()
+    except OSError:  # a full disk
+        discard_output()
+    SIGNAL_LISTENER.hold_signals()  # a launcher sends SIGTERM to the others when one worker has failed
+    trace = traceback.format_exc()
+    user_error = to_user_error(error)
+    _write_trace_to_log_files(trace)
+    if debug:
+        sys.stderr.write(trace)
+    if os.environ.get(REPORTS_VARIABLE):
+        _print_error(user_error)  # before the slow explanation: a watchdog may end this process meanwhile
+    _print_error(user_error, _explain_error(error) if user_error.hint == TRACEBACK_HINT else "")
+    return user_error.exit_code
 
 
-def _run_and_report_errors(call: Callable[[], int], debug: bool) -> int:
-    try:
-        return call()
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
-        return EXIT_INTERRUPTED
-    except StopSignal as stopped:
-        log.info(f"{signal.Signals(stopped.number).name} before the first step: there is nothing to save")
-        return stopped.exit_code
-    except BrokenPipeError:
-        _discard_output()
-        return BROKEN_PIPE
-    except Exception as error:
-        try:
-            sys.stdout.flush()
-        except OSError:  # a full disk
-            _discard_output()
-        SIGNAL_LISTENER.hold_signals()  # a launcher sends SIGTERM to the others when one worker has failed
-        trace = traceback.format_exc()
-        user_error = to_user_error(error)
-        _write_trace_to_log_files(trace)
-        if debug:
-            sys.stderr.write(trace)
-        if os.environ.get(REPORTS_VARIABLE):
-            _print_error(user_error)  # before the slow explanation: a watchdog may end this process meanwhile
-        _print_error(user_error, _explain_error(error) if user_error.hint == TRACEBACK_HINT else "")
-        return user_error.exit_code
-
-
-def _discard_output() -> None:
-    """What is left in the buffer of stdout could not be written at Python's end either."""
+def discard_output() -> None:
+    """Discard what is left in the buffer of stdout: it could not be written at Python's end either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

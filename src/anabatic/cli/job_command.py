@@ -72,7 +72,7 @@ def make_job_command(name: str, show_all: bool = False) -> Command:
         name: name in the table of commands.
         show_all: the help lists every setting; otherwise the common ones, if the command has a list of them.
     """
-    row = command_table.get_command(name)
+    row = command_table.COMMANDS.find_row(name)
 
     def run(line: ParsedLine) -> int:
         options = read_job_options(name, line)
@@ -84,7 +84,7 @@ def make_job_command(name: str, show_all: bool = False) -> Command:
 
 def make_job_interface(name: str, show_all: bool = False) -> Interface:
     """Return the options and arguments of a job."""
-    row = command_table.get_command(name)
+    row = command_table.COMMANDS.find_row(name)
     cls = row.import_job_class()
     tasks = {} if show_all else common_settings.get_common_settings(name)
     options = _group_by_task(_make_job_options(cls, row.option_aliases), tasks)
@@ -103,7 +103,7 @@ def read_job_options(name: str, line: ParsedLine) -> JobOptions:
     Raises:
         ConfigError: an argument is a recipe, or a setting of one value is given several times.
     """
-    row = command_table.get_command(name)
+    row = command_table.COMMANDS.find_row(name)
     cls = row.import_job_class()
     values = {key: to_untyped(value) for key, value in line.values.items()}
     files = [str(file) for file in values.pop(CONFIG, [])]

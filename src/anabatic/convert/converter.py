@@ -42,7 +42,7 @@ def convert_command(peer: str, words: Sequence[str], command: str | None = None)
         ConfigError: nothing of that program is there, or it cannot be read.
     """
     if command is not None:
-        command_table.get_command(command)
+        command_table.COMMANDS.find_row(command)
     found, folder = _read_commands(peer, [to_valid_utf8(word) for word in words])
     found, folder = _follow_script(found, folder)
     drafts: list[RecipeDraft] = []
@@ -198,7 +198,7 @@ def _add_accelerate_file(call: PeerCommand, folder: Path) -> None:
 
 def command_for_call(call: PeerCommand) -> str:
     """Return the command of ours for a call; empty where there is none. A kind of training is one of trainings."""
-    if not call.row.command or not command_table.get_command(call.row.command).is_training:
+    if not call.row.command or not command_table.COMMANDS.find_row(call.row.command).is_training:
         return call.row.command
     rows = {
         name: row for row in peer_tables.load_tables(call.peer).all_rows() if row.fact == "kind" for name in row.theirs

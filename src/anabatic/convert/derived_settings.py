@@ -68,7 +68,7 @@ def _set_devices_and_nodes(draft: RecipeDraft) -> None:
             "nproc", max(1, (draft.gathered_int("processes") or 1) // nodes), one.original_text
         )
     nproc, nodes = draft.gathered_int("nproc"), draft.gathered_int("nnodes") or 1
-    if not (command_table.get_command(draft.command).is_training or draft.command == "infer"):
+    if not (command_table.COMMANDS.find_row(draft.command).is_training or draft.command == "infer"):
         if nproc and nproc > 1:
             reason = f"`anabatic {draft.command}` runs in one process"
             draft.notes.needless.append(f"{draft.gathered['nproc'].original_text}: {reason}")
@@ -359,7 +359,7 @@ def _set_schedule(draft: RecipeDraft) -> None:
     warmup = _resolve_warmup_ratio(draft)
     one = draft.gathered.get("scheduler")
     if one is None:
-        falls = settings.default_tree(command_table.get_command(draft.command).import_job_class())["schedule"][
+        falls = settings.default_tree(command_table.COMMANDS.find_row(draft.command).import_job_class())["schedule"][
             "decay_ratio"
         ]
         if "schedule.decay_ratio" not in draft.settings and warmup + falls > 1.0:

@@ -109,7 +109,9 @@ def find_matching_commands(tree: dict[str, Any]) -> list[str]:
 def accepts_settings(name: str, tree: dict[str, Any]) -> bool:
     """Return whether a command has all settings of a tree, with values of their types."""
     try:
-        validation.check_section(tree, command_table.get_command(name).import_job_class(), validation.SettingNamer())
+        validation.check_section(
+            tree, command_table.COMMANDS.find_row(name).import_job_class(), validation.SettingNamer()
+        )
     except ConfigError:
         return False
     return True

@@ -149,4 +149,4 @@ def _format_commands(names: Sequence[str]) -> str:
 
 
 def _setting_keys(command: str) -> set[str]:
-    return {key for key, _ in validation.iter_settings(command_table.get_command(command).import_job_class())}
+    return {key for key, _ in validation.iter_settings(command_table.COMMANDS.find_row(command).import_job_class())}

@@ -75,7 +75,7 @@ class RecipeDraft:
 
     def setting_type(self, key: str) -> Any:
         """Return the type of a setting, None where the command does not have it."""
-        return dict(validation.iter_settings(command_table.get_command(self.command).import_job_class())).get(key)
+        return dict(validation.iter_settings(command_table.COMMANDS.find_row(self.command).import_job_class())).get(key)
 
     def first_setting(self, row: peer_tables.MappingRow) -> str:
         """Return the first setting of a row that the command has."""

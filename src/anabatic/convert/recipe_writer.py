@@ -124,7 +124,7 @@ def render_settings(draft: RecipeDraft, indent: str = "") -> list[str]:
     order = {
         key: at
         for at, (key, _) in enumerate(
-            validation.iter_settings(command_table.get_command(draft.command).import_job_class())
+            validation.iter_settings(command_table.COMMANDS.find_row(draft.command).import_job_class())
         )
     }
     keys = sorted(values, key=lambda key: order[key])

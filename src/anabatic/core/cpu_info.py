@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 CPUINFO = Path("/proc/cpuinfo")
 _ARM_CPU_NAMES = {
@@ -15,6 +18,11 @@ _ARM_CPU_NAMES = {
     ("0x41", "0xd49"): "Arm Neoverse-N2",
 }
 """Names of (implementer, part), which Linux prints as numbers on Arm (util-linux, lscpu)."""
+CORES_VARIABLE = "ANABATIC_CORES"
+"""Environment variable: the cores of each local rank, `0-3;4-7`."""
+_original_cores: set[int] = set()
+"""The cores of this process before `bind_to_cores`."""
+_FOLDER = "anabatic.cpu_speed"
 
 
 def read_cpuinfo(path: Path = CPUINFO) -> dict[str, str]:
@@ -45,12 +53,6 @@ def has_bf16_products(facts: Mapping[str, str]) -> bool:
     """Return whether the processor has instructions for products of bf16: avx512_bf16, amx_bf16, or Arm's bf16."""
     known = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
     return not known.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
-
-
-CORES_VARIABLE = "ANABATIC_CORES"
-"""Environment variable: the cores of each local rank, `0-3;4-7`."""
-_original_cores: set[int] = set()
-"""The cores of this process before `bind_to_cores`."""
 
 
 def parse_core_list(text: str) -> list[int]:
@@ -90,3 +92,26 @@ def use_all_cores() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, rank_cores)
+
+
+@functools.cache
+def find_speedup(module: str, name: str) -> Any:
+    """Return an attribute of a module of `anabatic.cpu_speed`; None where the folder is not there."""
+    try:
+        importlib.import_module(_FOLDER)
+    except ModuleNotFoundError:
+        return None
+    return getattr(importlib.import_module(f"{_FOLDER}.{module}"), name)
+
+
+def install_quick_imports() -> None:
+    """Make the first import of transformers' models a quick one, where the folder is there."""
+    install = find_speedup("quick_imports", "install_quick_imports")
+    if install is not None:
+        install()
+
+
+def import_checkpoints() -> Any:
+    """Import and return `torch.distributed.checkpoint`."""
+    load = find_speedup("quick_imports", "import_checkpoints")
+    return importlib.import_module("torch.distributed.checkpoint") if load is None else load()

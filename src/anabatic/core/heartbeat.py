@@ -23,7 +23,9 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self.step = STEP_NOT_TRAINING
-        self._file: int | None = None
+        self.is_open = False
+        """A launcher reads the file: whoever beats often asks first."""
+        self._file = -1
 
     def open(self) -> None:
         """Write the first beat and register the handler that dumps stacks."""
@@ -33,13 +35,14 @@ class Heartbeat:
         stack = open(folder / f"rank-{log.get_rank()}.stack", "w", encoding="utf-8")  # noqa: SIM115  (open until exit)
         faulthandler.register(DUMP_SIGNAL, file=stack, all_threads=True)
         self._file = os.open(folder / f"rank-{log.get_rank()}.beat", os.O_WRONLY | os.O_CREAT, 0o600)
+        self.is_open = True
         self.record_beat()
 
     def record_beat(self, step: int | None = None) -> None:
         """Record progress; `step` is the last finished one."""
         if step is not None:
             self.step = step
-        if self._file is not None:
+        if self.is_open:
             os.pwrite(self._file, f"{os.getpid():>{_FIELD_WIDTH}}{self.step:>{_FIELD_WIDTH}}".encode(), 0)
 
 

@@ -59,11 +59,6 @@ def get_reports_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def is_supervised() -> bool:
-    """Return whether this process is a worker of a launcher or a stage of a pipeline."""
-    return REPORTS_VARIABLE in os.environ or SUPERVISED_VARIABLE in os.environ
-
-
 def write_exit_code(code: int, rank: int) -> None:
     """Write the exit code for the launcher, if there is one."""
     if (folder := get_reports_folder()) is not None:

@@ -46,6 +46,11 @@ def get_exit_code(signum: int) -> int:
     return relaunch.EXIT_INTERRUPTED if signum == signal.SIGINT else relaunch.EXIT_PREEMPTED
 
 
+def is_supervised() -> bool:
+    """Return whether this process is a worker of a launcher or a stage of a pipeline."""
+    return relaunch.REPORTS_VARIABLE in os.environ or relaunch.SUPERVISED_VARIABLE in os.environ
+
+
 class StopRequest:
     """Classifies signals as they arrive.
 
@@ -93,7 +98,7 @@ class SignalListener:
             self._install_handlers()
             if watch:
                 self._start_watching()
-        relaunch.unblock_group_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # pending ones are delivered
 
     @contextmanager
     def defer_signals(self, on_signal: Callable[[int], None]) -> Iterator[None]:
@@ -127,7 +132,7 @@ class SignalListener:
         return signal.getsignal(signal.SIGTERM) == self._handle_signal
 
     def _install_handlers(self) -> None:
-        self._stop_request = StopRequest(supervised=relaunch.is_supervised())
+        self._stop_request = StopRequest(supervised=is_supervised())
         self._previous_handlers, self._on_stop = {}, None
         for signum in STOP_SIGNALS:
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup ignores it

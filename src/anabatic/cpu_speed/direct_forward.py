@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anabatic.cpu_speed.decoder_layer import LINEAR_NAMES, NORM_NAMES
-from anabatic.cpu_speed.decoder_structure import NormParts, find_norm, find_unknown_part, read_norm, read_parts
+from anabatic.cpu_speed.fused_layers import NormParts, find_norm, find_unknown_part, read_norm, read_parts
 from anabatic.cpu_speed.inference_products import InferenceProduct
 from anabatic.device.attention import AttentionOptions
 from anabatic.device.device import get_free_host_memory

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
+@dataclass
 class CompileClock:
     """Seconds of a clock without those that torch.compile has taken in this process."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._compiling = 0.0
-        self._started_at: float | None = None
-        self._depth = 0
-        self._is_watching = False
+    _clock: Callable[[], float] = time.perf_counter
+    _compiling: float = 0.0
+    _started_at: float | None = None
+    _depth: int = 0
+    is_watching: bool = False
+    """Something is compiled in this process."""
 
     def watch_compiling(self) -> None:
         """Listen to torch from now on (`torch/_dynamo/callback.py`); once is enough."""
-        if self._is_watching:
+        if self.is_watching:
             return
         from torch._dynamo.callback import callback_handler  # costs half a second where nothing is compiled
 
         callback_handler.register_start_callback(self.start)
         callback_handler.register_end_callback(self.stop)
-        self._is_watching = True
+        self.is_watching = True
 
     def start(self, *facts: object) -> None:
         """Stop counting. `facts`: what torch passes about the compilation, nothing before torch 2.8."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anabatic.core.speedups import find_speedup
+from anabatic.core.cpu_info import find_speedup
 from anabatic.device import ops_npu
 from anabatic.device.attention import AttentionOptions, PackedSegments, attend_in_fp32, attention_reference
 from anabatic.device.block_attention import REFERENCE_BLOCKS, BlockOps

@@ -15,7 +15,7 @@ from anabatic.data.shards.reader import EntryLocation, ShardSet
 from anabatic.device.device import Device
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.world import World
-from anabatic.train.validation import evaluate_loss
+from anabatic.train.objectives import evaluate_loss
 
 _GZIP_FORMAT = 31
 """zlib's `wbits` for a gzip header and the largest window (zlib manual, deflateInit2)."""

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from anabatic.core import log
-from anabatic.core.speedups import find_speedup
+from anabatic.core.cpu_info import find_speedup
 from anabatic.device.table import DEVICES
 from anabatic.infer.decode_graph import DecodeGraphs
 from anabatic.infer.request import Request, TopLogprobs

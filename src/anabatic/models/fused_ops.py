@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from anabatic.core.speedups import find_speedup
+from anabatic.core.cpu_info import find_speedup
 from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops, get_plain_sinks_reason
 from anabatic.device.table import DEVICES
 from anabatic.models import weight_casts

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from anabatic.config.pretrain import PretrainModel as ModelConfig
-from anabatic.config.sections.common import Optim
+from anabatic.config.sections.common import DerivedSizes, Optim
 from anabatic.core.errors import ConfigError
 from anabatic.device.device import Device
 from anabatic.models import division
@@ -21,7 +21,6 @@ from anabatic.models.weights_reader import iter_quantized_weights
 from anabatic.parallel.sharded_tensors import copy_from_full, materialize_parameters, to_local
 from anabatic.parallel.sharding import ShardingPlan, divides_model, named_parameters_of_all, shard_model
 from anabatic.parallel.world import World
-from anabatic.plan.depth_dial import DerivedSizes
 
 
 def build_meta_qwen3(plan: DerivedSizes, model: ModelConfig, vocab_size: int, seq_len: int) -> PreTrainedModel:

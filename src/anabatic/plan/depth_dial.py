@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from anabatic.config.pretrain import PretrainModel as ModelConfig
+from anabatic.config.sections.common import DerivedSizes
 from anabatic.core.errors import ConfigError
 
 HEAD_LADDER = ((1024, 128), (128, 64), (0, 32))
 """(minimum width, head size): small models keep several heads."""
-
-
-@dataclass
-class DerivedSizes:
-    """Values derived from the dial, with reasons; values set by the user take precedence."""
-
-    values: dict[str, float | int | bool] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def add_value(self, name: str, setting: float | None, derived: float, reason: str) -> None:
-        """Store `setting` if the user set it, else `derived`."""
-        self.values[name] = derived if setting is None else setting
-        self.reasons[name] = reason if setting is None else "given"
-
-    def get_int(self, name: str) -> int:
-        """Return a value as an int."""
-        return int(self.values[name])
-
-    def format_lines(self) -> list[str]:
-        """Return one printable line per value."""
-        return [f"  {name} = {_format_value(value)} ({self.reasons[name]})" for name, value in self.values.items()]
-
-
-def _format_value(value: float | int | bool) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int) else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def derive_model_sizes(model: ModelConfig, vocab_size: int) -> DerivedSizes:

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anabatic.config.loading.command_table import command_name
+from anabatic.config.loading.command_package import find_command_name
+from anabatic.config.loading.command_table import COMMANDS
 from anabatic.config.pretrain import PretrainJob
 from anabatic.config.rl import RlJob
 from anabatic.config.sections.common import BatchSettings, ContextMethod
@@ -352,7 +353,7 @@ def _find_pipeline_problems(job: LoopJob) -> Iterator[ConfigError]:
         return
     if type(job) not in (PretrainJob, SftJob):
         yield ConfigError(
-            f"parallel.pipeline is {stages}, and {command_name(job)} does not train in stages",
+            f"parallel.pipeline is {stages}, and {find_command_name(job, COMMANDS.values())} does not train in stages",
             "leave parallel.pipeline at 1: pretrain and sft take it",
         )
         return

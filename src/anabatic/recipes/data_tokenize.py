@@ -9,7 +9,8 @@ from pathlib import Path
 
 from anabatic.config.data_commands import DataTokenizeJob
 from anabatic.data.shards import dataset_cache
-from anabatic.data.shards.encoding import connect_ray, encode_here
+from anabatic.data.shards.encoders import encode_here
+from anabatic.data.shards.ray_encoding import connect_ray
 
 
 def run(job: DataTokenizeJob) -> int:

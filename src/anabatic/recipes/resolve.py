@@ -116,7 +116,8 @@ def resolve(job: Job, machine: Machine, model: ModelFacts | None = None) -> Reso
         () if machine.is_planned else job_rules.find_share_problems(job, mesh, devices),
     )
     job_rules.raise_problems(itertools.chain(*problems))
-    return ResolvedJob(job, mesh, model, origins, _drop_empty(shortened, applied), _drop_empty(ignored), reads_hub_data)
+    notes, warnings = tuple(filter(None, (shortened, applied))), tuple(filter(None, (ignored,)))
+    return ResolvedJob(job, mesh, model, origins, notes, warnings, reads_hub_data)
 
 
 def _list_changes(before: LoopJob, after: LoopJob) -> list[str]:
@@ -127,10 +128,6 @@ def _list_changes(before: LoopJob, after: LoopJob) -> list[str]:
 
 def _with_chosen_depth(job: Any, chip: Chip, devices: int) -> Any:
     return model_shape.with_depth(job, model_shape.choose_depth(job, chip, devices))
-
-
-def _drop_empty(*lines: str) -> tuple[str, ...]:
-    return tuple(line for line in lines if line)
 
 
 def set_default_seq_len(job: Job, model: ModelFacts) -> tuple[Job, str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anabatic.config.loading import settings
-from anabatic.config.loading.command_table import command_name
+from anabatic.config.loading.command_package import find_command_name
+from anabatic.config.loading.command_table import COMMANDS
 from anabatic.config.sections.train_jobs import is_auto
 from anabatic.device import table
 from anabatic.plan import training_setup
@@ -34,7 +35,7 @@ def render_resolved(job: Any, machine: Machine, given: Mapping[str, str]) -> str
         if values[name] in _OPEN:
             values[name], origins[key] = value, origin
     lines = [
-        f"# {command_name(job)}, as it runs on {machine.devices} x {machine.known_chip.name}",
+        f"# {find_command_name(job, COMMANDS.values())}, as it runs on {machine.devices} x {machine.known_chip.name}",
         "# Remarks say where a value comes from; the others are defaults. null: decided from the data, or not used.",
         *(f"# {note}" for note in (*resolved.notes, *resolved.warnings)),
         *settings.render_settings(tree, origins),

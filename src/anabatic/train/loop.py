@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import signal
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -43,7 +44,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
     """
     clock = _MetricsClock(loop, progress)
     replicas = ReplicaCheck(loop) if loop.job.parallel.check_replicas else None
-    HEARTBEAT.record_beat(progress.step)
+    _record_beat(progress.step)
     barrier(
         loop.world
     )  # a rank that has nothing to save yet leaves at once: none may wait in a step for one that has left
@@ -63,7 +64,7 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
                 progress.seconds = clock.total_seconds()
                 return _save_and_stop(loop, progress, saver)
             progress.step += 1
-            HEARTBEAT.record_beat(progress.step)
+            _record_beat(progress.step)
             progress.loader = batch.loader_state
             if loop.row_log is not None:
                 loop.row_log.write(progress.step, loop.train_step.last_rows)
@@ -97,6 +98,11 @@ def fit(loop: LoopContext, progress: TrainProgress) -> bool:
         _log_saved_checkpoints(loop, saver)
     progress.seconds = clock.total_seconds()
     return True
+
+
+def _record_beat(step: int) -> None:
+    if HEARTBEAT.is_open:
+        HEARTBEAT.record_beat(step)
 
 
 def _open_memory_copies(loop: LoopContext) -> AbstractContextManager[MemoryCopies | None]:
@@ -241,10 +247,11 @@ class _MetricsClock:
         self.loop, self.progress = loop, progress
         self.prior_seconds = progress.seconds
         self.training_seconds = self.pending_seconds = 0.0
-        self.start_time = COMPILE_CLOCK.read()
+        self.read_clock = COMPILE_CLOCK.read if COMPILE_CLOCK.is_watching else time.perf_counter
+        self.start_time = self.read_clock()
         self.logged_step = progress.step
         self.skipped_in_a_row = 0
-        self.reported_compiling = COMPILE_CLOCK.read_compiling()
+        self.reported_compiling = COMPILE_CLOCK.read_compiling() if COMPILE_CLOCK.is_watching else 0.0
         minutes = loop.job.schedule.minutes
         self.time_budget = None if minutes is None else TimeBudget(minutes)
         self.stragglers = StragglerMonitor(loop) if loop.world.size > 1 else None
@@ -255,25 +262,23 @@ class _MetricsClock:
         return step == 1 or step % self.loop.job.log.every == 0 or early
 
     def total_seconds(self) -> float:
-        return (
-            self.prior_seconds + self.training_seconds + self.pending_seconds + COMPILE_CLOCK.read() - self.start_time
-        )
+        return self.prior_seconds + self.training_seconds + self.pending_seconds + self.read_clock() - self.start_time
 
     def pause_clock(self) -> None:
         """Keep what has passed since the last row."""
-        self.pending_seconds += COMPILE_CLOCK.read() - self.start_time
+        self.pending_seconds += self.read_clock() - self.start_time
         if self.loop.device_window is not None:
             self.loop.device_window.set_paused(True)
 
     def resume_clock(self) -> None:
         """Count again from now on."""
-        self.start_time = COMPILE_CLOCK.read()
+        self.start_time = self.read_clock()
         if self.loop.device_window is not None:
             self.loop.device_window.set_paused(False)
 
     def restart_after_rewind(self) -> None:
         """Begin anew after an earlier step: the row of what was undone is not written."""
-        now = COMPILE_CLOCK.read()
+        now = self.read_clock()
         self.training_seconds, self.pending_seconds, self.start_time = (
             self.training_seconds + self.pending_seconds + now - self.start_time,
             0.0,
@@ -290,10 +295,11 @@ class _MetricsClock:
         """Write one row; return True when some rank wishes to stop."""
         loop, progress = self.loop, self.progress
         drained = loop.train_step.read_stats()
-        now = COMPILE_CLOCK.read()
+        now = self.read_clock()
         span, self.start_time, self.pending_seconds = max(self.pending_seconds + now - self.start_time, 1e-9), now, 0.0
         self.training_seconds += span
-        self._report_compiling()
+        if COMPILE_CLOCK.is_watching:
+            self._report_compiling()
         steps = progress.step - self.logged_step
         self.logged_step = progress.step
         if self.time_budget is not None and progress.step < loop.sizes.steps:

@@ -28,7 +28,7 @@ from anabatic.device.device import Device, get_peak_flops
 from anabatic.parallel.collectives import all_reduce_sum, barrier, broadcast_text
 from anabatic.parallel.sharded_tensors import to_local
 from anabatic.parallel.world import World
-from anabatic.train.checkpoint import manifest, memory_copies, storage
+from anabatic.train.checkpoint import manifest, memory_copies, memory_store, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.guards import bad_steps
 from anabatic.train.metrics.recorder import MetricsRecorder
@@ -105,7 +105,9 @@ def find_resume_checkpoint(job: LoopJob, folder: RunFolder, world: World) -> sto
 
 def _find_newest_state(job: LoopJob, folder: RunFolder, world: World) -> storage.CheckpointInfo | None:
     """Return the copy in memory, unless the disk has a newer checkpoint; then no file of the disk is read."""
-    memory = memory_copies.find_memory_copy(job, folder, world)
+    machine_memory = Path(os.environ.get(memory_store.MEMORY_DIR_VARIABLE) or memory_store.DEFAULT_MEMORY_DIR)
+    has_copies = job.save.memory_every > 0 or any(machine_memory.glob(f"{memory_store.FOLDER_PREFIX}*"))
+    memory = memory_copies.find_memory_copy(job, folder, world) if has_copies else None
     if memory is None:
         return storage.find_newest_checkpoint(folder, world)
     copied = storage.CheckpointInfo(memory.path, memory.step, RunState.from_json(memory.host, memory.path), memory)

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.common import BatchSettings, Optim, Schedule
+from anabatic.config.sections.common import BatchSettings, DerivedSizes, Optim, Schedule
 from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
@@ -19,7 +19,6 @@ from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.mesh import RankGroup
 from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
 from anabatic.plan.shapes import config_shape
 from anabatic.plan.shapes.decoder_shape import DecoderShape

@@ -174,7 +174,8 @@ class TrainStep:
                 self.optimizer.zero_grad()
                 return None
             batch = found
-            HEARTBEAT.record_beat()
+            if HEARTBEAT.is_open:
+                HEARTBEAT.record_beat()
             self.data_wait += time.perf_counter() - start
             if self.stage is None:
                 loss += self._run_micro_batch(batch, last=index == micro_steps - 1)

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from anabatic.config.sections.common import DerivedSizes
 from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.data.sequence.dataset import SequenceDataset
 from anabatic.models import pretrained
 from anabatic.models.model_init import build_meta_qwen3, init_weights
-from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
+from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic.train import sizing as planning
 from anabatic.train.context import TrainContext
 from anabatic.train.sizing import StepSizes

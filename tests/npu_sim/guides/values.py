@@ -55,11 +55,11 @@ def accepted(chapter: Chapter, key: str) -> list[str]:
             (one for one in command_table.COMMANDS if words[: len(one.split())] == one.split()), key=len, default=""
         )
         hints = (
-            dict(validation.iter_settings(command_table.get_command(name).import_job_class()))
+            dict(validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class()))
             if name not in ("", "run")
             else {}
         )
-        if key not in hints or (key == command_table.get_command(name).positional_setting and value not in words):
+        if key not in hints or (key == command_table.COMMANDS.find_row(name).positional_setting and value not in words):
             continue
         try:
             job = parse(name, _given(name, words, key, value, hints[key]))
@@ -77,7 +77,7 @@ def accepted(chapter: Chapter, key: str) -> list[str]:
 
 def _given(name: str, words: list[str], key: str, value: str, hint: Any) -> list[str]:
     """Return the words with the setting: as a bare word, a switch, by the short name that the line has, or its own."""
-    row, option = command_table.get_command(name), "--" + key.replace("_", "-")
+    row, option = command_table.COMMANDS.find_row(name), "--" + key.replace("_", "-")
     if key == row.positional_setting:
         return words
     if hint is bool:

@@ -152,7 +152,7 @@ def test_examples_of_the_help_are_commands(name: str, capsys: pytest.CaptureFixt
     entry = command_tree.COMMANDS[name]
     _, line = command_tree.parse_command(name, shlex.split(entry.example))
     if command_tree.is_job(entry):
-        cls = command_table.get_command(name).import_job_class()
+        cls = command_table.COMMANDS.find_row(name).import_job_class()
         validation.check_section(job_command.read_job_options(name, line).tree, cls, validation.OptionNamer())
     assert call(*name.split(), "--help") == 0
     assert f"For example: anabatic {name}" in capsys.readouterr().out
@@ -302,7 +302,7 @@ class _Broken:
 def test_what_is_raised_becomes_a_line_and_a_code(
     error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert error_report.run_with_error_report(_Broken(error), debug=False) == code
+    assert app.run_with_error_report(_Broken(error), debug=False) == code
     err = capsys.readouterr().err
     assert err.startswith(text) and "Traceback" not in err
 
@@ -311,24 +311,24 @@ def test_a_failure_that_is_known_ends_with_a_hint(capsys: pytest.CaptureFixture[
     os.environ["LC_ALL"] = "C"
     error = ValueError("wrapped")
     error.__cause__ = RuntimeError("NPU function error, error code is 507035")
-    assert error_report.run_with_error_report(_Broken(error), debug=False) == 1
+    assert app.run_with_error_report(_Broken(error), debug=False) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["error: unexpected ValueError: wrapped", "hint: add --debug for the traceback"]
     assert len(lines) == 3 and lines[2].startswith("hint: 507035: ")
     os.environ[error_report.EXPLAIN_VARIABLE] = "0"
-    assert error_report.run_with_error_report(_Broken(error), debug=False) == 1
+    assert app.run_with_error_report(_Broken(error), debug=False) == 1
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_a_hint_that_cannot_be_made_does_not_hide_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     os.environ["ANABATIC_KNOWLEDGE"] = "/nowhere.yaml"
-    assert error_report.run_with_error_report(_Broken(ValueError("one")), debug=False) == 1
+    assert app.run_with_error_report(_Broken(ValueError("one")), debug=False) == 1
     assert capsys.readouterr().err.startswith("error: unexpected ValueError: one\nhint: add --debug")
 
 
 def test_a_worker_reports_to_its_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.environ.update(ANABATIC_REPORTS=str(tmp_path), RANK="3")
-    assert error_report.run_with_error_report(_Broken(DataError("no corpus", "give one")), debug=False) == 2
+    assert app.run_with_error_report(_Broken(DataError("no corpus", "give one")), debug=False) == 2
     assert (tmp_path / "rank-3.error").read_text() == "error: no corpus\nhint: give one"
     assert (tmp_path / "rank-3.code").read_text() == "2"
     assert capsys.readouterr().err == ""
@@ -336,7 +336,7 @@ def test_a_worker_reports_to_its_launcher(tmp_path: Path, capsys: pytest.Capture
 
 def test_another_launchers_worker_says_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
     os.environ["RANK"] = "3"
-    assert error_report.run_with_error_report(_Broken(DataError("no corpus")), debug=False) == 2
+    assert app.run_with_error_report(_Broken(DataError("no corpus")), debug=False) == 2
     assert capsys.readouterr().err == "[rank 3] error: no corpus\n"
 
 

@@ -147,7 +147,7 @@ def ends(capsys: pytest.CaptureFixture[str], line: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("typed", NAMES)
 def test_options_of_other_programs_have_a_name_here(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {key for key, _ in validation.iter_settings(command_table.get_command("sft").import_job_class())}
+    known = {key for key, _ in validation.iter_settings(command_table.COMMANDS.find_row("sft").import_job_class())}
     error, hint = ends(capsys, f"sft {typed} 1")
     option = validation.OptionNamer().format_key(NAMES[typed])
     assert NAMES[typed] in known and error.startswith(f'error: unknown option "{typed}"')

@@ -107,7 +107,7 @@ def test_config_check_tells_whose_file_it_is(
 def test_every_row_becomes_a_setting_that_some_command_has(peer: str) -> None:
     """A row that no command can follow would be a promise without a taker."""
     taken = {
-        name: set(dict(validation.iter_settings(command_table.get_command(name).import_job_class())))
+        name: set(dict(validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class())))
         for name in ("sft", "dpo", "rl", "eval", "serve")
     }
     for row in peer_tables.load_tables(peer).all_rows():

@@ -171,7 +171,7 @@ def _is(value: Any, hint: Any) -> bool:
 @given(st.sampled_from(LEAVES), ANY)
 def test_a_wrong_type_is_never_accepted(leaf: tuple[str, str], value: Any) -> None:
     name, key = leaf
-    cls = command_table.get_command(name).import_job_class()
+    cls = command_table.COMMANDS.find_row(name).import_job_class()
     tree: Any = value
     for part in reversed(key.split(".")):
         tree = {part: tree}

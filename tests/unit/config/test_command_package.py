@@ -118,4 +118,4 @@ def test_guests_are_here() -> None:
     assert {"classify train", "studio"} <= set(command_table.COMMANDS)
     assert {"sim status", "classify map"} <= set(command_tree.COMMANDS)
     assert command_table.import_served_classifier().__name__ == "TrajectoryClassifier"
-    assert command_table.get_command("classify train").schema_file.parent.parent.name == "config"
+    assert command_table.COMMANDS.find_row("classify train").schema_file.parent.parent.name == "config"

@@ -28,7 +28,7 @@ def test_recipes_of_the_package(name: str) -> None:
 def test_defaults_are_valid(command: str) -> None:
     schema = json_schema.make_schema(command)
     assert jsonschema_rs.meta.is_valid(schema)
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     assert list(jsonschema_rs.Draft7Validator(schema).iter_errors(settings.default_tree(cls))) == []
 
 
@@ -68,7 +68,7 @@ def test_schema_and_command_agree(key: str, value: Any) -> None:
     node[last] = value
     accepted = (key, value) in GOOD
     assert validator("sft").is_valid(tree) is accepted
-    cls = command_table.get_command("sft").import_job_class()
+    cls = command_table.COMMANDS.find_row("sft").import_job_class()
     try:
         validation.check_section(copy.deepcopy(tree), cls, validation.SettingNamer())
     except ConfigError:

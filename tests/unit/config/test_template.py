@@ -13,7 +13,7 @@ from anabatic.core.errors import ConfigError
 @pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_template_reads_back_as_the_defaults(name: str) -> None:
     text = settings.render_template(name)
-    cls = command_table.get_command(name).import_job_class()
+    cls = command_table.COMMANDS.find_row(name).import_job_class()
     tree = yaml_reader.parse_yaml(text, "template").tree
     assert tree == settings.default_tree(cls)
     assert validation.check_section(tree, cls, validation.SettingNamer("template: ")) == tree
@@ -26,7 +26,7 @@ def test_every_setting_is_explained(name: str) -> None:
         inner = [hint for hint in validation.field_types(cls).values() if dataclasses.is_dataclass(hint)]
         return [cls, *(found for hint in inner for found in classes(hint))]
 
-    for cls in classes(command_table.get_command(name).import_job_class()):
+    for cls in classes(command_table.COMMANDS.find_row(name).import_job_class()):
         docs = settings.field_docs(cls)
         for field, hint in validation.field_types(cls).items():
             assert docs.get(field) or dataclasses.is_dataclass(hint), f"{cls.__name__}.{field} has no docstring"

@@ -36,7 +36,7 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def leaves(command: str) -> set[str]:
-    row = command_table.get_command(command)
+    row = command_table.COMMANDS.find_row(command)
     short = {word for words in row.option_aliases.values() for word in words.split()}
     keys = {key for key, _ in validation.iter_settings(row.import_job_class())}
     return keys | short | {"--" + key.replace("_", "-") for key in keys}
@@ -115,7 +115,7 @@ def fits(value: object, hint: object) -> bool:
 
 def hints(row: peer_tables.MappingRow) -> Iterator[object]:
     for name in row.only or command_table.COMMANDS:
-        types = dict(validation.iter_settings(command_table.get_command(name).import_job_class()))
+        types = dict(validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class()))
         chosen = [types[key] for key in row.ours if key in types]
         yield from chosen[:1]
 

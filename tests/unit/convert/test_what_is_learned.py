@@ -164,7 +164,7 @@ def test_settings_of_ours_that_have_a_counterpart() -> None:
         for row in peer_tables.load_tables(peer).all_rows()
         for key in (*row.ours, *row.sets)
     }
-    job = converter.command_table.get_command("sft").import_job_class()
+    job = converter.command_table.COMMANDS.find_row("sft").import_job_class()
     learned = ("optim.", "schedule.", "lora.", "batch.", "data.", "curriculum.", "freeze.")
     own = {key for key, _ in validation.iter_settings(job) if key.startswith(learned)}
     without = {

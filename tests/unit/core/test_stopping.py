@@ -68,7 +68,7 @@ def test_what_can_be_saved_is_not_ended() -> None:
 
 PROGRAM = """
 import sys, time
-from anabatic.cli import error_report
+from anabatic.cli import app
 from anabatic.core import log
 from anabatic.core.stop_signals import SIGNAL_LISTENER
 
@@ -93,7 +93,7 @@ def work():
     return 143
 
 log.setup_logging()
-sys.exit(error_report.run_with_error_report(work, False))
+sys.exit(app.run_with_error_report(work, False))
 """
 
 
@@ -153,7 +153,7 @@ def test_a_library_that_keeps_the_process_is_not_waited_for(tmp_path: Path) -> N
 
 ENDING = """
 import atexit, os, signal, sys
-from anabatic.cli import error_report
+from anabatic.cli import app
 from anabatic.core.errors import DataError
 from anabatic.core.stop_signals import SIGNAL_LISTENER
 
@@ -168,7 +168,7 @@ def fail():
 SIGNAL_LISTENER.start_listening(watch=False)
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
     atexit.register(os.kill, os.getpid(), number)
-sys.exit(error_report.run_with_error_report({call}, False))
+sys.exit(app.run_with_error_report({call}, False))
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabatic.cpu_speed.deferred_names import DeferredName, WaitingImports, resolve_name
+from anabatic.cpu_speed.quick_imports import DeferredName, WaitingImports, resolve_name
 
 HEAVY = """
 class Shape:

@@ -62,9 +62,9 @@ def test_losses_and_texts_are_the_same_without_the_folder(tmp_path: Path) -> Non
 
 
 def test_one_file_alone_imports_the_folder() -> None:
-    """`core/speedups.py` loads it by name, so that the folder can be deleted."""
+    """`core/cpu_info.py` loads it by name, so that the folder can be deleted."""
     folder = tree.ROOT / "src" / "anabatic" / "cpu_speed"
-    door = tree.ROOT / "src" / "anabatic" / "core" / "speedups.py"
+    door = tree.ROOT / "src" / "anabatic" / "core" / "cpu_info.py"
     found = [
         f"{tree.name(path)}: {line.strip()}"
         for path in tree.sources()

@@ -38,7 +38,7 @@ except ImportError:
     styles = []
 """
 RESOLVE = """
-from anabatic.cpu_speed.deferred_names import DeferredName, resolve_name
+from anabatic.cpu_speed.quick_imports import DeferredName, resolve_name
 modules = [each for name, each in list(sys.modules.items()) if name.startswith(("transformers.", "torch.distributed."))]
 waiting = [(each, name, value) for each in modules for name, value in list(vars(each).items())
            if type(value) is DeferredName]

@@ -20,7 +20,6 @@ from anabatic.data.chat.conversation_formats import detect_format
 from anabatic.data.chat.loss_mask import LossPolicy, TruncationStrategy
 from anabatic.data.chat.preference_pairs import (
     REJECTED_BIT,
-    PreferencePairEncoder,
     collate_preference_pairs,
     collate_unpaired_answers,
     max_pair_inputs,
@@ -31,6 +30,7 @@ from anabatic.data.chat.turn_fields import BadRowError
 from anabatic.data.readers.document import Document
 from anabatic.data.readers.sources import DataSource, read_documents
 from anabatic.data.shards import dataset_cache
+from anabatic.data.shards.encoders import PreferencePairEncoder
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.tokenizer import hf_folder
 from anabatic_testing.tiny_corpora import write_byte_tokenizer

@@ -12,7 +12,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from anabatic.core.errors import ChatTemplateError, ConfigError, DataError
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.data.tokenizer import render_limits
 from suite.rendered_rows import tokenize_conversations
 
 SYSTEM, FIRST, LAST = "You are a helpful assistant", "Hi there", "   I am an assistant   "
@@ -200,7 +199,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("about", HOSTILE)
 def test_what_is_no_template_is_refused_with_its_reason(folder, tmp_path, monkeypatch, about):
-    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(tokenizers, "MAX_RENDER_SECONDS", 0.2)
     text, words = HOSTILE[about]
     file = tmp_path / "own.jinja"
     file.write_text(text)
@@ -224,7 +223,7 @@ FOLDER_BOMBS = {
 
 @pytest.mark.parametrize("about", FOLDER_BOMBS)
 def test_the_template_of_a_folder_is_bounded_as_well(folder, tmp_path, monkeypatch, about):
-    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(tokenizers, "MAX_RENDER_SECONDS", 0.2)
     text, words = FOLDER_BOMBS[about]
     shutil.copytree(folder, tmp_path / "own")
     (tmp_path / "own" / "chat_template.jinja").write_text(text)
@@ -235,7 +234,7 @@ def test_the_template_of_a_folder_is_bounded_as_well(folder, tmp_path, monkeypat
 
 
 def test_a_conversation_without_end_is_an_error_of_its_row(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(render_limits, "MAX_RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(tokenizers, "MAX_RENDER_SECONDS", 0.2)
     shutil.copytree(folder, tmp_path / "own")
     template = "{% if messages[0].content == 'boom' %}" + BOMB + "{% endif %}{{ messages[0].content }}"
     (tmp_path / "own" / "chat_template.jinja").write_text(template)

@@ -17,8 +17,9 @@ from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.batching.packing import TokenSegment
 from anabatic.data.chat.loss_mask import LossPolicy
-from anabatic.data.chat.preference_pairs import PreferencePairEncoder, collate_preference_pairs
+from anabatic.data.chat.preference_pairs import collate_preference_pairs
 from anabatic.data.readers.document import Document
+from anabatic.data.shards.encoders import PreferencePairEncoder
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.device.device import select_device
 from anabatic.infer import reward_scorer

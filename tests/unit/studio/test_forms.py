@@ -15,7 +15,7 @@ from anabatic_studio import forms
 def test_the_form_has_every_setting_once(command):
     form = forms.describe_form(command)
     fields = [field for group in form["groups"] for field in group["fields"]]
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     assert sorted(field["key"] for field in fields) == sorted(key for key, _ in validation.iter_settings(cls))
     defaults = settings.flatten_settings(settings.default_tree(cls))
     for field in fields:

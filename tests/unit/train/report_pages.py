@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.monitor.run_data import CURVE_KEYS
-from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS
+from anabatic.train.report.localized_page import EVENT_WORDS, FIELD_WORDS
 from suite.fake_runs import START_TIME, write_jsonl
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -6,11 +6,10 @@ import math
 
 import pytest
 
-from anabatic.config.sections.common import BatchSettings, DeviceSettings
+from anabatic.config.sections.common import BatchSettings, DerivedSizes, DeviceSettings
 from anabatic.device.device import select_device
 from anabatic.parallel.mesh import RankGroup
 from anabatic.plan import model_shape
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.pipeline_stages import estimate_bubble
 from anabatic.plan.training_setup import TrainingSetup
 from anabatic.train import sizing

@@ -19,7 +19,7 @@ from anabatic.core.paths import RunFolder
 from anabatic.device.device import select_device
 from anabatic.parallel.world import World, init_world, leave_world
 from anabatic.train import run_folder
-from anabatic.train.checkpoint import checksums, manifest, storage
+from anabatic.train.checkpoint import manifest, storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.checkpoint.saver import CheckpointSaver
 from anabatic_testing.multiprocess import spawn_ranks
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checksums, "write_file", full)
+    monkeypatch.setattr(manifest, "write_file", full)
     with pytest.raises(Failure, match="no space left"):
         save(folder, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1"]
@@ -189,14 +189,14 @@ def test_the_manifest_says_what_the_ranks_have_written(tmp_path: Path) -> None:
 
 
 def test_bytes_that_change_on_their_way_to_the_disk_are_found(tmp_path: Path) -> None:
-    written: dict[str, checksums.FileEntry] = {}
-    with checksums.ChecksumFile(tmp_path / "a", written) as file:
+    written: dict[str, manifest.FileEntry] = {}
+    with manifest.ChecksumFile(tmp_path / "a", written) as file:
         file.write(b"x" * 5000)
         file.flush()
         with open(tmp_path / "a", "r+b") as disk:
             disk.write(b"y")
     assert written["a"]["bytes"] == 5000 == (tmp_path / "a").stat().st_size
-    assert checksums.compute_crc32(tmp_path / "a") != written["a"]["crc32"]
+    assert manifest.compute_crc32(tmp_path / "a") != written["a"]["crc32"]
 
 
 def test_a_file_of_a_rank_that_rank_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_file_of_a_rank_that_rank_0_does_not_see_is_no_checkpoint(tmp_path: Pa
     built = manifest.temporary_path(target)
     built.mkdir()
     (built / "__1_0.distcp").write_bytes(b"abc")
-    written: dict[str, checksums.FileEntry] = {"__1_0.distcp": {"bytes": 9, "crc32": 0}}
+    written: dict[str, manifest.FileEntry] = {"__1_0.distcp": {"bytes": 9, "crc32": 0}}
     with pytest.raises(CheckpointError, match=r"__1_0.distcp, which a rank has written, has 3 of 9 bytes") as caught:
         manifest.commit_checkpoint(built, target, 1, "{}", tmp_path / "none", {}, written)
     assert "all machines share" in str(caught.value.hint) and not target.exists()

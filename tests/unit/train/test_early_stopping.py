@@ -10,7 +10,7 @@ from anabatic.config.sections.common import Data, Evaluate
 from anabatic.config.sections.train_jobs import TrainJob
 from anabatic.core.errors import ConfigError
 from anabatic.train.checkpoint.run_state import BestTracker, TrainProgress
-from anabatic.train.validation import compute_perplexity
+from anabatic.train.objectives import compute_perplexity
 
 
 def judged(losses: list[float], **settings: object) -> tuple[BestTracker, list[bool], list[bool]]:

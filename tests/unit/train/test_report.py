@@ -17,7 +17,7 @@ import pytest
 from anabatic.config.pipeline import PipelineJob, PipelineStage
 from anabatic.core.cpu_info import parse_cpuinfo
 from anabatic.core.errors import Failure
-from anabatic.train.report import machine_rows
+from anabatic.train.report import run_facts
 from anabatic.train.report.page import write_pipeline_report, write_run_report
 from suite.fake_runs import (
     EVAL_RESULTS,
@@ -283,16 +283,16 @@ def test_an_older_report_survives_a_failure(tmp_path: Path, monkeypatch: pytest.
 
 def test_names_of_processors() -> None:
     assert (
-        machine_rows.describe_cpu_name(parse_cpuinfo("model name\t: Intel(R) Xeon(R)  Gold 6\nmodel name: x\n"))
+        run_facts.describe_cpu_name(parse_cpuinfo("model name\t: Intel(R) Xeon(R)  Gold 6\nmodel name: x\n"))
         == "Intel Xeon Gold 6"
     )
     arm = "processor\t: 0\nCPU implementer\t: 0x48\nCPU part\t: 0xd01\n"
-    assert machine_rows.describe_cpu_name(parse_cpuinfo(arm)) == "HiSilicon Kunpeng-920 (TaiShan v110)"
-    assert machine_rows.describe_cpu_name({})
+    assert run_facts.describe_cpu_name(parse_cpuinfo(arm)) == "HiSilicon Kunpeng-920 (TaiShan v110)"
+    assert run_facts.describe_cpu_name({})
 
 
 def test_commit(tmp_path: Path) -> None:
-    assert machine_rows.find_commit(tmp_path) is None
+    assert run_facts.find_commit(tmp_path) is None
 
     def git(*arguments: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
@@ -304,8 +304,8 @@ def test_commit(tmp_path: Path) -> None:
     (tmp_path / "tracked" / "file").write_text("1")
     git("add", "tracked/file")
     git("commit", "-m", "first")
-    assert (commit := machine_rows.find_commit(tmp_path / "tracked")) and re.fullmatch(r"[0-9a-f]{10}", commit.zh)
-    assert machine_rows.find_commit(tmp_path / "ignored") is None
+    assert (commit := run_facts.find_commit(tmp_path / "tracked")) and re.fullmatch(r"[0-9a-f]{10}", commit.zh)
+    assert run_facts.find_commit(tmp_path / "ignored") is None
     (tmp_path / "tracked" / "file").write_text("2")
-    commit = machine_rows.find_commit(tmp_path / "tracked")
+    commit = run_facts.find_commit(tmp_path / "tracked")
     assert commit and commit.en.endswith(" + changes") and commit.zh.endswith("（有未提交的改动）")

@@ -10,10 +10,10 @@ from string import Formatter
 import pytest
 
 from anabatic.config.pipeline import PipelineJob, PipelineStage
-from anabatic.train.report import machine_rows
+from anabatic.train.report import run_facts
 from anabatic.train.report.comparison_page import write_comparison
+from anabatic.train.report.localized_page import EVENT_WORDS, FIELD_WORDS, WORDS, describe_duration, get_text
 from anabatic.train.report.page import write_pipeline_report, write_run_report
-from anabatic.train.report.words import EVENT_WORDS, FIELD_WORDS, WORDS, describe_duration, get_text
 from suite.fake_runs import START_TIME, write_jsonl, write_pipeline_run
 from unit.train.report_pages import Page, write_full_run
 
@@ -25,9 +25,9 @@ PROPER |= {"summary", "KiB", "MiB", "GiB", "Wh", "ms", "nat", "token"}
 
 
 def machine_words() -> set[str]:
-    texts = [machine_rows.describe_cpu().zh, machine_rows.describe_memory()]
-    texts += [f"{name} {version}" for name, version in machine_rows.list_versions()]
-    commit = machine_rows.find_commit(Path(machine_rows.__file__).parent)
+    texts = [run_facts.describe_cpu().zh, run_facts.describe_memory()]
+    texts += [f"{name} {version}" for name, version in run_facts.list_versions()]
+    commit = run_facts.find_commit(Path(run_facts.__file__).parent)
     return set(LATIN.findall(" ".join([*texts, commit.zh if commit else ""])))
 
 

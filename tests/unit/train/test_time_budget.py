@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabatic.config.pipeline import PipelineStage, scale_minutes
-from anabatic.config.sections.common import Schedule
+from anabatic.config.sections.common import DerivedSizes, Schedule
 from anabatic.core.errors import ConfigError
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.train.sizing import MIN_TIMED_STEPS, resolve_total_steps
 from anabatic.train.time_budget import SETTLED_SHARE, TimeBudget
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.config.sections.common import Data, DeviceSettings, Optim, Schedule
+from anabatic.config.sections.common import Data, DerivedSizes, DeviceSettings, Optim, Schedule
 from anabatic.config.sections.train_jobs import Freeze, Lora
 from anabatic.config.sft import SftJob
 from anabatic.core.errors import ConfigError
@@ -15,7 +15,6 @@ from anabatic.data.tokenizer import hf_folder as tokenizers
 from anabatic.device.device import select_device
 from anabatic.models import pretrained
 from anabatic.models.lora import adapter
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training import trained_model
 from anabatic.train import sizing as planning
 from anabatic_testing.tiny_corpora import write_byte_tokenizer

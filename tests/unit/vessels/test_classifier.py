@@ -80,7 +80,7 @@ def run(verb: str, out: Path, source: Path, /, **more: Any) -> Path:
         tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
     job = settings.build_job(f"classify {verb}", tree, "test")
     jobs.require_valid_job(f"classify {verb}", job)
-    assert command_table.get_command(f"classify {verb}").import_recipe_function()(job) == 0
+    assert command_table.COMMANDS.find_row(f"classify {verb}").import_recipe_function()(job) == 0
     return out
 
 
@@ -247,7 +247,7 @@ def test_asked_again_it_says_the_same(rows: Path, trained: Path, tmp_path: Path)
 
 def predict(model: Path, inputs: list[Path], out: Path, **more: Any) -> list[dict[str, Any]]:
     tree = {"model": str(model), "inputs": list(map(str, inputs)), "out": str(out), "device": {"threads": 1}, **more}
-    command_table.get_command("classify predict").import_recipe_function()(
+    command_table.COMMANDS.find_row("classify predict").import_recipe_function()(
         settings.build_job("classify predict", tree, "test")
     )
     return list(json_reader.read_json_lines(out if out.suffix else out / "predictions.jsonl"))
@@ -367,7 +367,7 @@ def test_a_model_is_scored_on_vessels_it_does_not_know(rows: Path, trained: Path
             "device": {"type": "cpu", "threads": 1},
             **more,
         }
-        command_table.get_command("classify eval").import_recipe_function()(
+        command_table.COMMANDS.find_row("classify eval").import_recipe_function()(
             settings.build_job("classify eval", tree, "test")
         )
         found: dict[str, Any] = json.loads((tmp_path / "eval" / "eval.json").read_text())

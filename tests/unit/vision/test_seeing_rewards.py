@@ -14,8 +14,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from anabatic.config.sections.common import DeviceSettings
 from anabatic.data.batching.packing import Batch, TokenSegment
 from anabatic.data.chat.loss_mask import LossPolicy
-from anabatic.data.chat.preference_pairs import PreferencePairEncoder, collate_preference_pairs
+from anabatic.data.chat.preference_pairs import collate_preference_pairs
 from anabatic.data.readers.document import Document
+from anabatic.data.shards.encoders import PreferencePairEncoder
 from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_batch import CollatePictures

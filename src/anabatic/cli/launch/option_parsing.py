@@ -38,7 +38,7 @@ def parse_training_command(args: list[str]) -> tuple[Command, job_command.JobOpt
     matches = [name for name in training_commands if args[: len(name.split())] == name.split()]
     if not matches:
         raise ConfigError(f"{args[0]} is not a command that trains", _suggest_command(args, training_commands))
-    row = command_table.get_command(matches[0])
+    row = command_table.COMMANDS.find_row(matches[0])
     _, line = command_tree.parse_command(row.name, args[len(row.name.split()) :])
     options = job_command.read_job_options(row.name, line)
     if options.is_dry_run:

@@ -96,7 +96,7 @@ def _guess_option(token: str, error: UsageError) -> str:
     """Return the option that a positional argument may belong to; empty if none is likely."""
     name = error.command
     known = (
-        {key for key, _ in validation.iter_settings(command_table.get_command(name).import_job_class())}
+        {key for key, _ in validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class())}
         if name in command_table.COMMANDS
         else set()
     )

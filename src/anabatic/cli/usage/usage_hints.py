@@ -144,7 +144,7 @@ def explain_file(file: str, name: str) -> ConfigError | None:
     noun = "is a script" if file.endswith(".sh") else "holds settings"
     message = f"{file} {noun} of {detected.title} ({', '.join(detected.evidence[:4])})"
     if detected.program == "deepspeed" and not file.endswith(".sh") and name:
-        settings = dict(validation.iter_settings(command_table.get_command(name).import_job_class()))
+        settings = dict(validation.iter_settings(command_table.COMMANDS.find_row(name).import_job_class()))
         if "parallel.deepspeed" in settings:
             return ConfigError(message, f"give it as --parallel.deepspeed {shlex.quote(file)}")
     peer = "deepspeed" if detected.program == file_detection.ACCELERATE else detected.program

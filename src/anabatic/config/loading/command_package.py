@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from anabatic.core import extras, log, plugins, speedups
-from anabatic.core.errors import ConfigError
+from anabatic.core import cpu_info, extras, log, plugins
+from anabatic.core.errors import ConfigError, UserError
+from anabatic.core.formatting import did_you_mean
 
 TRAIN, USE, MACHINE, RECIPES = "Train", "Use", "Machine", "Recipes"
 GROUPS = (TRAIN, USE, MACHINE, RECIPES)
@@ -66,6 +67,12 @@ class Command:
         loaded: type = import_attribute(self.config)
         return loaded
 
+    def import_precheck(self) -> Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None:
+        """Import and return the check of the command's own files; None where it reads text as others do."""
+        found: Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None
+        found = import_attribute(self.precheck) if self.precheck else None
+        return found
+
     @property
     def schema_file(self) -> Path:
         """The JSON schema of its recipes, in a folder beside the module of its settings; made by the build."""
@@ -83,7 +90,7 @@ class Command:
         """
         collects = gc.isenabled()
         gc.disable()
-        speedups.install_quick_imports()
+        cpu_info.install_quick_imports()
         try:
             for name in self.optional_packages:
                 extras.import_optional(name, f"anabatic {self.name}")
@@ -196,6 +203,11 @@ def load_packages() -> tuple[CommandPackage, ...]:
     return tuple(loaded)
 
 
+def find_command_name(job: Any, commands: Iterable[Command]) -> str:
+    """Return the name of the command whose settings `job` is."""
+    return next(row.name for row in commands if row.config.endswith(f":{type(job).__name__}"))
+
+
 class _Named(Protocol):
     @property
     def name(self) -> str: ...
@@ -234,6 +246,17 @@ class CommandTable(Mapping[str, Row]):
         if name.partition(" ")[0] in self._first_words:
             raise KeyError(name)
         return self._others[name]
+
+    def find_row(self, name: str) -> Row:
+        """Return the row called `name`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in self:
+            hint = f"commands: {', '.join(self)}"
+            raise ConfigError(f'unknown command "{name}".{did_you_mean(name, self)}', hint)
+        return self[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -16,8 +16,7 @@ from anabatic.config.loading.command_package import (
     import_attribute,
     load_packages,
 )
-from anabatic.core.errors import ConfigError, UserError
-from anabatic.core.formatting import did_you_mean
+from anabatic.core.errors import ConfigError
 
 
 def find_training_command(tree: Mapping[str, Any]) -> Command | None:
@@ -26,14 +25,6 @@ def find_training_command(tree: Mapping[str, Any]) -> Command | None:
         if command.is_training and {one.name for one in fields(command.import_job_class())} == set(tree):
             return command
     return None
-
-
-def import_precheck(command: str) -> Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None:
-    """Import and return the check of a command's own files; None where it reads text as others do."""
-    row = COMMANDS.get(command)
-    found: Callable[[Any, Callable[[str], bool]], Iterator[UserError]] | None
-    found = import_attribute(row.precheck) if row is not None and row.precheck else None
-    return found
 
 
 def import_served_classifier() -> Callable[..., Any]:
@@ -275,20 +266,3 @@ _COMMAND_ROWS = (
 )
 
 COMMANDS = CommandTable(_COMMAND_ROWS, lambda package: package.commands)
-
-
-def command_name(job: Any) -> str:
-    """Return the command whose settings `job` is."""
-    return next(row.name for row in COMMANDS.values() if row.config.endswith(f":{type(job).__name__}"))
-
-
-def get_command(name: str) -> Command:
-    """Return the command called `name`.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in COMMANDS:
-        hint = f"commands: {', '.join(COMMANDS)}"
-        raise ConfigError(f'unknown command "{name}".{did_you_mean(name, COMMANDS)}', hint)
-    return COMMANDS[name]

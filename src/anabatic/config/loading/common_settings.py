@@ -163,7 +163,7 @@ def count_further_settings(command: str) -> int:
     if not tasks:
         return 0
     num_shown = sum(len(keys) for keys in tasks.values())
-    return len(list(validation.iter_settings(command_table.get_command(command).import_job_class()))) - num_shown
+    return len(list(validation.iter_settings(command_table.COMMANDS.find_row(command).import_job_class()))) - num_shown
 
 
 def list_common_commands() -> list[str]:

@@ -25,7 +25,7 @@ def make_schema(command: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such command.
     """
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     builder = _SchemaBuilder(allows_placeholders=command == "run")
     schema = builder.describe_section(cls, settings.default_tree(cls))
     schema |= {"$schema": DIALECT, "title": f"anabatic {command}"}
@@ -46,7 +46,7 @@ def make_schema(command: str) -> dict[str, Any]:
 def list_schema_files() -> dict[str, Path]:
     """Return the commands that have a file in the package."""
     commands = dict.fromkeys(recipe.command for recipe in shipped_recipes.RECIPES.values())
-    return {command: command_table.get_command(command).schema_file for command in commands}
+    return {command: command_table.COMMANDS.find_row(command).schema_file for command in commands}
 
 
 def write_schema_files() -> None:

@@ -86,7 +86,7 @@ def parse_job(command: str, text: str, origin: str) -> Any:
 
 
 def _merge_job(command: str, origins: list[_Source]) -> Any:
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     tree: dict[str, Any] = {}
     for given, where in origins:
         tree = merge_trees(tree, validation.check_section(given, cls, where))
@@ -122,7 +122,7 @@ def build_job(command: str, tree: dict[str, Any], origin: str) -> Any:
     Raises:
         ConfigError: a value is unknown, of the wrong type or out of range.
     """
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     values = validation.check_section(tree, cls, validation.SettingNamer(f"{origin}: " if origin else ""))
     try:
         return make_settings(cls, values)
@@ -317,7 +317,7 @@ def render_template(command: str) -> str:
     Raises:
         ConfigError: there is no such command.
     """
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     lines = _render_head(command, cls) + _render_fields(cls, default_tree(cls), "")
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -328,7 +328,7 @@ def render_common_template(command: str) -> str:
     Raises:
         ConfigError: there is no such command.
     """
-    cls = command_table.get_command(command).import_job_class()
+    cls = command_table.COMMANDS.find_row(command).import_job_class()
     tasks = common_settings.get_common_settings(command)
     if not tasks:
         return render_template(command)

@@ -109,7 +109,7 @@ def format_schema_line(recipe: ShippedRecipe, absolute: bool = False) -> str:
 
     A copy outside of the package needs the absolute path. https://github.com/redhat-developer/yaml-language-server
     """
-    file = command_table.get_command(recipe.command).schema_file
+    file = command_table.COMMANDS.find_row(recipe.command).schema_file
     path = file.as_uri() if absolute else os.path.relpath(file, recipe.path.parent)
     return f"# yaml-language-server: $schema={path}\n"
 

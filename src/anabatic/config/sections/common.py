@@ -19,6 +19,33 @@ def require_setting(condition: bool, message: str, hint: str = "") -> None:
         raise ConfigError(message, hint)
 
 
+@dataclass
+class DerivedSizes:
+    """Values of settings that were left open, with the reason of each; what the user has set takes precedence."""
+
+    values: dict[str, float | int | bool] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add_value(self, name: str, setting: float | None, derived: float, reason: str) -> None:
+        """Store `setting` if the user set it, else `derived`."""
+        self.values[name] = derived if setting is None else setting
+        self.reasons[name] = reason if setting is None else "given"
+
+    def get_int(self, name: str) -> int:
+        """Return a value as an int."""
+        return int(self.values[name])
+
+    def format_lines(self) -> list[str]:
+        """Return one printable line per value."""
+        return [f"  {name} = {_format_value(value)} ({self.reasons[name]})" for name, value in self.values.items()]
+
+
+def _format_value(value: float | int | bool) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
 @dataclass(kw_only=True)
 class DeviceSettings:
     """Where the job runs and in which number format."""

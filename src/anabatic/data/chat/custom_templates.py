@@ -19,8 +19,8 @@ from anabatic.core import json_reader, log
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import get_cache_root, write_atomic
+from anabatic.data.tokenizer import hf_folder
 from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.data.tokenizer import render_limits
 
 TEMPLATE_FILES = {
     "chatml": "chatml",
@@ -127,18 +127,18 @@ def try_template(tokenizer: Any, template: str, name: str) -> str:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     what = f"chat_template: {name}"
     try:
-        with render_limits.limit_render_resources():
+        with hf_folder.limit_render_resources():
             text: str = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(f"{what} is broken at its line {error.lineno}: {error.message}", _HINT) from error
     except SecurityError as error:
         raise ConfigError(f"{what} does something that a template may not do: {error}", _HINT) from error
-    except render_limits.RenderTimeoutError as error:
-        seconds = render_limits.MAX_RENDER_SECONDS
+    except hf_folder.RenderTimeoutError as error:
+        seconds = hf_folder.MAX_RENDER_SECONDS
         raise ConfigError(f"{what} takes more than {seconds:g} s for one short conversation", _HINT) from error
     except MemoryError as error:
         raise ConfigError(
-            f"{what} takes more than {render_limits.MAX_RENDER_BYTES >> 20} MiB for one short conversation", _HINT
+            f"{what} takes more than {hf_folder.MAX_RENDER_BYTES >> 20} MiB for one short conversation", _HINT
         ) from error
     except Exception as error:  # a template may fail in any way that Python's values can
         raise ConfigError(f"{what} fails on a question and its answer: {_shorten_error(error)}", _HINT) from error

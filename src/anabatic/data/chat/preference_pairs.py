@@ -16,12 +16,10 @@ import torch
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
 from anabatic.data.readers.document import SKIP_HINT, Document, Message
-from anabatic.data.shards.encoders import ChatEncoder
-from anabatic.data.shards.writer import EncodedEntry
 from anabatic.data.vision.row_pictures import TAG
 
 TARGET_BIT, REJECTED_BIT = 1, 2
-_BETWEEN = b"\n"
+PICTURE_BREAK = b"\n"
 """Between the pictures of the better conversation and those of the other, which are one line each."""
 _PAIR_HINT = 'a pair is "prompt", "chosen" and "rejected", or "messages" and "rejected_response"'
 
@@ -29,62 +27,6 @@ _PAIR_HINT = 'a pair is "prompt", "chosen" and "rejected", or "messages" and "re
 def max_pair_inputs(seq_len: int) -> int:
     """Return the most inputs of a pair whose sides have at most `seq_len` tokens each."""
     return 2 * seq_len
-
-
-class PreferencePairEncoder(ChatEncoder):
-    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two differ.
-
-    With `learning.labels` an entry may be one answer: all of it is marked as the second conversation if it is bad.
-    """
-
-    @property
-    def _room(self) -> int | None:
-        return None if self._seq_len is None else self._seq_len - 1 - self._loss_policy.closed
-
-    def _render_batch(self, batch: Sequence[Document]) -> list[Any]:
-        rows, kept = [], []
-        for document in batch:
-            sides = split_pair_messages(document, self._loss_policy.labels)
-            kept.append([side is not None for side in sides])
-            if document.pictures and None not in sides:
-                _require_equal_tags(document.location, sides[0] or [], sides[1] or [])
-            for side, turns in zip(("chosen", "rejected"), sides, strict=True):
-                if turns is not None:
-                    rows.append((turns, document, f"{document.location} ({side})"))
-        rendered = iter(self._render_conversations(rows))
-        return [[next(rendered) if is_present else None for is_present in sides] for sides in kept]
-
-    def _build_entries(self, rendered: Any) -> list[EncodedEntry]:
-        counts = self._counts
-        sides = [(side, mark) for side, mark in zip(rendered, (0, REJECTED_BIT), strict=True) if side is not None]
-        lengths = [len(side.ids) for side, _ in sides]
-        closed = self._loss_policy.closed
-        pieces = [list(self._loss_policy.kept_token_ranges(length, self._room)) for length in lengths]
-        if any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True)):
-            counts.longest = max(counts.longest, *lengths)
-        if not all(pieces):
-            counts.too_long += 1
-            return []
-        cut = any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True))
-        ids: list[int] = []
-        masks: list[np.ndarray] = []
-        num_bytes = 0
-        for (side, mark), ((start, stop), *_) in zip(sides, pieces, strict=True):
-            mask = side.mask[start:stop]
-            if not mask[1:].any():
-                counts.too_long += cut
-                counts.documents += not cut
-                counts.unlearned += not cut
-                return []
-            ids += side.ids[start:stop].tolist() + [int(side.ids[stop - 1])] * closed
-            masks.append(np.pad(mask, (0, int(closed))) | mark)
-            num_bytes += side.count_text_bytes(start + (start > 0), stop)
-        counts.documents += 1
-        counts.truncated += len(ids) < sum(lengths) + closed * len(sides)
-        entry = EncodedEntry(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)
-        return [
-            entry._replace(pictures=_BETWEEN.join(side.pictures if side else b"" for side in rendered).rstrip(_BETWEEN))
-        ]
 
 
 def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[Message] | None, list[Message] | None]:
@@ -117,7 +59,7 @@ def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[
     return _zero_shared_weights(chosen, same), _zero_shared_weights(rejected, same)
 
 
-def _require_equal_tags(location: str, chosen: list[Message], rejected: list[Message]) -> None:
+def require_equal_tags(location: str, chosen: list[Message], rejected: list[Message]) -> None:
     """Refuse pairs of which one side shows pictures at other places: the other would have them before its question."""
     first, second = (sum(str(turn.get("content")).count(TAG) for turn in side) for side in (chosen, rejected))
     if first != second:
@@ -174,7 +116,7 @@ def split_pair_segment(pair: TokenSegment) -> tuple[TokenSegment, TokenSegment]:
     assert pair.loss_mask is not None  # every pair has one
     second = (pair.loss_mask & REJECTED_BIT) != 0
     border = int(np.argmax(second)) if second.any() else len(second)
-    first, _, other = pair.pictures.partition(_BETWEEN)
+    first, _, other = pair.pictures.partition(PICTURE_BREAK)
     return (
         TokenSegment(pair.ids[:border], pair.loss_mask[:border] & TARGET_BIT, pictures=first),
         TokenSegment(pair.ids[border:], pair.loss_mask[border:] & TARGET_BIT, pictures=other),

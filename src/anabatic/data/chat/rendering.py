@@ -15,7 +15,7 @@ from anabatic.core.errors import DataError
 from anabatic.core.formatting import did_you_mean
 from anabatic.data.chat import hidden_parts
 from anabatic.data.chat.loss_mask import LossTurns, select_target_turns
-from anabatic.data.tokenizer import render_limits
+from anabatic.data.tokenizer import hf_folder
 from anabatic.data.tokenizer.hf_folder import TEMPLATE_FAILURES, get_python_tool_ids
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -58,21 +58,6 @@ class RenderedConversation:
         stops = [self.token_ends[at - 1] for at in borders[1::2]]
         runs = zip(begins, stops, strict=True)
         return sum(len(self.text[begin:stop].encode()) for begin, stop in runs)
-
-
-def get_chat_template(tokenizer: Any) -> str:
-    """Return the tokenizer's chat template.
-
-    Raises:
-        DataError: there is none.
-    """
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not template:
-        name = tokenizer.name_or_path or "the tokenizer"
-        raise DataError(f"{name}: no chat template", "use a chat model's tokenizer, or train one with ours")
-    return str(template)
 
 
 def validate_conversation(messages: Any, name: str, needs_assistant: bool = True) -> None:
@@ -127,7 +112,7 @@ def render_conversations(
     Raises:
         DataError: the template marks nothing, a conversation is malformed, or the template refuses it.
     """
-    template = get_chat_template(tokenizer)
+    template = hf_folder.get_chat_template(tokenizer)
     texts: list[str] = []
     spans: list[list[tuple[int, int]]] = []
     for index, messages in enumerate(conversations):
@@ -187,11 +172,11 @@ def _apply_chat_template(
 
     render: Any = render_jinja_template  # annotated as returning a string; returns texts and spans
     try:
-        with render_limits.limit_render_time():
+        with hf_folder.limit_render_time():
             texts, spans = render(
                 [messages], tools=tools, chat_template=template, **options, **tokenizer.special_tokens_map
             )
-    except (jinja2.TemplateError, render_limits.RenderTimeoutError, *TEMPLATE_FAILURES) as error:
+    except (jinja2.TemplateError, hf_folder.RenderTimeoutError, *TEMPLATE_FAILURES) as error:
         raise DataError(f"{name}: the chat template refuses the conversation: {error}", _CONVERSATION_HINT) from error
     return texts[0], spans[0] if spans else []
 

@@ -30,8 +30,8 @@ from anabatic.core.formatting import format_count, format_duration
 from anabatic.core.heartbeat import HEARTBEAT
 from anabatic.core.paths import get_cache_root, make_write_error
 from anabatic.data.readers.source_parts import PartPlan
-from anabatic.data.shards.atomic_folder import CACHE_HINT, atomic_folder
-from anabatic.data.shards.encoding import Encode, encode_here
+from anabatic.data.shards.encoders import Encode, encode_here
+from anabatic.data.shards.writer import CACHE_HINT, atomic_folder
 from anabatic.parallel.collectives import all_gather_text
 from anabatic.parallel.job_store import JobStore
 from anabatic.parallel.world import World

@@ -30,14 +30,14 @@ from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.readers.source_parts import PartPlan, cut_source, read_part
 from anabatic.data.readers.sources import DataSource, SkippedRows
-from anabatic.data.shards.atomic_folder import atomic_folder
-from anabatic.data.shards.encoding import Encode, EncoderSettings, encode_here, load_text_tokenizer
+from anabatic.data.shards.encoders import Encode, EncoderSettings, encode_here, load_text_tokenizer
 from anabatic.data.shards.reader import SHARD_FORMAT_VERSION, ShardSet
 from anabatic.data.shards.writer import (
     CHUNK_CHARS,
     DocumentCounts,
     EncodedEntry,
     ShardWriter,
+    atomic_folder,
     chunk_documents,
     write_shards,
 )
@@ -179,7 +179,8 @@ class _TokenizationJob:
         self.tokenizer_file = hf_folder.find_tokenizer_file(folder)
         self.data = data
         if isinstance(data, PictureData):  # without a model that sees, rows with pictures are refused
-            self.data = replace(data, media=None if pictures is None else data.media or "")
+            media = None if pictures is None else data.media or ""
+            self.data = data if data.media == media else replace(data, media=media)
         self.split: Split = split
         self.seq_len = seq_len
         self.loss_policy = learning

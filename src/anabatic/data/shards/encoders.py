@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from anabatic.core.errors import DataError
 from anabatic.data.chat import rendering
 from anabatic.data.chat.loss_mask import LossPolicy, LossTurns
+from anabatic.data.chat.preference_pairs import PICTURE_BREAK, REJECTED_BIT, require_equal_tags, split_pair_messages
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import require_good_answer
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, TextChunk, mixed_source_error
+from anabatic.data.tokenizer import hf_folder
 
 if TYPE_CHECKING:
     from anabatic.data.vision.picture_encoder import PictureRenderer
     from anabatic.data.vision.picture_rules import PictureRules
+
+Batches = Iterable[list[Any]]
+EncodedBatches = Iterator[Iterable[EncodedEntry]]
 
 
 class TextEncoder:
@@ -65,7 +74,7 @@ class ChatEncoder:
         skip_bad: bool,
         pictures: PictureRules | None = None,
     ) -> None:
-        rendering.get_chat_template(tokenizer)
+        hf_folder.get_chat_template(tokenizer)
         self._tokenizer = tokenizer
         self._counts = counts
         self._seq_len = seq_len
@@ -152,3 +161,117 @@ class ChatEncoder:
         counts.truncated += cut and len(pieces) == 1
         counts.unlearned += not kept
         return kept
+
+
+class PreferencePairEncoder(ChatEncoder):
+    """Pairs through a tokenizer's chat template. Learned is what the assistant says where the two differ.
+
+    With `learning.labels` an entry may be one answer: all of it is marked as the second conversation if it is bad.
+    """
+
+    @property
+    def _room(self) -> int | None:
+        return None if self._seq_len is None else self._seq_len - 1 - self._loss_policy.closed
+
+    def _render_batch(self, batch: Sequence[Document]) -> list[Any]:
+        rows, kept = [], []
+        for document in batch:
+            sides = split_pair_messages(document, self._loss_policy.labels)
+            kept.append([side is not None for side in sides])
+            if document.pictures and None not in sides:
+                require_equal_tags(document.location, sides[0] or [], sides[1] or [])
+            for side, turns in zip(("chosen", "rejected"), sides, strict=True):
+                if turns is not None:
+                    rows.append((turns, document, f"{document.location} ({side})"))
+        rendered = iter(self._render_conversations(rows))
+        return [[next(rendered) if is_present else None for is_present in sides] for sides in kept]
+
+    def _build_entries(self, rendered: Any) -> list[EncodedEntry]:
+        counts = self._counts
+        sides = [(side, mark) for side, mark in zip(rendered, (0, REJECTED_BIT), strict=True) if side is not None]
+        lengths = [len(side.ids) for side, _ in sides]
+        closed = self._loss_policy.closed
+        pieces = [list(self._loss_policy.kept_token_ranges(length, self._room)) for length in lengths]
+        if any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True)):
+            counts.longest = max(counts.longest, *lengths)
+        if not all(pieces):
+            counts.too_long += 1
+            return []
+        cut = any(each != [(0, length)] for each, length in zip(pieces, lengths, strict=True))
+        ids: list[int] = []
+        masks: list[np.ndarray] = []
+        num_bytes = 0
+        for (side, mark), ((start, stop), *_) in zip(sides, pieces, strict=True):
+            mask = side.mask[start:stop]
+            if not mask[1:].any():
+                counts.too_long += cut
+                counts.documents += not cut
+                counts.unlearned += not cut
+                return []
+            ids += side.ids[start:stop].tolist() + [int(side.ids[stop - 1])] * closed
+            masks.append(np.pad(mask, (0, int(closed))) | mark)
+            num_bytes += side.count_text_bytes(start + (start > 0), stop)
+        counts.documents += 1
+        counts.truncated += len(ids) < sum(lengths) + closed * len(sides)
+        entry = EncodedEntry(ids, np.concatenate(masks).astype(np.uint8).tobytes(), num_bytes, True)
+        return [
+            entry._replace(
+                pictures=PICTURE_BREAK.join(side.pictures if side else b"" for side in rendered).rstrip(PICTURE_BREAK)
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """All that decides how a batch is tokenised; a machine of a cluster makes the encoder from it.
+
+    Attributes:
+        key: of the shards; the tokenizer of a key is loaded once in a process.
+        tokenizer_folder: has the same path on every machine.
+        is_chat: rows are conversations, `learning` and `seq_len` say what is kept of them.
+        dtype: `uint16` or `uint32`.
+        pictures: how the model wants its pictures; None: it sees none.
+    """
+
+    key: str
+    tokenizer_folder: str
+    is_chat: bool
+    dtype: str
+    seq_len: int | None
+    learning: LossPolicy
+    skip_bad: bool
+    pictures: PictureRules | None = None
+
+    def make_encoder(self, counts: DocumentCounts) -> Callable[[list[Any]], Iterable[EncodedEntry]]:
+        """Return the encoder, which counts in `counts` what it drops."""
+        if not self.is_chat:
+            return TextEncoder(load_text_tokenizer(self.key, self.tokenizer_folder))
+        kind: Callable[..., ChatEncoder] = PreferencePairEncoder if self.learning.pairs else ChatEncoder
+        return kind(
+            _load_chat_tokenizer(self.key, self.tokenizer_folder),
+            counts,
+            seq_len=self.seq_len,
+            learning=self.learning,
+            skip_bad=self.skip_bad,
+            pictures=self.pictures,
+        )
+
+
+@functools.lru_cache(1)
+def load_text_tokenizer(key: str, folder: str) -> Any:
+    """Return what `hf_folder.load_fast_tokenizer` does; again at once for the same key."""
+    return hf_folder.load_fast_tokenizer(folder)
+
+
+@functools.lru_cache(1)
+def _load_chat_tokenizer(key: str, folder: str) -> Any:
+    return hf_folder.load_tokenizer(folder)
+
+
+def encode_here(settings: EncoderSettings, batches: Batches, counts: DocumentCounts) -> EncodedBatches:
+    """Tokenise in this process, on all its cores."""
+    return map(settings.make_encoder(counts), batches)
+
+
+Encode = Callable[[EncoderSettings, Batches, DocumentCounts], EncodedBatches]
+"""`encode_here`, or `RayEncoding.encode`."""

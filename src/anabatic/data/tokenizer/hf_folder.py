@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -14,15 +20,14 @@ from anabatic.core import json_reader
 from anabatic.core.errors import ChatTemplateError, DataError
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic.data.chat.python_tool import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
-from anabatic.data.tokenizer import render_limits
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
+MAX_RENDER_SECONDS = 10.0
+"""Of processor time that a template may take for one conversation."""
+MAX_RENDER_BYTES = 1 << 30
+"""Bytes of memory that a template may take when it is tried."""
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
-
 SPECIAL_TOKENS = (
     END_OF_TEXT,
     TURN_START,
@@ -40,7 +45,6 @@ SPECIAL_TOKENS = (
     *(f"<|reserved_{index}|>" for index in range(3)),
 )
 """Tokens that no merge makes, ids from 0. `END_OF_TEXT` separates documents, ends text and pads."""
-
 _FILES_BESIDE = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -49,11 +53,88 @@ _FILES_BESIDE = (
     "chat_template.jinja",
 )
 """Files that transformers reads beside `tokenizer.json`."""
-
 VISIBLE_SPECIAL_TOKENS = frozenset(
     token for token in SPECIAL_TOKENS if not token.startswith(("<|end", "<|im_", "<|reserved"))
 )
 """Special tokens that are part of what the assistant says: `skip_special_tokens` keeps them."""
+_TURNS = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+_PROBES: tuple[tuple[list[dict[str, str]], dict[str, Any]], ...] = (
+    ([{"role": "user", "content": ""}], {}),
+    (_TURNS[1:3], {}),
+    (_TURNS, {"add_generation_prompt": True}),
+    (_TURNS, {"add_generation_prompt": True, "tools": [_TOOL]}),
+)
+"""Conversations on which the template of a folder is tried, and how."""
+TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+"""Errors of templates in addition to jinja's own: they join what is no text, divide, count too far."""
+
+
+class RenderTimeoutError(Exception):
+    """A template has used up its time."""
+
+    def __str__(self) -> str:
+        return f"it takes more than {MAX_RENDER_SECONDS:g} s of processor time"
+
+
+@contextmanager
+def limit_render_time() -> Iterator[None]:
+    """Bound the processor time of what runs inside; in the main thread alone, where signals arrive.
+
+    Raises:
+        RenderTimeoutError: the time is over.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    started = time.thread_time()
+
+    def raise_timeout(_: int, __: FrameType | None) -> None:
+        left = MAX_RENDER_SECONDS - (time.thread_time() - started)
+        if left <= 0:
+            raise RenderTimeoutError
+        signal.setitimer(signal.ITIMER_VIRTUAL, left)  # it counts the other threads of the process, too
+
+    before = signal.signal(signal.SIGVTALRM, raise_timeout)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_RENDER_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def limit_render_resources() -> Iterator[None]:
+    """Bound the memory as well: the address space of the process, in the main thread.
+
+    Raises:
+        RenderTimeoutError: the time is over.
+        MemoryError: the memory is.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = _address_space_bytes()
+    max_bytes = used + MAX_RENDER_BYTES
+    is_main = threading.current_thread() is threading.main_thread()
+    bounds = is_main and used > 0 and (soft == resource.RLIM_INFINITY or max_bytes < soft)
+    try:
+        if bounds:
+            resource.setrlimit(resource.RLIMIT_AS, (max_bytes, hard))
+        with limit_render_time():
+            yield
+    finally:
+        if bounds:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space_bytes() -> int:
+    """Return the bytes of this process's address space; 0: not known."""
+    path = Path("/proc/self/statm")
+    return int(path.read_text().split()[0]) * resource.getpagesize() if path.is_file() else 0
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def get_python_tool_ids(tokenizer: Any) -> tuple[int, int, int, int] | None:
@@ -125,6 +206,21 @@ def load_tokenizer(folder: str | Path, check: bool = True) -> PreTrainedTokenize
     return tokenizer
 
 
+def get_chat_template(tokenizer: Any) -> str:
+    """Return the tokenizer's chat template.
+
+    Raises:
+        DataError: there is none.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        name = tokenizer.name_or_path or "the tokenizer"
+        raise DataError(f"{name}: no chat template", "use a chat model's tokenizer, or train one with ours")
+    return str(template)
+
+
 def _try_template(tokenizer: Any, folder: Path) -> None:
     """A torn template, or one without end, must not wait for the first row. What it says of a row is not judged."""
     from jinja2 import TemplateError, TemplateSyntaxError
@@ -132,35 +228,24 @@ def _try_template(tokenizer: Any, folder: Path) -> None:
     hint = "fetch chat_template.jinja and tokenizer_config.json again, or give --chat-template"
     for turns, more in _PROBES:
         try:
-            with render_limits.limit_render_resources():
+            with limit_render_resources():
                 tokenizer.apply_chat_template(turns, tokenize=False, **more)
         except TemplateSyntaxError as error:
             raise DataError(
                 f"{folder}: the chat template is damaged at its line {error.lineno}: {error.message}", hint
             ) from error
-        except render_limits.RenderTimeoutError as error:
-            seconds = render_limits.MAX_RENDER_SECONDS
+        except RenderTimeoutError as error:
+            seconds = MAX_RENDER_SECONDS
             raise DataError(
                 f"{folder}: the chat template takes more than {seconds:g} s for a short conversation", hint
             ) from error
         except MemoryError as error:
-            mib = render_limits.MAX_RENDER_BYTES >> 20
+            mib = MAX_RENDER_BYTES >> 20
             raise DataError(
                 f"{folder}: the chat template takes more than {mib} MiB for a short conversation", hint
             ) from error
         except (TemplateError, *TEMPLATE_FAILURES):
             continue  # it refuses this conversation; others it may take
-
-
-_TURNS = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
-_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
-_PROBES: tuple[tuple[list[dict[str, str]], dict[str, Any]], ...] = (
-    ([{"role": "user", "content": ""}], {}),
-    (_TURNS[1:3], {}),
-    (_TURNS, {"add_generation_prompt": True}),
-    (_TURNS, {"add_generation_prompt": True, "tools": [_TOOL]}),
-)
-"""Conversations on which the template of a folder is tried, and how."""
 
 
 def encode_chat(
@@ -202,17 +287,13 @@ def render_chat(
     return text
 
 
-TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
-"""Errors of templates in addition to jinja's own: they join what is no text, divide, count too far."""
-
-
 def _apply_chat_template(tokenizer: Any, messages: list[dict[str, Any]], /, **how: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
-        with render_limits.limit_render_time():
+        with limit_render_time():
             return tokenizer.apply_chat_template(messages, **how)
-    except (TemplateError, render_limits.RenderTimeoutError, *TEMPLATE_FAILURES) as error:
+    except (TemplateError, RenderTimeoutError, *TEMPLATE_FAILURES) as error:
         reason = str(error) or type(error).__name__
         refused = ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} refuses the conversation: {reason}", _advice(error)
@@ -226,7 +307,7 @@ def _advice(error: Exception) -> str:
     from jinja2 import TemplateError
     from jinja2.exceptions import SecurityError
 
-    if isinstance(error, (render_limits.RenderTimeoutError, SecurityError, OverflowError, MemoryError, RecursionError)):
+    if isinstance(error, (RenderTimeoutError, SecurityError, OverflowError, MemoryError, RecursionError)):
         return "it asks for more than templates may: make the variables that it is given smaller"
     if type(error) is TemplateError:
         return "leave the system message out, or begin with the user's turn"

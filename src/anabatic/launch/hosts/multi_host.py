@@ -15,7 +15,7 @@ from anabatic.core import log, relaunch
 from anabatic.core.errors import Failure
 from anabatic.core.paths import make_write_error
 from anabatic.core.process_info import allow_open_files
-from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
+from anabatic.core.stop_signals import REPEATED_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest, is_supervised
 from anabatic.launch.hosts import ssh_connection
 from anabatic.launch.hosts.hostfile import HostEntry
 from anabatic.launch.hosts.remote_machine import EventQueue, RemoteJob, RemoteMachine
@@ -74,7 +74,7 @@ class _MultiHostJob:
         self, machines: list[RemoteMachine], job: RemoteJob, events: EventQueue, printer: _OutputPrinter
     ) -> None:
         self.machines, self.job, self.events, self.printer = machines, job, events, printer
-        self.stop_request = StopRequest(supervised=relaunch.is_supervised())
+        self.stop_request = StopRequest(supervised=is_supervised())
         self.received_signals: list[int] = []
         self.failed_machines: list[RemoteMachine] = []
         """Machines that failed before any stop request, in order."""

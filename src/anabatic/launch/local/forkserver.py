@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anabatic.core import relaunch, speedups
+from anabatic.core import cpu_info, relaunch
 from anabatic.core.formatting import parse_whole
 from anabatic.core.stop_signals import STOP_SIGNALS
 
@@ -182,7 +182,7 @@ def _import_modules(modules: str) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does before torch is loaded
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library starts its threads when it is loaded
     if "anabatic." in modules:
-        speedups.install_quick_imports()
+        cpu_info.install_quick_imports()
     with _unopened_devices():
         for name in modules.split(","):
             module, _, attribute = name.partition(":")

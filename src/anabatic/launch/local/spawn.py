@@ -35,6 +35,7 @@ from anabatic.core.stop_signals import (
     STOP_SIGNALS,
     StopRequest,
     get_exit_code,
+    is_supervised,
 )
 from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
 from anabatic.launch.local import device_replacement, forkserver, placement, worker_reports
@@ -103,7 +104,7 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
         processes = "1 process" if launch.nproc == 1 else f"{launch.nproc} processes"
         log.info(f"starting {processes}{f' on each of {launch.max_nodes} machines' if launch.is_multi_node else ''}")
         worker_variables = placement.place_workers(settings["device"], launch.nproc, os.environ, launch.is_multi_node)
-        module, _, _ = command_table.get_command(command).recipe.partition(":")
+        module, _, _ = command_table.COMMANDS.find_row(command).recipe.partition(":")
         preload = forkserver.list_preload_modules(settings["device"]["type"], module)
         return _Supervisor(command.split(), folder, launch, worker_variables, out, preload).run()
 
@@ -136,7 +137,7 @@ class _Supervisor:
         self.command, self.folder, self.launch, self.out = command, folder, launch, out
         self.worker_variables, self.preload = worker_variables, preload
         self.agent: subprocess.Popen[bytes] | None = None
-        self.stop_request = StopRequest(supervised=relaunch.is_supervised())
+        self.stop_request = StopRequest(supervised=is_supervised())
         self.reported_attempts = 0
         """Number of worker starts whose end was reported."""
         self.hang_lines: list[str] = []

@@ -73,10 +73,10 @@ def insert_adapter(model: PreTrainedModel, lora: Lora, prefixes: tuple[str, ...]
     Raises:
         ConfigError: a target or a module to save does not exist.
     """
+    modules_to_save = [_find_modules_to_save(model, end) for end in lora.modules_to_save]
     targets = find_targets(model, lora.target_modules, prefixes)
     has_expert_targets = any(map(layer_names.is_expert_target, lora.target_modules))
     experts = find_expert_targets(model, lora) if has_expert_targets else []
-    modules_to_save = [_find_modules_to_save(model, end) for end in lora.modules_to_save]
     model.requires_grad_(False)
     for name in targets:
         parent, _, last = name.rpartition(".")

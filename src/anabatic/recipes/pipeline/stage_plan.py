@@ -94,7 +94,7 @@ def plan_stages_with_problems(job: PipelineJob, given: dict[str, str]) -> tuple[
         except UserError as error:
             problems[name] = error
             folder = Path(job.out) / name
-            command = command_table.COMMANDS.get(stage.command, command_table.get_command("run"))
+            command = command_table.COMMANDS.get(stage.command, command_table.COMMANDS.find_row("run"))
             plans[name] = StagePlan(name, command, folder, folder, None, (), {}, "")
     return list(plans.values()), problems
 
@@ -147,7 +147,7 @@ def _plan_stage(
         guess = did_you_mean(stage.command, runnable)
         hint = f"commands: {', '.join(runnable)}"
         raise ConfigError(f'stages.{name}.command: no command "{stage.command}".{guess}', hint)
-    command = command_table.get_command(stage.command)
+    command = command_table.COMMANDS.find_row(stage.command)
     folder = Path(job.out) / name
     resolver = _ReferenceResolver(name, list(job.stages), values, earlier)
     tree = resolver.resolve_references(stage.job, f"stages.{name}.job")

@@ -16,7 +16,7 @@ import psutil
 from anabatic.core import log, relaunch
 from anabatic.core.errors import Failure
 from anabatic.core.process_info import wait_for_exit
-from anabatic.core.stop_signals import FIRST_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest
+from anabatic.core.stop_signals import FIRST_SIGNAL, STOP_NOW, STOP_SIGNALS, StopRequest, is_supervised
 from anabatic.launch.local import forkserver
 from anabatic.launch.local.forkserver import ForkedWorker, Forkserver
 from anabatic.recipes.pipeline.stage_plan import StagePlan
@@ -48,7 +48,7 @@ class StageProcess:
         self._forkserver: Forkserver | None = None
         self.exit_code_if_interrupted = 0
         """128 + the first signal we received; 0 when none came."""
-        self._stop_request = StopRequest(supervised=relaunch.is_supervised())
+        self._stop_request = StopRequest(supervised=is_supervised())
         self._signal_forwarded = False
         self._child_process: subprocess.Popen[bytes] | ForkedWorker | None = None
         self._previous_handlers: dict[signal.Signals, Any] = {}

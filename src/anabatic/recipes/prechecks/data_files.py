@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from anabatic.config.loading import command_table
-from anabatic.config.loading.command_table import import_precheck
 from anabatic.core.errors import ConfigError, DataError, UserError
 from anabatic.core.paths import RunFolder, require_place
 from anabatic.data.readers import prompts, sources
@@ -40,7 +39,8 @@ _PLAIN_TEXT_SUFFIXES = (".txt", ".md", ".py")
 
 def check_data_files(command: str, job: Any, is_stage_output: IsStageOutput) -> Iterator[UserError]:
     """Yield what is wrong with the files that a job reads: not there, not readable, of another form, too long."""
-    own_check = import_precheck(command)
+    row = command_table.COMMANDS.get(command)
+    own_check = None if row is None else row.import_precheck()
     if own_check is not None:
         yield from own_check(job, is_stage_output)
         return
@@ -345,7 +345,7 @@ def require_writable_output(command: str, job: Any, alone: bool) -> None:
         return
     path = Path(out)
     if (
-        command_table.get_command(command).is_training
+        command_table.COMMANDS.find_row(command).is_training
         or command in _RUN_FOLDER_COMMANDS
         or command.startswith("bench ")
     ):

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from anabatic.config.pretrain import PretrainJob
+from anabatic.config.sections.common import DerivedSizes
 from anabatic.core import log
 from anabatic.data.chat import loss_preview
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
@@ -28,7 +29,7 @@ from anabatic.models.pretrained import (
 )
 from anabatic.parallel.collectives import barrier
 from anabatic.parallel.sharding import divides_model, resolve_sharding
-from anabatic.plan.depth_dial import DerivedSizes, derive_model_sizes
+from anabatic.plan.depth_dial import derive_model_sizes
 from anabatic.recipes.training.session import find_resolved_batch, log_plan, training_session
 from anabatic.recipes.training.trained_model import TrainedModel, hold_all_stages
 from anabatic.recipes.training.trainer import Trainer

@@ -11,6 +11,7 @@ from typing import Any
 
 from anabatic.config.infer import Batching
 from anabatic.config.rl import RlJob
+from anabatic.config.sections.common import DerivedSizes
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count
@@ -29,7 +30,6 @@ from anabatic.models import fused_ops
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import resolve_sharding
 from anabatic.plan import job_rules
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.served_rollouts import serve_rollouts
 from anabatic.recipes.training.server_process import ServerProcess
 from anabatic.recipes.training.session import log_plan, training_session

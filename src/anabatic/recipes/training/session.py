@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
-from anabatic.config.sections.common import BatchSettings
+from anabatic.config.sections.common import BatchSettings, DerivedSizes
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log
 from anabatic.core.formatting import format_count
@@ -19,7 +19,6 @@ from anabatic.parallel.collectives import broadcast_text
 from anabatic.parallel.sharding import ShardingPlan, divides_model, named_parameters_of_all
 from anabatic.parallel.world import World, build_world, count_machine_ranks, init_world, leave_world
 from anabatic.plan import model_shape
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.plan.mesh_shape import MeshShape, resolve_mesh_shape
 from anabatic.plan.model_facts import ModelFacts, find_model_facts
 from anabatic.recipes.layout_search import iter_layout_setups

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from anabatic.config.sections.common import DerivedSizes
 from anabatic.config.sections.train_jobs import Curriculum, TuneJob
 from anabatic.config.sft import SftJob
 from anabatic.core import log
@@ -18,7 +19,6 @@ from anabatic.evals import difficulty
 from anabatic.models import division, fused_ops
 from anabatic.models.forward import ModelRoot
 from anabatic.parallel.sharding import divides_model, resolve_sharding
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.session import find_resolved_batch, log_plan, training_session
 from anabatic.recipes.training.trained_model import (
     TrainableModel,
@@ -95,8 +95,8 @@ def finetune_model(job: TuneJob, task: FinetuneTask) -> int:
             log.warn("curriculum.use is false: the other settings of curriculum are not used")
         # Before the rows are read, which may take long: what is wrong with the settings is reported here.
         start = build_model(job, context.model, device, world)
-        sharding, is_divided = resolve_sharding(job.parallel, world, device), divides_model(world)
         task.prepare_model(context, start)
+        sharding, is_divided = resolve_sharding(job.parallel, world, device), divides_model(world)
         if is_divided:
             division.require_divisible(start.model, world)
         if job.quantize != "none":

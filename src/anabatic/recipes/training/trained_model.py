@@ -53,6 +53,8 @@ from anabatic.train.step import TrainStep
 if TYPE_CHECKING:
     from anabatic.data.vision.picture_rules import PictureRules
 
+_DEFAULT_VISION = Vision()
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -229,7 +231,7 @@ def _read_picture_rules(
 def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
     """Return how the names begin of what may be trained; of a model of text alone everything."""
     if not _sees(model):
-        if job.vision != Vision():
+        if job.vision != _DEFAULT_VISION:
             log.warn("the model sees no pictures: the settings of vision are not used")
         return ("",)
     from anabatic.models.vision import model_parts
@@ -255,8 +257,8 @@ def _build_meta_model(
         if tuner != needed and getattr(job, section) != type(getattr(job, section))():
             log.warn(f"tuner is {tuner}: the settings of {section} are not used")
     model = build_meta_causal_lm(base_folder, trained if tuner == "full" else device.dtype)
-    require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
     lora, prefixes = None, choose_trained_prefixes(job, model, tuner == "full")
+    require_tokenizer_fits(model.config, tokenizer, tokenizer_folder)
     if named_folder != base_folder:
         layer_names.require_adapter_tuner(named_folder, job.tuner)
         lora = adapter.insert_saved_adapter(model, named_folder)

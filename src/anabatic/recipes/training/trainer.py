@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from anabatic.config.loading.command_table import command_name
+from anabatic.config.loading.command_package import find_command_name
+from anabatic.config.loading.command_table import COMMANDS
+from anabatic.config.sections.common import DerivedSizes
 from anabatic.config.sections.train_jobs import LoopJob, is_auto
 from anabatic.core import log, relaunch
 from anabatic.core.errors import DataError
@@ -23,7 +25,6 @@ from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter
 from anabatic.models.model_init import count_parameters, flops_per_token
 from anabatic.parallel.sharding import reshard_weights
-from anabatic.plan.depth_dial import DerivedSizes
 from anabatic.recipes.training.trained_model import TrainedModel
 from anabatic.train import run_folder, sizing
 from anabatic.train.auto import micro_batch_probe, out_of_memory
@@ -208,7 +209,7 @@ class Trainer:
         with (
             stream,
             run_folder.open_metrics(job, context.folder, device, world, sizes.steps, found) as metrics,
-            watch_devices(job.log, device, world) as watch,
+            nullcontext() if device.type == "cpu" else watch_devices(job.log, device, world) as watch,
             closing(RowLog(context.folder, world, progress.step)) if job.log.rows else nullcontext() as rows,
         ):
             params, multiplying = count_parameters(model.network)
@@ -276,7 +277,7 @@ class Trainer:
             return row
 
         identity = run_folder.get_job_identity(context.job)
-        about = {"command": command_name(context.job), "strategy": model.sharding.strategy}
+        about = {"command": find_command_name(context.job, COMMANDS.values()), "strategy": model.sharding.strategy}
 
         def describe_run(progress: TrainProgress, sizes: StepSizes) -> RunState:
             constraints = sizes.resume_constraints(context.world.data_group)

@@ -27,7 +27,7 @@ from torch.futures import Future
 
 from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.sharded_tensors import is_sharded
-from anabatic.train.checkpoint.checksums import ChecksumFile, FileEntry
+from anabatic.train.checkpoint.manifest import ChecksumFile, FileEntry
 
 _NEVER = 2**30
 """Collections of the middle generation before a full one."""

@@ -25,9 +25,11 @@ from torch import Tensor
 from anabatic.core import json_reader, log
 from anabatic.core.errors import CheckpointError, Failure
 from anabatic.core.formatting import format_size
-from anabatic.train.checkpoint.checksums import compute_crc32
+from anabatic.train.checkpoint.manifest import compute_crc32
 
 MEMORY_DIR_VARIABLE = "ANABATIC_MEMORY_DIR"
+DEFAULT_MEMORY_DIR = "/dev/shm"
+FOLDER_PREFIX = "anabatic-copies-"
 _ALIGNMENT = 64
 _BLOCK_BYTES = 64 << 20
 _CHECKING_THREADS = 8
@@ -37,7 +39,7 @@ _SHARD_NAME = re.compile(r"(?P<key>shared|rank-\d+)\.(?P<kind>own|held|\d+)-(?P<
 def get_memory_folder(run: Path) -> Path:
     """Return this machine's folder for the copies of a run: below `$ANABATIC_MEMORY_DIR`, else `/dev/shm`."""
     name = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
-    return Path(os.environ.get(MEMORY_DIR_VARIABLE) or "/dev/shm") / f"anabatic-copies-{name}"
+    return Path(os.environ.get(MEMORY_DIR_VARIABLE) or DEFAULT_MEMORY_DIR) / f"{FOLDER_PREFIX}{name}"
 
 
 @dataclass(frozen=True)

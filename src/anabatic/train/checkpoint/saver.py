@@ -164,6 +164,8 @@ class CheckpointSaver:
         if self._config.background == "off":
             return False, "asked for"
         everything = sum(tensor.nbytes for tensor in tensors.values())
+        if self._config.background != "on" and everything < SMALL_CHECKPOINT_BYTES:
+            return False, f"auto: {format_size(everything)} need no copy"
         copies = count_local_processes() * sum(to_local(tensor).nbytes for tensor in tensors.values())
         free = get_free_host_memory()
         if self._config.background == "on":
@@ -174,8 +176,6 @@ class CheckpointSaver:
                     "use --save.background auto, or start fewer processes on each machine",
                 )
             return True, "asked for"
-        if everything < SMALL_CHECKPOINT_BYTES:
-            return False, f"auto: {format_size(everything)} need no copy"
         if free < 2 * copies:
             return False, f"auto: a copy of {format_size(copies)} is too much for {format_size(free)} of free memory"
         return (

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from anabatic.core import json_reader, log, speedups
+from anabatic.core import cpu_info, json_reader, log
 from anabatic.core.errors import AnabaticError, CheckpointError
 from anabatic.core.formatting import format_size
 from anabatic.core.paths import RunFolder, find_os_error, make_write_error
@@ -29,7 +29,7 @@ from anabatic.device.device import Device
 from anabatic.parallel.collectives import all_gather_text, barrier, broadcast_text, gather_text
 from anabatic.parallel.mesh import RankGroup
 from anabatic.parallel.world import World
-from anabatic.train.checkpoint import checksums, manifest
+from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.memory_copies import MemoryCopy
 from anabatic.train.checkpoint.run_state import RunState
 
@@ -74,7 +74,7 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         CheckpointError: the tensors cannot be written.
         Failure: the disk filled up or refuses writes; older checkpoints are untouched.
     """
-    dcp = speedups.import_checkpoints()
+    dcp = cpu_info.import_checkpoints()
     from anabatic.train.checkpoint import dcp_writer  # imports sharded tensors
 
     target = folder.checkpoint_path(step)
@@ -93,7 +93,7 @@ def save_checkpoint(folder: RunFolder, step: int, content: CheckpointContent, gr
         finally:
             writer.pause.stop()
         rng = safetensors_torch.save(dict(content.rng_state))
-        checksums.write_file(built / f"rng-{group.rank}.safetensors", rng, writer.written)
+        manifest.write_file(built / f"rng-{group.rank}.safetensors", rng, writer.written)
         # A rank that has died has sent no list: nothing is sealed, and there is no checkpoint.
         lists = gather_text(json.dumps(writer.written), group)
         if first:
@@ -198,7 +198,7 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], world: World) -> Non
     Raises:
         CheckpointError: names or shapes differ from what was saved, or the folder holds something else than data.
     """
-    dcp = speedups.import_checkpoints()
+    dcp = cpu_info.import_checkpoints()
     from anabatic.train.checkpoint import dcp_reader, dcp_writer  # import sharded tensors
 
     ignore_dcp_warnings()

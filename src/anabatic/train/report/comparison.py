@@ -13,8 +13,8 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import LocalizedText
 from anabatic.monitor.run_data import Points, RunData
-from anabatic.train.report.data_sources import read_data_sources
-from anabatic.train.report.words import MISSING, as_text, describe_duration
+from anabatic.train.report.localized_page import MISSING, as_text, describe_duration
+from anabatic.train.report.run_facts import read_data_sources
 
 MAX_COMPARED = 8
 """Runs that have a colour of their own."""

@@ -13,17 +13,20 @@ from anabatic.core.paths import write_atomic
 from anabatic.core.svg_plot import format_short_count
 from anabatic.monitor.run_data import RunData, read_run, smooth_points
 from anabatic.monitor.run_files import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, SUMMARY_FILE, RunFiles
-from anabatic.train.report.charts import Chart, Curve, FigureCard, draw_chart, make_figure_card
-from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, has_comparable_heldout, read_settings
-from anabatic.train.report.data_sources import describe_data, read_data_sources
-from anabatic.train.report.localized_page import render_page
-from anabatic.train.report.page import describe_notes
-from anabatic.train.report.run_charts import (
+from anabatic.train.report.charts import (
+    Chart,
+    Curve,
+    FigureCard,
+    draw_chart,
     format_four_digits,
     format_percent,
     format_three_digits,
+    make_figure_card,
 )
-from anabatic.train.report.words import get_text, join_texts
+from anabatic.train.report.comparison import MAX_COMPARED, compare_runs, has_comparable_heldout, read_settings
+from anabatic.train.report.localized_page import get_text, join_texts, render_page
+from anabatic.train.report.page import describe_notes
+from anabatic.train.report.run_facts import describe_data, read_data_sources
 
 FIRST_COLOUR = 11
 """Class of the first run's colour in report.css."""

@@ -16,28 +16,29 @@ from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import RunFolder, write_atomic
 from anabatic.monitor.run_data import GeneratedSample, RunData, read_pipeline, read_run
 from anabatic.monitor.run_files import parse_time
-from anabatic.train.report.charts import Chart, FigureCard
-from anabatic.train.report.data_sources import (
-    NamedSource,
-    describe_data,
-    describe_sources,
-    differ_in_kind,
-    parse_sources,
-    read_data_sources,
-)
-from anabatic.train.report.localized_page import format_date, render_page
-from anabatic.train.report.machine_rows import describe_machine
-from anabatic.train.report.run_charts import build_panels
-from anabatic.train.report.words import (
+from anabatic.train.report.charts import Chart, FigureCard, build_panels
+from anabatic.train.report.localized_page import (
     EVENT_WORDS,
     FIELD_WORDS,
     MISSING,
     WORDS,
     as_text,
     describe_duration,
+    format_date,
     get_known_text,
     get_text,
     join_texts,
+    render_page,
+)
+from anabatic.train.report.run_facts import (
+    NamedSource,
+    describe_data,
+    describe_machine,
+    describe_sources,
+    differ_in_kind,
+    parse_sources,
+    read_data_sources,
+    summarize_runs,
 )
 
 MAX_TEXT_CHARS = 4000
@@ -99,7 +100,7 @@ def _render_page(
         notes=[(run.name, note) for run in runs for note in describe_notes(run)],
         bits=_bits_per_byte(runs),
         tasks=_latest_tasks(runs),
-        facts=_summary_facts(runs) if table else [],
+        facts=summarize_runs(runs) if table else [],
         stages=_stage_rows(runs) if table else [],
         sections=[section for section in sections if section["large"] or not table],
         others=[section for section in sections if not section["large"]],
@@ -196,51 +197,6 @@ def _format_task(name: str, task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _summary_facts(runs: Sequence[RunData]) -> list[tuple[LocalizedText, str | LocalizedText]]:
-    """The strip of numbers under the scores."""
-    summaries = [run.summary for run in runs if run.curves or "tokens" in run.summary]
-    tokens, seconds, steps = (
-        [value for summary in summaries if (value := to_finite_number(summary.get(key))) is not None]
-        for key in ("tokens", "seconds", "steps")
-    )
-    params = [value for summary in summaries if (value := to_finite_number(summary.get("params")))]
-    peaks = [value for summary in summaries if (value := to_finite_number(summary.get("peak_memory_bytes")))]
-    rows: list[tuple[str, str | LocalizedText]] = [
-        ("parameters", format_count(params[-1]) if params else ""),
-        ("training_tokens", format_count(sum(tokens)) if tokens else ""),
-        ("optimizer_steps", f"{sum(steps):,.0f}" if steps else ""),
-        ("training_time", describe_duration(sum(seconds)) if seconds else ""),
-        ("tokens_per_second", format_count(sum(tokens) / sum(seconds)) if tokens and sum(seconds) else ""),
-        ("peak_memory", format_size(max(peaks)) if peaks else ""),
-        *_device_facts(summaries),
-    ]
-    return [(get_text(key), value) for key, value in rows if value]
-
-
-def _device_facts(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Means over the training; of several stages each counts as long as it took."""
-
-    def weighted_mean(key: str) -> float | None:
-        known = [
-            (value, to_finite_number(each.get("seconds")) or 0.0)
-            for each in summaries
-            if (value := to_finite_number(each.get(key))) is not None
-        ]
-        weight = sum(seconds for _, seconds in known)
-        return sum(value * seconds for value, seconds in known) / weight if weight else None
-
-    util, power, energy = (
-        weighted_mean("device_util_pct"),
-        weighted_mean("device_power_w"),
-        weighted_mean("energy_wh_per_mtoken"),
-    )
-    return [
-        ("device_utilisation", "" if util is None else f"{util:.0f} %"),
-        ("device_power", "" if power is None else f"{power:,.0f} W"),
-        ("energy", "" if energy is None else f"{energy:,.3g} Wh"),
-    ]
-
-
 def _stage_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     longest = max((run.seconds or 0.0 for run in runs), default=0.0) or 1.0
     rows = []
@@ -294,7 +250,7 @@ def _describe_run(run: RunData) -> dict[str, Any]:
     return {
         "name": run.name,
         "title": run.title or run.command,
-        "facts": _summary_facts([run]) if run.curves else [],
+        "facts": summarize_runs([run]) if run.curves else [],
         "samples": _group_samples(run.samples),
         "events": [_format_event(event, began) for event in run.events[-MAX_EVENTS:]],
         "hidden_events": max(0, len(run.events) - MAX_EVENTS),

@@ -1,4 +1,4 @@
-"""Batches of documents through a tokenizer, here or on a Ray cluster: the entries and their order are the same.
+"""Batches of documents through a tokenizer on a Ray cluster: entries and their order are those of `encode_here`.
 
 The machine that calls reads the source and writes the shards, so that neither depends on who tokenises. Ray repeats a
 batch whose worker or machine is lost (docs.ray.io, "Task Fault Tolerance").
@@ -6,89 +6,24 @@ batch whose worker or machine is lost (docs.ray.io, "Task Fault Tolerance").
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from anabatic.core import extras, log, ray_address
 from anabatic.core.errors import AnabaticError, Failure
-from anabatic.data.chat.loss_mask import LossPolicy
-from anabatic.data.chat.preference_pairs import PreferencePairEncoder
-from anabatic.data.shards.encoders import ChatEncoder, TextEncoder
+from anabatic.data.shards.encoders import Batches, EncodedBatches, EncoderSettings
 from anabatic.data.shards.writer import TYPECODES, DocumentCounts, EncodedEntry
-from anabatic.data.tokenizer import hf_folder
-
-if TYPE_CHECKING:
-    from anabatic.data.vision.picture_rules import PictureRules
 
 _AHEAD = 2
 """Batches under way for each core of the cluster."""
 _RETRIES = 3
 """Retries of a batch whose worker was lost."""
-Batches = Iterable[list[Any]]
-EncodedBatches = Iterator[Iterable[EncodedEntry]]
-
-
-@dataclass(frozen=True)
-class EncoderSettings:
-    """All that decides how a batch is tokenised; a machine of a cluster makes the encoder from it.
-
-    Attributes:
-        key: of the shards; the tokenizer of a key is loaded once in a process.
-        tokenizer_folder: has the same path on every machine.
-        is_chat: rows are conversations, `learning` and `seq_len` say what is kept of them.
-        dtype: `uint16` or `uint32`.
-        pictures: how the model wants its pictures; None: it sees none.
-    """
-
-    key: str
-    tokenizer_folder: str
-    is_chat: bool
-    dtype: str
-    seq_len: int | None
-    learning: LossPolicy
-    skip_bad: bool
-    pictures: PictureRules | None = None
-
-    def make_encoder(self, counts: DocumentCounts) -> Callable[[list[Any]], Iterable[EncodedEntry]]:
-        """Return the encoder, which counts in `counts` what it drops."""
-        if not self.is_chat:
-            return TextEncoder(load_text_tokenizer(self.key, self.tokenizer_folder))
-        kind: Callable[..., ChatEncoder] = PreferencePairEncoder if self.learning.pairs else ChatEncoder
-        return kind(
-            _load_chat_tokenizer(self.key, self.tokenizer_folder),
-            counts,
-            seq_len=self.seq_len,
-            learning=self.learning,
-            skip_bad=self.skip_bad,
-            pictures=self.pictures,
-        )
-
-
-@functools.lru_cache(1)
-def load_text_tokenizer(key: str, folder: str) -> Any:
-    """Return what `hf_folder.load_fast_tokenizer` does; again at once for the same key."""
-    return hf_folder.load_fast_tokenizer(folder)
-
-
-@functools.lru_cache(1)
-def _load_chat_tokenizer(key: str, folder: str) -> Any:
-    return hf_folder.load_tokenizer(folder)
-
-
-def encode_here(settings: EncoderSettings, batches: Batches, counts: DocumentCounts) -> EncodedBatches:
-    """Tokenise in this process, on all its cores."""
-    return map(settings.make_encoder(counts), batches)
-
-
-Encode = Callable[[EncoderSettings, Batches, DocumentCounts], EncodedBatches]
-"""`encode_here`, or `RayEncoding.encode`."""
 
 
 class RayEncoding:
