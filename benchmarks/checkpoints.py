@@ -33,7 +33,7 @@ from anabatic.models.pretrained import prepare_model
 from anabatic.parallel.world import World
 from anabatic.train import run_folder
 from anabatic.train.checkpoint.saver import CheckpointSaver
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 from anabatic_testing.tiny_models import build_tiny_qwen2
 from option_types import positive_int
@@ -62,11 +62,9 @@ class Training:
             max_position_embeddings=TOKENS,
         )
         self.device = device
-        self.optimizer = Optimizer(self.model, Optim(name="adamw"), 1e-4, 1e-4, device, World())
+        self.optimizer = Optimizer(self.model, Optim(name="adamw"), LearningRates(1e-4, 1e-4), device, World())
         loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
-        self.step = TrainStep(
-            ModelRoot(prepare_model(self.model, device.torch_device)), loss, self.optimizer, device, World(), TOKENS
-        )
+        self.step = TrainStep(ModelRoot(prepare_model(self.model, device.torch_device)), loss, self.optimizer, TOKENS)
         self.batches = batches()
 
     def tensors(self) -> dict[str, torch.Tensor]:

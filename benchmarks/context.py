@@ -50,7 +50,7 @@ def rank_main(context: int, tokens: int, document: int, tuner: str) -> None:
     from anabatic.parallel import sharding
     from anabatic.parallel.world import init_world, leave_world
     from anabatic.train.objectives import make_next_token_objective
-    from anabatic.train.optim.optimizer import Optimizer
+    from anabatic.train.optim.optimizer import LearningRates, Optimizer
     from anabatic.train.step import TrainStep
     from anabatic_testing.tiny_models import build_tiny_qwen2
 
@@ -69,9 +69,7 @@ def rank_main(context: int, tokens: int, document: int, tuner: str) -> None:
     step = TrainStep(
         sharding.wrap_ddp(root, plan, device, world),
         objective.loss_fn,
-        Optimizer(model, Optim(name="adamw"), 1e-3, 1e-3, device, world),
-        device,
-        world,
+        Optimizer(model, Optim(name="adamw"), LearningRates(1e-3, 1e-3), device, world),
         tokens,
         objective.pack_batch,
     )

@@ -119,7 +119,7 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False, 
     from anabatic.models.forward import ModelRoot, compute_summed_loss
     from anabatic.models.pretrained import load_model
     from anabatic.parallel.world import World
-    from anabatic.train.optim.optimizer import Optimizer
+    from anabatic.train.optim.optimizer import LearningRates, Optimizer
     from anabatic.train.step import TrainStep
 
     device, world = select_device(DeviceSettings(dtype=dtype)), World()
@@ -127,9 +127,9 @@ def ours(turns: Turns, task: Task, optimizer_name: str, compiled: bool = False, 
     if compiled:
         fused_ops.compile_blocks(model)
     model.train()
-    optimizer = Optimizer(model, Optim(name=optimizer_name), 2e-3, 5e-3, device, world)
+    optimizer = Optimizer(model, Optim(name=optimizer_name), LearningRates(2e-3, 5e-3), device, world)
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
-    step = TrainStep(ModelRoot(model), loss, optimizer, device, world, BATCH_TOKENS)
+    step = TrainStep(ModelRoot(model), loss, optimizer, BATCH_TOKENS)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
     with Loader([(task.shards(), None)], seq_len=task.seq_len, micro_batch_tokens=BATCH_TOKENS) as loader:
         turns.begin(**facts)

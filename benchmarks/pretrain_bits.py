@@ -170,7 +170,7 @@ def ours(turns: Turns, task: Task, dtype: str) -> None:
     from anabatic.plan import model_shape
     from anabatic.plan.depth_dial import derive_model_sizes
     from anabatic.train import sizing
-    from anabatic.train.optim.optimizer import Optimizer, compute_lr_scale
+    from anabatic.train.optim.optimizer import LearningRates, Optimizer, compute_lr_scale
     from anabatic.train.step import TrainStep
 
     device, world = select_device(DeviceSettings(dtype=dtype, threads=1)), World()
@@ -186,9 +186,9 @@ def ours(turns: Turns, task: Task, dtype: str) -> None:
     context = SimpleNamespace(job=job, device=device, world=world)
     sizes = sizing.resolve_sizes(context, plan, model, sizing.Horizon(shards.num_tokens, 0, ""), None)
     model.train()
-    optimizer = Optimizer(model, job.optim, sizes.lr, sizes.matrix_lr, device, world)
+    optimizer = Optimizer(model, job.optim, LearningRates(sizes.lr, sizes.matrix_lr), device, world)
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
-    step = TrainStep(ModelRoot(model), loss, optimizer, device, world, sizes.micro_batch_tokens)
+    step = TrainStep(ModelRoot(model), loss, optimizer, sizes.micro_batch_tokens)
     tokens, (total, multiplying) = 0, model_init.count_parameters(model)
     with Loader(
         [(shards, None)], seq_len=job.batch.resolved_seq_len, micro_batch_tokens=sizes.micro_batch_tokens

@@ -135,7 +135,7 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     from anabatic.models.pretrained import build_meta_causal_lm, load_folder_weights
     from anabatic.parallel.sharding import resolve_sharding
     from anabatic.parallel.world import World
-    from anabatic.train.optim.optimizer import Optimizer
+    from anabatic.train.optim.optimizer import LearningRates, Optimizer
     from anabatic.train.step import TrainStep
 
     device, world = select_device(DeviceSettings(type="cpu", threads=task.threads, dtype=task.dtype)), World()
@@ -154,9 +154,9 @@ def ours(turns: Turns, task: Task, packing: bool) -> None:
     fused_ops.apply_fused_setting(model, "auto", device.type)
     model.train()
     optim = Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
-    optimizer = Optimizer(model, optim, 1e-4, 0.0, device, world)
+    optimizer = Optimizer(model, optim, LearningRates(1e-4, 0.0), device, world)
     loss = functools.partial(compute_summed_loss, chunk_bytes=device.device_row.chunk_bytes)
-    step = TrainStep(root, loss, optimizer, device, world, BATCH_TOKENS)
+    step = TrainStep(root, loss, optimizer, BATCH_TOKENS)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
     mode = {} if packing else {"packing": False}
     with Loader([(shard, None)], seq_len=CUTOFF, micro_batch_tokens=BATCH_TOKENS, **mode) as loader:

@@ -109,7 +109,7 @@ def ours(turns: Turns, task: Task) -> None:
     from anabatic.parallel.sharding import resolve_sharding
     from anabatic.parallel.world import World
     from anabatic.train.objectives import make_next_token_objective, see_pictures
-    from anabatic.train.optim.optimizer import Optimizer
+    from anabatic.train.optim.optimizer import LearningRates, Optimizer
     from anabatic.train.step import TrainStep
 
     device, world = select_device(DeviceSettings(type="cpu", threads=task.threads, dtype="fp32")), World()
@@ -128,9 +128,9 @@ def ours(turns: Turns, task: Task) -> None:
     fused_ops.apply_fused_setting(model, "auto", device.type)
     model.train()
     optim = Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
-    optimizer = Optimizer(model, optim, 1e-4, 0.0, device, world)
+    optimizer = Optimizer(model, optim, LearningRates(1e-4, 0.0), device, world)
     objective = see_pictures(make_next_token_objective(root, device, world, SEQ_LEN), rules)
-    step = TrainStep(root, objective.loss_fn, optimizer, device, world, BATCH_TOKENS, pack=objective.pack_batch)
+    step = TrainStep(root, objective.loss_fn, optimizer, BATCH_TOKENS, pack=objective.pack_batch)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
     options = {"seq_len": SEQ_LEN, "micro_batch_tokens": BATCH_TOKENS, "lay": objective.collate}
     with Loader([(shard, None)], **options) as loader:

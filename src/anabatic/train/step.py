@@ -28,7 +28,6 @@ from anabatic.parallel.gradient_reduction import (
     reduce_stage_gradients,
     reduce_tensor_gradients,
 )
-from anabatic.parallel.world import World
 from anabatic.train.guards.spike_detector import SpikeDetector
 from anabatic.train.metrics.rank_times import StepTimer
 from anabatic.train.optim.optimizer import Optimizer
@@ -76,14 +75,13 @@ class TrainStep:
     """How a step is made.
 
     Args:
-        root: `forward.Root`, as data parallelism has wrapped or divided it.
+        root: a `ModelRoot`, as data parallelism has wrapped or divided it.
         loss: `loss(model, packed)` returns the summed loss of a batch.
-        optimizer: of the same parameters.
+        optimizer: of the same parameters, with the device and the processes.
         micro_batch_tokens: the nominal size that keeps summed losses small before the true count is known.
         pack: moves a batch to the device, as the model takes it.
         sums: what the model's forward pass adds up beside the loss, on the device, one number for each of
         `names`.
-        partial_params: parameters whose gradients are parts (`forward.Root`).
         routing: what is recorded of the model's routers; None: it has none.
     """
 
@@ -92,21 +90,21 @@ class TrainStep:
         root: nn.Module,
         loss: Callable[[Any, Any], Tensor],
         optimizer: Optimizer,
-        device: Device,
-        world: World,
         micro_batch_tokens: int,
         pack: Callable[[Batch, torch.device], Any] = pack_batch,
         sums: Tensor | None = None,
         names: Sequence[str] = (),
-        partial_params: frozenset[str] = frozenset(),
         routing: RoutingRecorder | None = None,
     ) -> None:
         self.root, self.loss_fn, self.optimizer = root, loss, optimizer
-        self.device, self.world = device, world
+        device, world = self.device, self.world = optimizer.device, optimizer.world
         self.expected_tokens = float(micro_batch_tokens)
         self.loss_scale = LossScale(device)
         self.overflow_register = ops_npu.open_register(device) if self.loss_scale.is_enabled else None
-        self.pack_batch, self.metric_names, self.partial_params = pack, names, partial_params
+        self.pack_batch, self.metric_names = pack, names
+        whole: Any = getattr(root, "module", root)  # DDP wraps a `ModelRoot`
+        self.partial_params: frozenset[str] = whole.partial_params
+        """Parameters whose gradients are parts."""
         self.routing = routing
         self.sums = [part for part in (sums, None if routing is None else routing.sums) if part is not None]
         # loss sum, targets, tokens, skipped steps, wish to stop, sums: one tensor, so one collective and one read.

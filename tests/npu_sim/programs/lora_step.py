@@ -14,7 +14,7 @@ from anabatic.device.device import select_device
 from anabatic.models import forward, fused_ops, pretrained
 from anabatic.models.lora import adapter
 from anabatic.parallel.world import World
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 
 warnings.filterwarnings("ignore")
@@ -37,9 +37,9 @@ adapter.insert_adapter(model, settings)
 adapter.init_adapter_weights(model, settings, 0)
 print(fused_ops.apply_fused_setting(model, "auto", "npu"))
 device, world = select_device(DeviceSettings(type="npu")), World()
-optimizer = Optimizer(model, Optim(name="adamw"), 1e-4, 0.0, device, world)
+optimizer = Optimizer(model, Optim(name="adamw"), LearningRates(1e-4, 0.0), device, world)
 loss = functools.partial(forward.compute_summed_loss, chunk_bytes=512 << 20)
-step = TrainStep(forward.ModelRoot(model), loss, optimizer, device, world, 1024)
+step = TrainStep(forward.ModelRoot(model), loss, optimizer, 1024)
 borders = [sum(LENGTHS[:i]) for i in range(len(LENGTHS) + 1)]
 positions = torch.cat([torch.arange(n) for n in LENGTHS])
 ids = torch.randint(3, 4096, (borders[-1],))

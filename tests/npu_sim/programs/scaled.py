@@ -13,7 +13,7 @@ from anabatic.data.batching.packing import Batch
 from anabatic.device.device import select_device
 from anabatic.models import forward, pretrained
 from anabatic.parallel.world import World
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 
 warnings.filterwarnings("ignore")
@@ -30,9 +30,9 @@ config = transformers.Qwen2Config(
 model = transformers.AutoModelForCausalLM.from_config(config).float().to("npu:0")
 model.config._attn_implementation = pretrained.ATTENTION_NAME
 device, world = select_device(DeviceSettings(type="npu", dtype="fp16")), World()
-optimizer = Optimizer(model, Optim(name="adamw"), 1e-3, 0.0, device, world)
+optimizer = Optimizer(model, Optim(name="adamw"), LearningRates(1e-3, 0.0), device, world)
 loss = functools.partial(forward.compute_summed_loss, chunk_bytes=512 << 20)
-step = TrainStep(forward.ModelRoot(model), loss, optimizer, device, world, 64)
+step = TrainStep(forward.ModelRoot(model), loss, optimizer, 64)
 step.loss_scale.value.fill_(2.0**24)
 ids = torch.randint(3, 128, (64,))
 rows = Batch(ids, ids.clone(), torch.arange(64), [0, 64], 64, 64)

@@ -29,7 +29,7 @@ from anabatic.models.preference_loss import (
     compute_rewards,
 )
 from anabatic.parallel.world import World
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 from anabatic_testing.tiny_models import build_tiny_model
 
@@ -248,10 +248,8 @@ def step_of() -> TrainStep:
     device = select_device(DeviceConfig(type="cpu", threads=1))
     model = build_tiny_model()
     loss = PreferenceLoss(ModelRoot(model), device, PreferenceOptions(beta=1.0))
-    optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0), 1e-3, 1e-3, device, World())
-    return TrainStep(
-        loss.root, loss, optimizer, device, World(), 70, loss.pack_batch, loss.metric_sums, PREFERENCE_METRIC_NAMES
-    )
+    optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0), LearningRates(1e-3, 1e-3), device, World())
+    return TrainStep(loss.root, loss, optimizer, 70, loss.pack_batch, loss.metric_sums, PREFERENCE_METRIC_NAMES)
 
 
 def test_a_step_counts_per_pair_and_a_checkpoint_keeps_the_sums() -> None:

@@ -24,7 +24,7 @@ from anabatic.models.experts.expert_layers import iter_expert_layers
 from anabatic.models.experts.routing import make_recorder
 from anabatic.models.model_init import count_parameters, flops_per_token
 from anabatic.parallel.world import World
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS, build_tiny_model
 
@@ -58,10 +58,10 @@ def packed(model: Any) -> Any:
 
 def step_of(model: Any, coefficient: float | None = None) -> TrainStep:
     device = select_device(DeviceSettings(type="cpu", threads=1))
-    optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0), 0.0, 0.0, device, World())
+    optimizer = Optimizer(model, Optim(name="adamw", max_grad_norm=0.0), LearningRates(0.0, 0.0), device, World())
     loss = functools.partial(forward.compute_summed_loss, chunk_bytes=1 << 16)
     routing = make_recorder(model, coefficient, CPU)
-    return TrainStep(forward.ModelRoot(model), loss, optimizer, device, World(), 32, routing=routing)
+    return TrainStep(forward.ModelRoot(model), loss, optimizer, 32, routing=routing)
 
 
 def gradients_of(step: TrainStep, batches: list[Batch]) -> dict[str, torch.Tensor]:

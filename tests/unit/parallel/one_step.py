@@ -25,7 +25,7 @@ from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
 from anabatic.parallel.world import World
 from anabatic.train import objectives
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 from anabatic_testing.tiny_models import COMMON_CONFIG
 
@@ -101,19 +101,18 @@ def train_step(
             to_local(layer.lora_B.detach()).add_(0.1)
     if case.fused:
         fused_ops.apply_fused_setting(model, "auto", device.type)
-    optimizer = Optimizer(model, Optim(name=case.optim), 1e-2, 1e-2, device, world, experts=root.expert_params)
+    optimizer = Optimizer(
+        model, Optim(name=case.optim), LearningRates(1e-2, 1e-2), device, world, experts=root.expert_params
+    )
     objective = _make_objective(case, root, device, world)
     step = TrainStep(
         wrap_ddp(root, division, device, world),
         objective.loss_fn,
         optimizer,
-        device,
-        world,
         17,
         objective.pack_batch,
         objective.metric_sums,
         objective.metric_names,
-        partial_params=root.partial_params,
     )
     kept: dict[str, Tensor] = {}
     collect: Callable[[], Any] = optimizer.collect_grads

@@ -29,7 +29,7 @@ from anabatic.parallel.sharded_tensors import gather_full_tensor, to_local
 from anabatic.parallel.sharding import resolve_sharding, wrap_ddp
 from anabatic.parallel.world import World, build_world, init_world, leave_world
 from anabatic.plan.mesh_shape import MeshShape
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 from anabatic_testing.multiprocess import spawn_ranks
 from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
@@ -76,14 +76,14 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
         adapter.init_adapter_weights(model, lora, seed=1)
         for layer in (*adapter.find_lora_layers(model).values(), *adapter.find_expert_adapters(model).values()):
             to_local(layer.lora_B.detach()).add_(0.1)  # so that gradients reach A
-    optimizer = Optimizer(model, Optim(name=optim), 1e-2, 1e-2, device, world, experts=root.expert_params)  # type: ignore[arg-type]
+    optimizer = Optimizer(
+        model, Optim(name=optim), LearningRates(1e-2, 1e-2), device, world, experts=root.expert_params
+    )  # type: ignore[arg-type]
     routing = make_recorder(model, BALANCE if name != "DeepseekV3" else None, torch.device("cpu"))
     step = TrainStep(
         wrap_ddp(root, division, device, world),
         functools.partial(compute_summed_loss, chunk_bytes=1 << 14),
         optimizer,
-        device,
-        world,
         17,
         routing=routing,
     )

@@ -43,7 +43,7 @@ from anabatic.plan.job_rules import find_layout_problems, raise_problems
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.pipeline_stages import split_layers
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import TrainStep
 from anabatic_testing.multiprocess import spawn_ranks
 from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
@@ -123,7 +123,7 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
             if "lora_B" in name:
                 to_local(parameter.detach()).add_(0.1)  # so that gradients reach A
     settings = Optim(name=optim, max_grad_norm=0.5)  # type: ignore[arg-type]
-    optimizer = Optimizer(model, settings, 1e-2, 1e-2, device, world, experts=root.expert_params)
+    optimizer = Optimizer(model, settings, LearningRates(1e-2, 1e-2), device, world, experts=root.expert_params)
     loss = functools.partial(compute_summed_loss, chunk_bytes=1 << 14)
     pack = functools.partial(pack_batch, context=world.context_group)
     coefficient = 3.0 if "router loss" in case else None
@@ -131,11 +131,8 @@ def trained(folder: Path, case: str, world: World) -> dict[str, Tensor]:
         wrap_ddp(root, sharding, device, world),
         loss,
         optimizer,
-        device,
-        world,
         17,
         pack,
-        partial_params=root.partial_params,
         routing=make_recorder(model, coefficient, device.torch_device, world.context_group),
     )
     kept: dict[str, Tensor] = {}

@@ -28,7 +28,7 @@ from anabatic.train.checkpoint import storage
 from anabatic.train.checkpoint.run_state import RunState, TrainProgress
 from anabatic.train.context import LoopContext, TrainContext
 from anabatic.train.metrics.recorder import MetricsRecorder
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.row_log import RowLog
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
@@ -71,13 +71,11 @@ def fitting(
     with torch.no_grad():
         model.get_input_embeddings().weight[BAD] = float("nan")
     config = Optim(name="adamw", weight_decay=0.0, **optim)
-    optimizer = Optimizer(model, config, 1e-3, 1e-3, device, world)
+    optimizer = Optimizer(model, config, LearningRates(1e-3, 1e-3), device, world)
     division = ShardingPlan("ddp") if world.size > 1 else ShardingPlan()
     whole = wrap_ddp(ModelRoot(prepare_model(model, device.torch_device)), division, device, world)
     micro = 48 // world.size
-    step = TrainStep(
-        whole, functools.partial(compute_summed_loss, chunk_bytes=1 << 16), optimizer, device, world, micro
-    )
+    step = TrainStep(whole, functools.partial(compute_summed_loss, chunk_bytes=1 << 16), optimizer, micro)
     tensors = functools.partial(run_folder.collect_tensors, model, optimizer, step)
     torch.manual_seed(0)
     found = storage.find_newest_checkpoint(folder, world)

@@ -12,12 +12,14 @@ from anabatic.config.sections.common import Optim, Schedule
 from anabatic.device.device import select_device
 from anabatic.parallel.world import World
 from anabatic.train.optim import adamw
-from anabatic.train.optim.optimizer import Optimizer, compute_lr_scale, orthogonalize_matrices
+from anabatic.train.optim.optimizer import LearningRates, Optimizer, compute_lr_scale, orthogonalize_matrices
 from anabatic_testing.tiny_models import build_tiny_model
 
 
 def optimizer_of(model, **changes) -> Optimizer:
-    return Optimizer(model, Optim(**changes), 1e-2, 2e-2, select_device(DeviceConfig(type="cpu")), World())
+    return Optimizer(
+        model, Optim(**changes), LearningRates(1e-2, 2e-2), select_device(DeviceConfig(type="cpu")), World()
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 16), (2, 16, 5)])

@@ -15,7 +15,7 @@ from anabatic.data.batching.packing import IGNORE_INDEX, Batch
 from anabatic.device.device import select_device
 from anabatic.models.forward import ModelRoot, compute_summed_loss
 from anabatic.parallel.world import World
-from anabatic.train.optim.optimizer import Optimizer
+from anabatic.train.optim.optimizer import LearningRates, Optimizer
 from anabatic.train.step import LossScale, TrainStep
 from anabatic_testing.tiny_models import build_tiny_model
 
@@ -30,10 +30,8 @@ def batch_of(tokens: int, targets: int, seed: int) -> Batch:
 
 def step_of(model, dtype: torch.dtype = torch.float32, **optim) -> TrainStep:
     device = replace(select_device(DeviceConfig(type="cpu", threads=1)), dtype=dtype)
-    optimizer = Optimizer(model, Optim(**optim), 1e-2, 1e-2, device, World())
-    return TrainStep(
-        ModelRoot(model), functools.partial(compute_summed_loss, chunk_bytes=1 << 16), optimizer, device, World(), 32
-    )
+    optimizer = Optimizer(model, Optim(**optim), LearningRates(1e-2, 1e-2), device, World())
+    return TrainStep(ModelRoot(model), functools.partial(compute_summed_loss, chunk_bytes=1 << 16), optimizer, 32)
 
 
 def captured_gradient(step: TrainStep, batches: list[Batch]) -> dict[str, torch.Tensor]:

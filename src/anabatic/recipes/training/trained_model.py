@@ -46,7 +46,7 @@ from anabatic.plan import layer_names
 from anabatic.plan.model_facts import ModelFacts, find_model_facts, max_positions, model_name, with_model
 from anabatic.train.context import TrainContext
 from anabatic.train.objectives import Objective
-from anabatic.train.optim.optimizer import HeadRates, Optimizer
+from anabatic.train.optim.optimizer import HeadRates, LearningRates, Optimizer
 from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
@@ -110,12 +110,10 @@ class TrainedModel:
         optimizer = Optimizer(
             self.network,
             context.job.optim,
-            sizes.lr,
-            sizes.matrix_lr,
+            LearningRates(sizes.lr, sizes.matrix_lr, self.head_rates),
             device,
             world,
             self.sharding.get_state_device(device),
-            self.head_rates,
             self.root.expert_params,
         )
         if device.device_row.cast_weights_together and not self.sharding.is_sharded and world.tensor_group.size == 1:
@@ -130,13 +128,10 @@ class TrainedModel:
             wrap_ddp(self.root, self.sharding, device, world),
             objective.loss_fn,
             optimizer,
-            device,
-            world,
             sizes.micro_batch_tokens,
             objective.pack_batch,
             objective.metric_sums,
             objective.metric_names,
-            partial_params=self.root.partial_params,
             routing=routing,
         )
 

@@ -95,6 +95,20 @@ class HeadRates:
         return self.body_scale if step > self.frozen_steps else 0.0
 
 
+@dataclass(frozen=True)
+class LearningRates:
+    """Peak learning rates.
+
+    Attributes:
+        adamw: of AdamW; matrix: of Muon.
+        head: of a model with its own head.
+    """
+
+    adamw: float
+    matrix: float
+    head: HeadRates = HeadRates()
+
+
 def _shard_position(param: Tensor) -> tuple[tuple[int, int], ...]:
     """Which rows and columns this rank has, to sort by."""
     return tuple((part.start, part.stop) for part in get_local_slices(param))
@@ -121,10 +135,8 @@ class Optimizer:
     Args:
         model: parameters that require gradients are trained; each rank updates the parts that it holds.
         config: names, decays and betas.
-        lr: peak learning rate of AdamW; matrix_lr: of Muon.
         device, world: where, and among how many ranks Muon's work is divided.
         home: where parameters and state lie; default: on the device.
-        rates: of its own head.
         experts: names of parameters that ranks of an expert group divide.
     """
 
@@ -132,15 +144,13 @@ class Optimizer:
         self,
         model: nn.Module,
         config: Optim,
-        lr: float,
-        matrix_lr: float,
+        rates: LearningRates,
         device: Device,
         world: World,
         home: torch.device | None = None,
-        rates: HeadRates = HeadRates(),
         experts: frozenset[str] = frozenset(),
     ) -> None:
-        self.config, self.lr, self.matrix_lr, self.rates = config, lr, matrix_lr, rates
+        self.config, self.rates = config, rates
         self.device, self.world = device, world
         self.state_device = home or device.torch_device
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -157,7 +167,7 @@ class Optimizer:
         rest: dict[str, Tensor] = {}
         on_top: dict[str, Tensor] = {}
         for name, param in self.params.items():
-            if rates.head_prefix and name.startswith(rates.head_prefix):
+            if rates.head.head_prefix and name.startswith(rates.head.head_prefix):
                 on_top[name] = param
             elif config.name == "muon" and param.dim() == 2 and id(param) not in outside:
                 shapes[tuple(param.shape), _shard_position(param)][name] = param
@@ -213,12 +223,12 @@ class Optimizer:
             if not ok:
                 return
         self.update_count.add_(ok)
-        body = self.rates.body_scale_at(self.step_number)
+        body = self.rates.head.body_scale_at(self.step_number)
         for stack in self.stacks:
-            self._update_muon(stack, self.matrix_lr * scale * body, factor, ok)
+            self._update_muon(stack, self.rates.matrix * scale * body, factor, ok)
         flat = None if self.is_fused else adamw.make_flat_step(self.update_count, self.config, factor, ok)
         for bucket in self.buckets:
-            lr = self.lr * scale * (body if bucket.is_body else 1.0)
+            lr = self.rates.adamw * scale * (body if bucket.is_body else 1.0)
             if flat is None:
                 adamw.run_fused_kernel(
                     bucket,
