@@ -103,7 +103,7 @@ class Coordinator:
         self._must_end = self._told_over = self._is_closed = False
 
     def join(self, machine: Machine) -> str:
-        """A machine asks to take part in the next round; one with its number that has come before is replaced.
+        """Add a machine to the next round; it replaces an earlier one with the same number.
 
         Returns:
             The address of the process that has replaced this one, which then does not join; else an empty string.
@@ -130,22 +130,22 @@ class Coordinator:
         self.leave(key)
 
     def leave(self, key: str) -> None:
-        """A machine goes. The others end the round themselves where they miss it."""
+        """Remove a machine; the others end the round themselves if they need it."""
         for group in (self.waiting, self.running, self._heard):
             group.pop(key, None)
         self._spares.discard(key)
 
     def miss(self, key: str) -> None:
-        """A machine's connection broke: it is lost soon, unless it comes back."""
+        """Record a broken connection: the machine counts as lost soon, unless it reconnects."""
         if key in self._heard:
             self._heard[key] = min(self._heard[key], self._clock() - LOST_SECONDS + BROKEN_SECONDS)
 
     def close(self) -> None:
-        """The job has ended somewhere: no round begins any more."""
+        """Start no further round: the job has ended on some machine."""
         self._is_closed = True
 
     def hear(self, key: str) -> None:
-        """A machine has given a sign of life."""
+        """Record a sign of life of a machine."""
         self._heard[key] = self._clock()
 
     def list_known(self) -> list[str]:
@@ -177,7 +177,7 @@ class Coordinator:
         return new
 
     def _has_room(self, now: float) -> bool:
-        """True when a machine that waits can be taken into the round; several that come together are taken together."""
+        """Return whether the round has room for a waiting machine; those that arrive together join together."""
         together = len(self.waiting) + len(self.running)
         is_settled = together >= self.max_nodes or now - self._last_arrival >= LATER_CALL_SECONDS
         return bool(self.running and self.waiting) and len(self.running) < self.max_nodes and is_settled

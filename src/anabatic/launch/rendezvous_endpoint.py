@@ -54,7 +54,7 @@ def prepare_rendezvous(launch: LaunchSettings) -> str:
 
 
 def is_rendezvous_host(launch: LaunchSettings) -> bool:
-    """True on the machine that hosts the rendezvous."""
+    """Return whether this machine hosts the rendezvous."""
     return launch.node_rank == 0 if launch.node_rank is not None else is_local_address(str(launch.master_addr))
 
 
@@ -91,7 +91,7 @@ def local_address(launch: LaunchSettings) -> str:
 
 
 def is_local_address(name: str) -> bool:
-    """True when a name or address belongs to this machine."""
+    """Return whether a name or address belongs to this machine."""
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
     except socket.gaierror:

@@ -23,13 +23,13 @@ TensorSlices = tuple[slice, ...]
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """True when this rank holds only a shard."""
+    """Return whether this rank holds only a shard."""
     module = sys.modules.get("torch.distributed.tensor")  # no sharded tensor is made without it
     return isinstance(tensor, getattr(module, "DTensor", ()))
 
 
 def is_sharded_along(tensor: Tensor, axis: str) -> bool:
-    """True when the tensor is sharded along the dimension `axis` of the mesh."""
+    """Return whether the tensor is sharded along the dimension `axis` of the mesh."""
     if not is_sharded(tensor):
         return False
     axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
@@ -37,7 +37,7 @@ def is_sharded_along(tensor: Tensor, axis: str) -> bool:
 
 
 def is_sharded_by_fsdp(tensor: Tensor, is_expert: bool = False) -> bool:
-    """True when ranks whose gradients are added hold different shards of the tensor (`sharding.py`).
+    """Return whether ranks whose gradients are summed hold different shards of the tensor (`sharding.py`).
 
     Args:
         is_expert: it is a divided expert's, which ranks of an expert group never share.

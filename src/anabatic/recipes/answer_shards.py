@@ -151,7 +151,7 @@ def merge_shards(out: Path, ranks: int, beat: Callable[[], None]) -> tuple[int, 
 
 
 def _read_in_row_order(parts: list[Path]) -> Iterator[dict[str, Any]]:
-    """The lines of all parts: row n is in part n modulo their number."""
+    """Yield the lines of all parts in the order of the rows: row n is in part n modulo the number of parts."""
     files = [open(part, "rb") for part in parts]  # noqa: SIM115 - closed below
     try:
         for file in files:

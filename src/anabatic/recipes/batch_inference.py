@@ -125,7 +125,7 @@ def _sees(job: InferJob) -> bool:
 
 
 def _resume_identity(job: InferJob) -> dict[str, Any]:
-    """What makes an answer what it is: a begun job continues with the same of it alone."""
+    """Return everything that determines the answers; a partly finished job continues only if it is unchanged."""
     kept = ("model", "ckpt_dir", "adapter", "inputs", "system", "raw", "quantize", "columns", "sampling", "on_bad_row")
     tree = settings.job_to_dict(job)
     more = {} if job.chat_template is None else {"chat_template": custom_templates.read_template(job.chat_template)}
@@ -163,7 +163,7 @@ def _count_rows(job: InferJob) -> int:
 def _prepare_requests(
     job: InferJob, engine: Engine, pictures: PictureReader | None, done: int, rank: int, ranks: int, rows: int
 ) -> Iterator[InferenceRow]:
-    """The rows of this process, of `rows` in all, that are not answered yet, each with its request.
+    """Return this process's share of `rows` that is not answered yet, each row with its request.
 
     Raises:
         DataError: a row cannot be used; too many leave no room for an answer.
@@ -293,7 +293,7 @@ def load_checkpoint_model(
 
 
 def _find_tokenizer_folder(named_folder: Path, adapters_to_merge: list[merging.WeightedAdapter], path: Path) -> Path:
-    """The folder of the tokenizer: that of an adapter without one is its base model's."""
+    """Return the folder of the tokenizer; an adapter without one uses its base model's."""
     folder = find_tokenizer_folder(named_folder, adapters_to_merge)
     return folder if (folder / "tokenizer.json").is_file() else resolve_base_folder(named_folder)
 
@@ -335,7 +335,7 @@ def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, P
 
 
 def _infer_command(settings: dict[str, Any]) -> str:
-    """The command whose settings these are: pairs of answers have their own loss."""
+    """Return the command that has these settings: that of preference pairs, or `sft`."""
     return "dpo" if "loss" in settings or "beta" in settings else "sft"
 
 

@@ -122,7 +122,7 @@ def _evaluate_local_model(
 
 
 def _run_helper_rank(job: EvalJob) -> None:
-    """What every process but the first does: its share of all that is measured."""
+    """Measure the share of a process other than the first."""
     model = _EvalModel(job, resolve_model_folder(job.model), None)
     if job.data.valid or job.data.train:
         model.measure_bits_per_byte()

@@ -252,12 +252,12 @@ def _resolve_batch_tokens(job: Any, base: TrainingSetup, assumed: list[str]) -> 
 
 
 def _supports_sharding(job: Any, one: strategy_search.StrategyEstimate) -> bool:
-    """Whether a way is one that the command has: answers are drawn from whole weights."""
+    """Return whether the command supports a sharding strategy: rollouts need whole weights."""
     return not (isinstance(job, RlJob) and one.setup.is_sharded)
 
 
 def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step_time: StepTime) -> int:
-    """Of the run, 0 where only the data would tell."""
+    """Return the steps of the run; 0 where they depend on the data."""
     step = step_time.tokens
     if job.schedule.minutes is not None:
         fitting = max(1, round(60 * job.schedule.minutes / step_time.total_seconds))
@@ -273,7 +273,7 @@ def _estimate_steps(job: Any, shape: DecoderShape, tokens: int | None, step_time
 
 
 def find_chip(name: str) -> Chip:
-    """The chip called `910B3`, `Ascend910B3`, `910C` or `H100`.
+    """Return the chip called `910B3`, `Ascend910B3`, `910C` or `H100`.
 
     Raises:
         ConfigError: there is none.

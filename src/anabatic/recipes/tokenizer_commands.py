@@ -41,7 +41,7 @@ def run_tokenizer_eval(job: TokenizerEvalJob) -> None:
 
 
 def _build_table(reports: list[CompressionReport]) -> Table:
-    """One row per text, one column per tokenizer; from the second on with the difference to the first."""
+    """Build a table: a row per text, a column per tokenizer, from the second on with the difference to the first."""
     table = Table(title="UTF-8 bytes per token (more is better at the same vocabulary)", title_justify="left")
     table.add_column("text", overflow="fold")
     table.add_column("bytes", justify="right")

@@ -62,13 +62,13 @@ class BatchStream(Protocol):
         """Return the next one; None: a wish to stop came before it was made."""
 
     def __iter__(self) -> Iterator[Batch | None]:
-        """Itself."""
+        """Return itself."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch that `state` is of."""
 
     def __enter__(self) -> Any:
-        """Itself."""
+        """Return itself."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -209,7 +209,7 @@ def _log_saved_checkpoints(loop: LoopContext, saver: CheckpointSaver) -> None:
 
 
 def _has_pending_eval(loop: LoopContext, progress: TrainProgress) -> bool:
-    """True when the model as it is has not been measured: a checkpoint is written before the evaluation of its step."""
+    """Return whether the model is not evaluated yet at this step: a checkpoint is saved before its evaluation."""
     if progress.step == 0:
         return loop.should_eval_at_start
     return progress.evaluated < progress.step and _should_evaluate(loop, progress.step)

@@ -122,7 +122,7 @@ def _find_newest_state(job: LoopJob, folder: RunFolder, world: World) -> storage
 
 
 def _require_no_final_model(folder: RunFolder) -> None:
-    """A final model whose checkpoints are gone is all that is left of a run: it is not overwritten."""
+    """Refuse to overwrite a final model whose checkpoints are gone: it is all that is left of a run."""
     if (folder.final_model / "tokenizer.json").is_file():
         raise ConfigError(
             f"{folder.final_model} is there from an earlier run, but no whole checkpoint to continue from",
@@ -161,7 +161,7 @@ def _archive_old_run(folder: RunFolder) -> None:
 
 
 def get_job_identity(job: LoopJob) -> dict[str, Any]:
-    """The settings that decide the numbers, flat: `optimizer.lr` -> value."""
+    """Return the settings that determine the numbers, flat: `optim.lr` -> value."""
     return {
         key: value
         for key, value in settings.flatten_settings(asdict(job)).items()
@@ -214,7 +214,7 @@ def _format_value(value: Any) -> str:
 
 
 def collect_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a checkpoint holds of a model: what is trained, tied weights once."""
+    """Return the tensors of a model that a checkpoint holds: those that are trained, tied weights once."""
     parameters = dict(model.named_parameters())  # tied ones under their first name alone
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
@@ -226,7 +226,7 @@ def collect_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def collect_tensors(model: PreTrainedModel, optimizer: Optimizer, step: TrainStep) -> dict[str, Tensor]:
-    """All that a checkpoint holds."""
+    """Return all tensors that a checkpoint holds."""
     tensors = collect_weights(model)
     tensors.update({f"optim.{name}": tensor for name, tensor in optimizer.state_dict().items()})
     tensors.update({f"step.{name}": tensor for name, tensor in step.state_dict().items()})
@@ -281,7 +281,7 @@ def open_metrics(
 
 
 def log_peak_flops(device: Device) -> float:
-    """The peak that MFU is measured against, logged."""
+    """Return the peak FLOP/s that MFU refers to, and log it."""
     flops, source = get_peak_flops(device)
     if flops:
         log.info(f"MFU is measured against {flops / 1e12:.2f} TFLOP/s ({source})")

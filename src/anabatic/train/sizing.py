@@ -64,12 +64,12 @@ class StepSizes:
     matrix_lr: float
 
     def format_sizes(self, world: RankGroup) -> str:
-        """The sizes of a step, for messages."""
+        """Return the sizes of a step, for messages."""
         batch = self.micro_batch_tokens * self.micro_steps * world.size
         return f"micro-batches of {self.micro_batch_tokens:,} tokens x {self.micro_steps}, {batch:,} a step"
 
     def resume_constraints(self, world: RankGroup) -> dict[str, float]:
-        """What a run that continues must agree on, under any world size, to continue with the same numbers."""
+        """Return the values that must agree for a resumed run to give the same numbers, whatever its world size."""
         return {
             "batch.micro_batch_tokens": self.micro_batch_tokens,
             "batch.global_batch_tokens": self.micro_batch_tokens * self.micro_steps * world.size,

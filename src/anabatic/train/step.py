@@ -270,7 +270,7 @@ class TrainStep:
         return row[:-1], row[-1] == 0
 
     def _grad_squares(self) -> Tensor:
-        """This rank's share of the sum of all squared gradients: of its parts, or of what other ranks have too."""
+        """Return this rank's share of the sum of squared gradients: of its own shards, or of replicated gradients."""
         parts, shared, experts = self.optimizer.collect_grads()
         squares = self._sum_of_squares(shared)
         if self.world.tensor_group.size > 1:
@@ -294,7 +294,7 @@ class TrainStep:
         return self.world.size == 1 or self.device.type == "cpu"
 
     def should_stop(self) -> bool:
-        """True when this is known, and some rank wishes to stop."""
+        """Return whether some rank wants to stop, as far as this rank knows."""
         if self.world.size == 1:
             return self.stop_signal > 0
         return self.can_stop_at_once and bool(self.totals[4] > 0)

@@ -174,12 +174,12 @@ JOB_SECRET_KEY = "job-secret"
 
 
 def job_secret_name(job: str) -> str:
-    """Name of the Secret by which the pods of a job know each other."""
+    """Return the name of the Secret that the pods of a job share."""
     return f"{job}-secret"
 
 
 def needs_job_secret(settings: Kubernetes) -> bool:
-    """True when pods meet, and the user names no secret for it."""
+    """Return whether the pods rendezvous, and the user has named no Secret for it."""
     given = {key for key, _ in (*parse_pairs(settings.env), *parse_pairs(settings.secret_env))}
     return settings.max_pods > 1 and job_secret.VARIABLE not in given
 
@@ -248,7 +248,7 @@ def _rank_table_source(settings: Kubernetes) -> dict[str, Any]:
 
 
 def rank_table_config_map(job: str) -> str:
-    """Name of the ConfigMap that MindCluster's operator fills for a Volcano Job."""
+    """Return the name of the ConfigMap that MindCluster's operator fills for a Volcano Job."""
     return f"rings-config-{job}"
 
 

@@ -19,7 +19,7 @@ _DEVICE_TABLE_ROWS = {"npu": "npu", "gpu": "cuda"}
 
 
 def has_visible_devices(environ: Mapping[str, str]) -> bool:
-    """True when the environment restricts the visible devices."""
+    """Return whether the environment restricts the visible devices."""
     return any(environ.get(DEVICES[row].visible_env or "") for row in _DEVICE_TABLE_ROWS.values())
 
 

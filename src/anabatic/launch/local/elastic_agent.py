@@ -107,7 +107,7 @@ def _install_agent(root: Path, replaces_devices: bool) -> None:
 
 
 def _is_elastic(arguments: Iterable[str]) -> bool:
-    """True when the job can continue with fewer machines."""
+    """Return whether the job can continue with fewer machines."""
     nodes_option = next((argument.partition("=")[2] for argument in arguments if argument.startswith("--nnodes=")), "1")
     min_nodes, _, max_nodes = nodes_option.partition(":")
     return bool(max_nodes) and min_nodes != max_nodes

@@ -110,7 +110,7 @@ def run(command: str, recipe: str, launch: LaunchSettings, out: Path | None = No
 
 
 def _is_finished(folder: RunFolder, recipe: str) -> bool:
-    """True when this job has already finished: a machine that was absent then must not wait for the others."""
+    """Return whether the job has finished already: a machine that was absent then must not wait for the others."""
     try:
         previous_settings = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -171,13 +171,13 @@ class _Supervisor:
                 signal.signal(signum, handler)
 
     def _has_user_error(self) -> bool:
-        """True when a worker has ended with a user error, which the other machines may have met first."""
+        """Return whether a worker ended with a user error, which the other machines may have met first."""
         attempts = worker_reports.list_attempt_folders(self.folder)
         codes = worker_reports.read_worker_report(attempts[-1]).codes if attempts else {}
         return relaunch.EXIT_USER_ERROR in codes.values()
 
     def _is_excluded(self) -> bool:
-        """True when the job refused or replaced this machine, so that another attempt would not help."""
+        """Return whether the job refused or replaced this machine, so that another attempt would not help."""
         return any(
             (self.folder / name).is_file() for name in (worker_reports.REFUSED_FILE, worker_reports.REPLACED_FILE)
         )

@@ -74,7 +74,7 @@ class HangWatchdog:
         self._is_over = False
 
     def is_hung(self) -> bool:
-        """True when no process has made progress for too long; processes that have ended or are gone do not count.
+        """Return whether no process has made progress for too long; those that ended or are gone do not count.
 
         Progress is a new heartbeat; before training starts, also CPU time.
         """
@@ -152,7 +152,7 @@ def _has_ended(beat_path: Path) -> bool:
 
 
 def _is_gone(beat_path: Path) -> bool:
-    """True when its process does not exist any more: the agent handles that, or has ended itself."""
+    """Return whether the process no longer exists: the agent handles that, or has ended itself."""
     beat = heartbeat.read_heartbeat(beat_path)
     return beat is not None and not _read_process_state(beat[0])
 

@@ -128,7 +128,7 @@ class WorkerReport:
 
 
 def is_stop_requested(codes: Iterable[int]) -> bool:
-    """True when these exit codes show that the workers were asked to stop.
+    """Return whether these exit codes show that the workers were asked to stop.
 
     The first to exit may break a connection of another one. SIGTERM ends workers without a handler yet. When one was
     killed, torch's agent ends the others by SIGTERM, and theirs is no sign of a request.

@@ -109,7 +109,7 @@ def _require_separate_folders(out: Path, parts: MergedModel) -> None:
 
 
 def _require_disk_space(out: Path, parts: MergedModel, dtype: torch.dtype, job: ExportJob) -> None:
-    """The old folder, if there is one, stays until the new one is whole."""
+    """Require space for the new folder beside the old one, which is kept until the new one is complete."""
     parameters = count_parameters(build_meta_causal_lm(parts.base_folder, dtype))[0]
     width = dtype.itemsize + (gguf_converter.BYTES_PER_PARAMETER[job.gguf] if job.gguf != "none" else 0.0)
     require_space(out, _SPACE_MARGIN * parameters * width + _SMALL_FILES_BYTES, "choose another disk with -o FOLDER")

@@ -230,7 +230,7 @@ class _PipelineRun:
 
 
 def _is_training_finished(stage: StagePlan) -> bool:
-    """A training stage says itself whether it came to its end."""
+    """Return whether the summary of a training stage says that it finished."""
     path = stage.output / "summary.json"
     if not path.is_file():
         return False
@@ -284,7 +284,7 @@ def _prepare_stage_folder(stage: StagePlan, state: StageState) -> float:
 
 
 def _is_stage_folder_empty(stage: StagePlan) -> bool:
-    """True for what a stage leaves that failed before it had made or saved anything."""
+    """Return whether a folder holds only what a stage leaves that failed before it saved anything."""
     has_outputs = any((stage.folder / file).exists() for file in stage.command.output_files)
     return not has_outputs and not any(stage.folder.glob("checkpoint-*"))
 
@@ -324,7 +324,7 @@ def check_stages(
 
 
 def _add_stage_to_error(name: str, error: AnabaticError) -> AnabaticError:
-    """Name the stage, and write the options of a hint as settings of it."""
+    """Return the error with the name of the stage, and the options of its hint as settings of the stage."""
     hint = _OPTION.sub(lambda match: f"stages.{name}.job.{match[1].replace('-', '_')}:", error.hint)
     return type(error)(f"stages.{name}.job: {error}", hint)
 

@@ -100,7 +100,7 @@ def plan_stages_with_problems(job: PipelineJob, given: dict[str, str]) -> tuple[
 
 
 def _digest_data_files(settings: Any, needs: Sequence[StagePlan]) -> dict[str, str]:
-    """Names, sizes and times of the data files of a stage, as one digest a source: a changed corpus is a change.
+    """Return one digest per source over the names, sizes and times of a stage's data files.
 
     Files of the stages that it needs are left out: their keys say what they are, also before they are written.
     """

@@ -23,7 +23,7 @@ from anabatic.recipes.pipeline.stage_plan import StagePlan
 
 
 def can_be_forked(stage: StagePlan) -> bool:
-    """True for a stage whose own process computes, on a processor."""
+    """Return whether a stage computes in its own process, on the CPU."""
     device = getattr(stage.job, "device", None)
     return device is not None and getattr(device, "nproc", 1) == 1 and forkserver.is_forkable(device.type)
 

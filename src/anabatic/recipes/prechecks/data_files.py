@@ -316,7 +316,7 @@ def read_model_config(name: str, earlier: EarlierOutputs) -> Mapping[str, Any]:
 
 
 def is_adapter(name: str, earlier: EarlierOutputs) -> bool | None:
-    """Whether a model is an adapter; None: not known."""
+    """Return whether a model is an adapter; None: not known."""
     stage_output = find_stage_output(name, earlier)
     if stage_output is not None:
         return stage_output.is_adapter

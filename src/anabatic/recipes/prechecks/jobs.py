@@ -346,7 +346,7 @@ def list_adapters(job: Any) -> list[str]:
 
 
 def is_absent(spec: str) -> bool:
-    """Whether nothing is there of the name of an adapter."""
+    """Return whether nothing exists under the name of an adapter."""
     from anabatic.models.lora import adapter_config
 
     return not os.path.lexists(Path(adapter_config.parse_adapter_spec(spec)[0]).expanduser())
@@ -383,7 +383,7 @@ def _require_model(name: str, hub: str | None = None) -> None:
 
 
 def _check_served_models(job: Any, earlier: EarlierOutputs) -> list[AnabaticError]:
-    """What is wrong with the models of a server, each `NAME=FOLDER` or a folder."""
+    """Return what is wrong with the models of a server, each `NAME=FOLDER` or a folder."""
     if not isinstance(job, ServeJob):
         return []
     folders = [model_facts.split_name_and_folder(one)[1] for one in (*job.model, *job.classifier)]
@@ -397,7 +397,7 @@ def _check_served_models(job: Any, earlier: EarlierOutputs) -> list[AnabaticErro
 
 
 def _check_resolved(job: Any, earlier: EarlierOutputs) -> None:
-    """What of a training makes it impossible with the processes that this command starts."""
+    """Raise what makes a training impossible with the processes that this command starts."""
     if not isinstance(job, LoopJob):
         return
     name = model_facts.model_name(job)

@@ -126,7 +126,7 @@ class RolloutSource:
         return batches
 
     def describe_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a logged row says of the rewards."""
+        """Return what a logged row says about the rewards."""
         return dict(state["told"])
 
     def make_evaluator(

@@ -79,7 +79,7 @@ def find_resolved_batch(context: TrainContext[LoopJob]) -> BatchSettings | None:
 
 
 def _apply_auto(job: Job, model: ModelFacts, device: Device, world: World) -> tuple[Job, World]:
-    """The job with what `--auto` chose, and the processes in the mesh that it chose."""
+    """Return the job with the settings that `--auto` chose, and the processes in its mesh."""
     chosen = apply_auto_strategy(job, model, device, world, iter_layout_setups)
     return chosen, _divide_world(world, resolve_mesh_shape(chosen.parallel, world.size), chosen, device)
 
@@ -93,7 +93,7 @@ def _divide_world(world: World, shape: MeshShape, job: LoopJob, device: Device) 
 
 
 def _resolve_depth(job: Any, checkpoint: CheckpointInfo | None, device: Device, world: World) -> Any:
-    """The job with the depth that its minutes are enough for on these devices, or that of the checkpoint."""
+    """Return the job with the depth of the checkpoint, or the largest that its minutes suffice for on these devices."""
     if not model_shape.is_depth_left_open(job):
         return job
     if checkpoint is not None:

@@ -296,7 +296,7 @@ def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
 
 
 def require_weight_files(start: TrainableModel) -> None:
-    """The files of the weights are opened before the rows are read."""
+    """Require readable weight files, before the rows are read."""
     is_adapter = start.is_adapter
     weights_reader.require_weight_files(start.base_folder)
     if is_adapter:

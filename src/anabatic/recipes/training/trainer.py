@@ -121,7 +121,7 @@ class BatchSource(Protocol):
         """The token that begins a document."""
 
     def describe_sources(self) -> dict[str, Any]:
-        """What is trained on and what is held out: the fields of the event `data`."""
+        """Return the sources of training and held-out data, as fields of the event `data`."""
 
     def open_stream(
         self, objective: Objective, sizes: StepSizes, state: dict[str, Any], stopping: Callable[[], bool]
@@ -129,7 +129,7 @@ class BatchSource(Protocol):
         """Return the micro-batches, from where a checkpoint's `state` left them; `stopping`: a signal has come."""
 
     def describe_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a logged row says of the data."""
+        """Return what a logged row says about the data."""
 
     def make_evaluator(
         self, objective: Objective, sizes: StepSizes, metrics: MetricsRecorder

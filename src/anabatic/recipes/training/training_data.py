@@ -197,7 +197,7 @@ class DatasetBatches:
         )
 
     def describe_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a logged row says of the data: the share of padding, samples of each level so far, and the stage."""
+        """Return what a logged row says about the data: share of padding, samples per level so far, stage."""
         real, placed = state["tokens"]
         has_rows = any(part.is_chat for part, _ in self.data.train)  # text leaves no room
         padding = {"padding": 1.0 - real / placed} if has_rows else {}

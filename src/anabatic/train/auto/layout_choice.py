@@ -144,7 +144,7 @@ def _find_fitting(estimates: Iterable[StrategyEstimate]) -> list[StrategyEstimat
 
 
 def _is_allowed(job: Any, setup: TrainingSetup) -> bool:
-    """Whether a way keeps to what the job says."""
+    """Return whether a layout agrees with the settings of the job."""
     wanted, recompute = job.parallel, getattr(job, "recompute", None) or job.model.recompute
     return (
         (wanted.strategy in ("auto", setup.strategy) or setup.strategy == "single")

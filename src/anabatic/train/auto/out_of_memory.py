@@ -92,7 +92,7 @@ def _plan_retry(
 
 
 def _shrink_micro_batch(sizes: StepSizes, world: World, least: int) -> int | None:
-    """At most half of the micro-batch, so that the global batch stays; None where that is less than a segment."""
+    """Return at most half of the micro-batch that keeps the global batch; None where it is less than a segment."""
     micro = sizes.micro_batch_tokens
     return find_divisor(micro * sizes.micro_steps * world.data_group.size, world.data_group.size, micro // 2, least)
 

@@ -122,11 +122,11 @@ class VerificationResult:
         return self.sealed and not self.faults
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {**asdict(self), "whole": self.is_complete}
 
     def format_text(self) -> str:
-        """A line, or one for each fault."""
+        """Return one line, or one per fault."""
         if not self.faults:
             state = "whole" if self.is_complete else f"{manifest.NOT_SEALED}; what it says matches"
             return f"{self.path}: {state}, {self.files} files, {format_size(self.bytes)}\n"

@@ -75,7 +75,7 @@ class ChecksumFile(io.BufferedWriter):
         return super().write(view)
 
     def seekable(self) -> bool:
-        """No: a checksum is of bytes in order."""
+        """Return False: the checksum needs the bytes in order."""
         return False
 
     def seek(self, offset: int, origin: int = 0, /) -> int:
@@ -123,7 +123,7 @@ class WrongSeal(ValueError):
 
 
 def list_checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
-    """The checkpoint folders of a run, oldest first, whole or not."""
+    """Return (step, folder) of the checkpoints of a run, oldest first, complete or not."""
     found = [
         (int(match[1]), path) for path in root.glob("checkpoint-*") if (match := _CHECKPOINT_NAME.search(path.name))
     ]

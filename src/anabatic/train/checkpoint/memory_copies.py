@@ -105,7 +105,7 @@ class _RankLayout:
 
 
 def _find_rank_layout(world: World) -> _RankLayout:
-    """Where this rank is.
+    """Return the position of this rank among machines and processes.
 
     Raises:
         ConfigError: the machines have different numbers of processes.

@@ -49,12 +49,12 @@ class BestTracker:
         return True
 
     def should_stop(self, config: Evaluate) -> bool:
-        """Whether early stopping ends the run."""
+        """Return whether early stopping ends the run."""
         return 0 < config.patience <= self.stale
 
 
 def _eval_score(row: EvalRow, config: Evaluate) -> float:
-    """The larger, the better."""
+    """Return the score of an evaluation; larger is better."""
     value: float = -row["valid_loss"] if config.metric == "loss" else row[f"valid_{config.metric}"]
     return value
 

@@ -71,7 +71,7 @@ class StepTimer:
         self._marks: deque[list[Any]] = deque(maxlen=MAX_SAMPLES)
 
     def start_micro_batch(self) -> None:
-        """The last micro-batch of a step begins."""
+        """Mark the start of a step's last micro-batch."""
         self._marks.append([self._clock.mark_time()])
 
     def watch_backward(self, loss: Tensor) -> None:
@@ -79,7 +79,7 @@ class StepTimer:
         loss.register_hook(lambda grad: torch.autograd.Variable._execution_engine.queue_callback(self._mark_own_end))
 
     def finish_step(self) -> None:
-        """The gradients of all ranks are here."""
+        """Mark the moment at which the gradients of all ranks have arrived."""
         self._marks[-1].append(self._clock.mark_time())
 
     def take_times(self) -> StepTimes:

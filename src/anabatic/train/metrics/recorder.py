@@ -413,7 +413,7 @@ def warn_switched_off(kind: str, error: Exception) -> None:
 
 
 def _load_run_id(path: Path, resumed_step: int) -> str:
-    """The run's name inside a tracker: kept when resuming, new for a new run (21 letters, SwanLab's rule)."""
+    """Return the run's id in a tracker: kept when resuming, new for a new run (21 letters, SwanLab's rule)."""
     if resumed_step and path.exists():
         kept = path.read_text(encoding="utf-8", errors="replace").strip()
         if re.fullmatch(r"[0-9a-z]{21}", kept):

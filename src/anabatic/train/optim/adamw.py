@@ -42,7 +42,7 @@ class ParameterBucket:
     is_body: bool = False
 
     def local_params(self) -> list[Tensor]:
-        """This rank's parts, in order."""
+        """Return this rank's shards, in order."""
         return [to_local(param.detach()) for param in self.params.values()]
 
     def view_per_param(self, flat: Tensor) -> list[Tensor]:
@@ -153,7 +153,7 @@ def make_flat_step(count: Tensor, config: Optim, factor: Tensor, ok: Tensor) -> 
 def run_flat_kernel(
     bucket: ParameterBucket, step: FlatStep, lr: float, config: Optim, most: int = MAX_BUCKET_ELEMENTS
 ) -> None:
-    """The same on flat tensors; the parameters' gradients are dropped.
+    """Update flat tensors in the same way; the gradients of the parameters are dropped.
 
     A matrix larger than a bucket, as embeddings are, is updated slice by slice: what the kernel needs beside it stays
     bounded.
@@ -235,7 +235,7 @@ def round_stochastically(wide: Tensor) -> Tensor:
 
 
 def name_moments(found: list[ParameterBucket]) -> dict[str, Tensor]:
-    """Name the moments for a checkpoint; memory is shared, and they are as sharded as their parameters."""
+    """Return the moments by name for a checkpoint; they share memory, and are sharded like their parameters."""
     tensors: dict[str, Tensor] = {}
     for bucket in found:
         parts = {"exp_avg": bucket.exp_avg, "exp_avg_sq": bucket.exp_avg_sq, "lost": bucket.compensation}

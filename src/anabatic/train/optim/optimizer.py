@@ -110,7 +110,7 @@ class LearningRates:
 
 
 def _shard_position(param: Tensor) -> tuple[tuple[int, int], ...]:
-    """Which rows and columns this rank has, to sort by."""
+    """Return the rows and columns of this rank's shard, as a sort key."""
     return tuple((part.start, part.stop) for part in get_local_slices(param))
 
 
@@ -284,7 +284,7 @@ class Optimizer:
         return done[own].to(mine.device, mine.dtype)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state as named tensors that share memory with the optimizer, so that loading in place fills it."""
+        """Return the state as named tensors that share the optimizer's memory, so that loading in place restores it."""
         tensors = {"count": self.update_count}
         for stack in self.stacks:
             for (name, param), part in zip(stack.params.items(), stack.momentum, strict=True):

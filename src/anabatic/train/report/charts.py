@@ -401,7 +401,7 @@ def _utilization_curves(run: RunData) -> list[Curve]:
 
 
 def _smoothed_curves(run: RunData, key: str, is_training: bool = False) -> list[Curve]:
-    """A measured curve, faint, under its moving average; the curve alone when it is short."""
+    """Return a measured curve, drawn faintly, and its moving average; a short curve alone."""
     points = run.curves.get(key, [])
     smoothed = smooth_points(points)
 

@@ -122,7 +122,7 @@ def _header_parts(folder: Path, runs: Sequence[RunData]) -> list[LocalizedText]:
 
 
 def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:
-    """The last evaluation's bits per byte compared with gzip's, and over which text."""
+    """Return the last evaluation's bits per byte, those of gzip, and the text they were measured on."""
     for index, run in reversed(list(enumerate(runs))):
         values = run.evaluation.get("bits_per_byte")
         model = to_finite_number(values.get("model")) if isinstance(values, dict) else None
@@ -151,7 +151,7 @@ def _bits_per_byte(runs: Sequence[RunData]) -> dict[str, Any] | None:
 
 
 def _warn_of_other_kind(sources: Sequence[NamedSource], runs: Sequence[RunData]) -> LocalizedText | None:
-    """The text of an evaluation is of another kind than what the last training before it read."""
+    """Return a warning if an evaluation read another kind of text than the training before it."""
     for run in reversed(runs):
         data = read_data_sources(run) if run.curves else None
         if data is not None:
@@ -277,7 +277,7 @@ def _build_section(run: RunData) -> dict[str, Any]:
 
 
 def _group_samples(samples: Sequence[GeneratedSample]) -> list[dict[str, Any]]:
-    """By prompt: what the model wrote at up to eight moments, the first and the last among them."""
+    """Group samples by prompt, up to eight of each, the first and the last among them."""
     prompts: dict[str, list[GeneratedSample]] = {}
     for sample in samples:
         prompts.setdefault(sample.prompt, []).append(sample)
