@@ -18,8 +18,17 @@ from typing import Any, TypeVar
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.json_reader import JsonlFollower
-from anabatic.monitor.run_data import MetricsRows, Points, downsample_points, read_run, smooth_points
-from anabatic.monitor.run_files import EVALUATION_FILE, EVENTS_FILE, METRICS_FILE, RunFiles
+from anabatic.monitor.run_data import (
+    EVALUATION_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    MetricsRows,
+    Points,
+    RunFiles,
+    downsample_points,
+    read_run,
+    smooth_points,
+)
 from anabatic.monitor.run_reader import RunReader
 from anabatic.train.checkpoint import listing as listing_module
 from anabatic.train.report import comparison, page

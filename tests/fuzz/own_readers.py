@@ -19,7 +19,7 @@ from anabatic.evals.tasks import core_suite
 from anabatic.hub import modelscope_models
 from anabatic.launch.local import spawn, worker_reports
 from anabatic.launch.schedulers import requeue
-from anabatic.monitor.run_files import RunFiles
+from anabatic.monitor.run_data import RunFiles
 from anabatic.recipes import answer_shards, hub_data
 from anabatic.recipes.chat import slash_commands
 from anabatic.recipes.pipeline import stage_plan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError
-from anabatic.monitor.run_files import CONFIG_FILE, METRICS_FILE, RunFiles
+from anabatic.monitor.run_data import CONFIG_FILE, METRICS_FILE, RunFiles
 
 _SUMMARY_HINT = "resume the run: it writes the file anew at its end"
 

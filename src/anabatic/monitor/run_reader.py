@@ -12,7 +12,7 @@ from anabatic.core import json_reader, paths
 from anabatic.core.errors import ConfigError
 from anabatic.core.json_reader import to_finite_number
 from anabatic.monitor import value_format
-from anabatic.monitor.run_files import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, PIPELINE_FILE, RunFiles
+from anabatic.monitor.run_data import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, PIPELINE_FILE, RunFiles
 
 _ROW_BYTES = 437
 """About what a row takes: how much is read of the end of a long file."""

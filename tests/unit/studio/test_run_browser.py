@@ -8,7 +8,7 @@ import time
 import pytest
 
 from anabatic.core import json_reader
-from anabatic.monitor import run_files
+from anabatic.monitor import run_data
 from anabatic_studio import run_browser
 from anabatic_studio.run_browser import RunBrowser
 from suite.fake_runs import HOSTILE_TEXT, write_jsonl, write_training_run
@@ -104,7 +104,7 @@ def test_damaged_files_leave_the_rest(tmp_path):
             file.write(b'{"kind": "train", "loss": 1, "step": 1' + b"0" * 400 + b"}\n")
     write_jsonl(folder / "chat.jsonl", [{"role": HOSTILE_TEXT}])
     (folder / "checkpoint-20").mkdir()
-    (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * run_files.MAX_LOG_BYTES + b"\nlast \xff\n")
+    (folder / "rank-0.log").write_bytes(b"old\n" + b"x" * run_data.MAX_LOG_BYTES + b"\nlast \xff\n")
     os.symlink("/etc/passwd", folder / "rank-1.log")
     found = RunBrowser(tmp_path)
     key = only(found)

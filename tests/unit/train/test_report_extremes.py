@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabatic.monitor.run_data import CURVE_KEYS
-from anabatic.monitor.run_files import parse_time
+from anabatic.monitor.run_data import CURVE_KEYS, parse_time
 from anabatic.monitor.run_lines import format_run_lines
 from anabatic.monitor.run_reader import RunReader
 from anabatic.train.report.page import write_run_report

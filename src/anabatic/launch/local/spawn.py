@@ -41,7 +41,7 @@ from anabatic.launch import job_secret, rendezvous, rendezvous_endpoint
 from anabatic.launch.local import device_replacement, forkserver, placement, worker_reports
 from anabatic.launch.local.watchdog import HangWatchdog
 from anabatic.launch.schedulers import requeue
-from anabatic.monitor.run_files import RunFiles
+from anabatic.monitor.run_data import RunFiles
 
 SAVE_SECONDS = 600
 """Seconds after which the agent kills workers that still save after a signal."""

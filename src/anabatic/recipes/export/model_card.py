@@ -21,7 +21,7 @@ from anabatic.hub.dataset_name import is_dataset_spec, split_spec
 from anabatic.hub.datasets import RECORD_FILE
 from anabatic.hub.model_download import Hub
 from anabatic.hub.model_upload import UploadTarget
-from anabatic.monitor.run_files import RunFiles
+from anabatic.monitor.run_data import RunFiles
 
 _METHODS = {
     "pretrain": "pretraining",

@@ -13,7 +13,7 @@ from anabatic.config.sections.common import Evaluate
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import align_columns, format_duration, format_size, parse_whole
 from anabatic.core.json_reader import to_finite_number
-from anabatic.monitor.run_files import RunFiles
+from anabatic.monitor.run_data import RunFiles
 from anabatic.train.checkpoint import manifest
 from anabatic.train.checkpoint.run_state import BestTracker
 

@@ -11,8 +11,16 @@ from anabatic.core.errors import ConfigError
 from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import write_atomic
 from anabatic.core.svg_plot import format_short_count
-from anabatic.monitor.run_data import RunData, read_run, smooth_points
-from anabatic.monitor.run_files import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, SUMMARY_FILE, RunFiles
+from anabatic.monitor.run_data import (
+    CONFIG_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    RunData,
+    RunFiles,
+    read_run,
+    smooth_points,
+)
 from anabatic.train.report.charts import (
     Chart,
     Curve,

@@ -14,8 +14,7 @@ from anabatic.core.formatting import format_count, format_size
 from anabatic.core.json_reader import to_finite_number
 from anabatic.core.language import Language, LocalizedText, choose_language
 from anabatic.core.paths import RunFolder, write_atomic
-from anabatic.monitor.run_data import GeneratedSample, RunData, read_pipeline, read_run
-from anabatic.monitor.run_files import parse_time
+from anabatic.monitor.run_data import GeneratedSample, RunData, parse_time, read_pipeline, read_run
 from anabatic.train.report.charts import Chart, FigureCard, build_panels
 from anabatic.train.report.localized_page import (
     EVENT_WORDS,
