@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from anabatic.core import json_reader
 from e2e import command
 from e2e.home import Home, Options
+from suite.quantized_folders import quantize_folder
 
 
 def test_a_curriculum_in_two_processes(home: Home, base: Path, tmp_path: Path) -> None:
@@ -54,3 +57,25 @@ def test_a_curriculum_by_loss_is_killed_and_goes_on(home: Home, base: Path, tmp_
     assert (hard == said).mean() > 0.9  # what the base model was trained on is easier than numbers
     found = [row for row in json_reader.read_json_lines(one / "metrics.jsonl") if row["kind"] == "train"]
     assert found[7]["samples"]["hard"] == 0 and found[-1]["samples"]["hard"] > 0
+
+
+def test_a_quantized_folder_trains_as_what_it_stands_for(home: Home, base: Path, tmp_path: Path) -> None:
+    model, twin = tmp_path / "model", tmp_path / "twin"
+    shutil.copytree(base / "final_model", model)
+    quantize_folder(model, "fp8", twin)
+    lora: Options = {"tuner": "lora", "schedule.max-steps": 4}
+    runs = [tmp_path / name for name in ("one", "other", "two", "full")]
+    home.together(
+        home.sft(runs[0], model, more=lora),
+        home.sft(runs[1], twin, more=lora),
+        home.sft(runs[2], model, 2, more=lora | {"parallel.strategy": "zero3"}),
+        home.sft(runs[3], model, more={"schedule.max-steps": 1}),
+    )
+    assert command.losses(runs[0]) == command.losses(runs[1])
+    assert command.losses(runs[2]) == pytest.approx(command.losses(runs[0]), rel=1e-5)
+    home.anabatic("merge", "--model", runs[0], "--out", tmp_path / "merged")
+    for folder in (tmp_path / "merged", runs[3] / "final_model"):
+        assert "quantization_config" not in json_reader.read_json_file(folder / "config.json")
+        AutoModelForCausalLM.from_pretrained(folder)
+    plan = home.anabatic("plan", "--", *home.sft(tmp_path / "none", model, more=lora)).out
+    assert "FP8: trained in 16 bits" in " ".join(plan.split())

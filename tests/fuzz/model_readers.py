@@ -13,7 +13,7 @@ from anabatic.core.errors import DataError
 from anabatic.data.shards import dataset_cache
 from anabatic.data.shards.reader import ShardSet
 from anabatic.data.tokenizer import hf_folder
-from anabatic.models import pretrained, weights_reader
+from anabatic.models import pretrained, weight_files, weights_reader
 from anabatic.models.lora import adapter_config
 from anabatic.plan import model_shape
 from anabatic.recipes.export import gguf_converter
@@ -66,7 +66,7 @@ def gguf_file() -> bytes:
 
 
 def _weights(path: Path) -> None:
-    with weights_reader.open_weights(path.parent) as found:
+    with weight_files.open_weights(path.parent) as found:
         for name in found.names:
             found.get_shape(name)
 

@@ -34,7 +34,7 @@ from anabatic.data.tokenizer.hf_folder import get_turn_end_id
 from anabatic.device.attention import AttentionOptions, PackedSegments
 from anabatic.device.ops import get_device_ops, list_expensive_operators
 from anabatic.hub import model_download
-from anabatic.models import fused_ops, weights_reader
+from anabatic.models import fused_ops, weight_files, weights_reader
 from anabatic.models.kv_cache import KVCache
 from anabatic.models.linear_attention import delta_net
 from anabatic.models.lora import adapter, adapter_config, merging
@@ -162,7 +162,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     Raises:
         DataError: it is missing, damaged or of an unknown architecture.
     """
-    model_type = weights_reader.read_json_object(folder / "config.json").get("model_type")
+    model_type = weight_files.read_json_object(folder / "config.json").get("model_type")
     if model_type and (not isinstance(model_type, str) or model_type not in CONFIG_MAPPING):
         raise DataError(
             f"{folder / 'config.json'}: transformers {transformers.__version__} knows no model_type"
@@ -223,19 +223,15 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         min_vocab_size: smallest size of the vocabulary.
 
     Raises:
-        DataError: config.json is missing, damaged, of an unknown architecture, or of a quantized model.
+        DataError: config.json is missing, damaged or of an unknown architecture.
     """
     config = read_config(folder)
     text_config = config.get_text_config()
     text_config.vocab_size = max(text_config.vocab_size, min_vocab_size)
     sees = text_config is not config and getattr(config, "vision_config", None) is not None
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    if quantization := getattr(config, "quantization_config", None):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else type(quantization).__name__
-        raise DataError(
-            f"{folder} holds weights quantised by {method}, which are not trained or run here",
-            "use the model's folder in bf16; sft --tuner lora --quantize nf4 packs it while it is read",
-        )
+    for part in (config, text_config):  # weights are dequantized while they are read, and saved so
+        part.__dict__.pop("quantization_config", None)
     try:
         with init_empty_weights():
             model: PreTrainedModel = kind.from_config(config, dtype=dtype, attn_implementation="eager", **_NO_CODE)
@@ -245,7 +241,7 @@ def build_meta_causal_lm(folder: Path, dtype: torch.dtype, min_vocab_size: int =
         ) from error
     if (file := folder / weights_reader.GENERATION_CONFIG_FILE).is_file():
         try:
-            model.generation_config = GenerationConfig.from_dict(weights_reader.read_json_object(file))
+            model.generation_config = GenerationConfig.from_dict(weight_files.read_json_object(file))
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{file}: {_first_line(error)}", "copy the folder again") from error
     return model

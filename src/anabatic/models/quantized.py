@@ -70,6 +70,21 @@ class QuantizedWeight(nn.Module):
         chunks = [quantize(chunk.to(self.codes.device, torch.float32)) for chunk in weight.split(rows)]
         self.codes, self.scales = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
 
+    def take_codes(self, codes: Tensor, scales: Tensor) -> None:
+        """Take codes that someone else has made.
+
+        Raises:
+            ValueError: there are more or fewer of them than the weight has values.
+        """
+        values = self.shape.numel()
+        wanted = (values, self.shape[0]) if self.kind == "int8" else ((values + 1) // 2, -(-values // NF4_BLOCK_SIZE))
+        if (codes.numel(), scales.numel()) != wanted or codes.dtype != self.codes.dtype:
+            raise ValueError(
+                f"{codes.numel()} codes ({codes.dtype}) and {scales.numel()} scales for {list(self.shape)}"
+            )
+        shape = self.shape if self.kind == "int8" else (-1,)
+        self.codes, self.scales = codes.to(self.codes.device).view(shape), scales.to(self.codes.device)
+
     @torch.no_grad()
     def dequantize_weight(self, dtype: torch.dtype) -> Tensor:
         """Return the weight `[out, in]`, valid until the next call; products with scales are computed in fp32."""

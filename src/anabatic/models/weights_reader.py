@@ -8,27 +8,30 @@ separate experts, go through its converters, one converted tensor at a time.
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from anabatic.core import json_reader, log
+from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.models.quantized import QuantizedWeight
+from anabatic.models.weight_files import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    WeightsReader,
+    open_weights,
+    read_json_object,
+    read_quantization,
+)
 from anabatic.parallel.sharded_tensors import (
-    TensorSlices,
     copy_from_full,
     fill_local_part,
     gather_full_tensor,
@@ -36,8 +39,6 @@ from anabatic.parallel.sharded_tensors import (
 )
 from anabatic.parallel.sharding import get_absent
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 MAX_FILE_BYTES = 4 << 30
 """A weight file is closed when the next tensor would make it larger than this."""
 
@@ -45,95 +46,6 @@ MAX_FILE_BYTES = 4 << 30
 def is_extra_weight(name: str) -> bool:
     """True for weights outside the language model: adapters, and the heads of classifiers and reward models."""
     return "lora_" in name or name.startswith(("classifier.", "score."))
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        DataError: it is missing, damaged, or not an object.
-    """
-    try:
-        content = json_reader.read_json_file(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", "copy the folder again") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds {type(content).__name__}, not an object", "copy the folder again")
-    return content
-
-
-class WeightsReader:
-    """Reads tensors from open weight files.
-
-    Attributes:
-        names: names of all stored tensors.
-    """
-
-    def __init__(self, folder: Path, files: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self._file_of = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
-        self.names = sorted(self._file_of)
-
-    def get_shape(self, name: str) -> list[int]:
-        """Return a tensor's shape."""
-        return list(self._file_of[name].get_slice(name).get_shape())
-
-    def read_tensor(self, name: str, slices: TensorSlices | None = None) -> Tensor:
-        """Read a tensor, or slices of it, from the disk."""
-        stored = self._file_of[name].get_slice(name)
-        value: Tensor = stored[slices] if slices else stored[...]
-        return value
-
-
-@functools.cache
-def _safe_open_options() -> dict[str, str]:
-    """Return options to read files instead of mapping them: mapped pages count as memory of every rank. Needs a newer
-    safetensors."""
-    return {"backend": "pread"} if "backend" in inspect.signature(safe_open).parameters else {}
-
-
-@contextmanager
-def open_weights(folder: Path) -> Iterator[WeightsReader]:
-    """Open the weight files of a model folder.
-
-    Raises:
-        DataError: a file is missing or torn.
-    """
-    names = [SINGLE_FILE]
-    if (folder / INDEX_FILE).is_file():
-        names = _list_index_files(folder / INDEX_FILE)
-    missing = [name for name in names if not os.path.isfile(folder / name)]
-    if missing:
-        raise DataError(
-            f"{folder} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing[:3])}",
-            "copy the folder again; only safetensors are read",
-        )
-    with ExitStack() as stack:
-        files = {}
-        for name in names:
-            try:
-                files[name] = stack.enter_context(safe_open(str(folder / name), framework="pt", **_safe_open_options()))
-            except Exception as error:  # safetensors raises its own class, straight from Rust
-                raise DataError(f"{folder / name} is incomplete: {error}", "copy it again") from error
-        yield WeightsReader(folder, files)
-
-
-def _list_index_files(index: Path) -> list[str]:
-    weight_map = read_json_object(index).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) and name and "/" not in name for name in names):
-        raise DataError(f"{index} lists no weight files", "copy the folder again")
-    return sorted(set(names))
-
-
-def require_weight_files(folder: Path) -> None:
-    """Check that the weight files of a folder exist and match their headers.
-
-    Raises:
-        DataError: one is missing or truncated.
-    """
-    with open_weights(folder):
-        pass
 
 
 @dataclass
@@ -176,7 +88,7 @@ def load_into_model(
         **(absent := get_absent(model)),
     }
     tied = {name for name in model.state_dict() if name not in targets}
-    with open_weights(folder) as stored:
+    with open_dequantizable(folder, model.dtype) as stored:
         load_plan = _plan_load(model, stored, targets, tied)
         filled: set[str] = set()
         mismatched: list[tuple[str, list[int], list[int]]] = []
@@ -211,6 +123,20 @@ def load_into_model(
     _require_no_foreign(model, folder, load_plan.surplus)
 
 
+def open_dequantizable(folder: Path, dtype: torch.dtype) -> AbstractContextManager[WeightsReader]:
+    """Open the weight files of a model folder; weights that are quantized are read in `dtype`.
+
+    Raises:
+        DataError: a file is missing or torn, or quantized in a way that is not read here.
+    """
+    settings = read_quantization(folder)
+    if settings is None:
+        return open_weights(folder)
+    from anabatic.models.published_weights import open_dequantized
+
+    return open_dequantized(folder, settings, dtype)
+
+
 def _extend_embedding(value: Tensor, rows: int, new_rows: range, seed: int) -> Tensor:
     """Return an embedding of `rows` rows; `new_rows` are drawn with the mean and deviation of the rows before them."""
     trained = value[: new_rows.start].float()
@@ -224,6 +150,8 @@ def _extend_embedding(value: Tensor, rows: int, new_rows: range, seed: int) -> T
 def _fill_target(target: Tensor | QuantizedWeight, stored: WeightsReader, source: str) -> None:
     if isinstance(target, Tensor) and is_sharded(target):
         fill_local_part(target, lambda part: stored.read_tensor(source, part))
+    elif isinstance(target, QuantizedWeight) and (found := stored.read_codes(source, target.kind)) is not None:
+        target.take_codes(*found)
     else:
         _assign_value(target, stored.read_tensor(source))
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError
 from anabatic.core.paths import write_atomic
-from anabatic.models import pretrained, weights_reader
+from anabatic.models import pretrained, weight_files
 from anabatic.models.classifier import (
     DESCRIPTION_FILE,
     ClassifierDescription,
@@ -73,7 +73,7 @@ def read_description(folder: Path, kind: type[Description]) -> Description:
         raise DataError(
             f"{folder} holds no {DESCRIPTION_FILE}: it is no classifier", "train one: `anabatic classify train`"
         )
-    fields = weights_reader.read_json_object(folder / DESCRIPTION_FILE)
+    fields = weight_files.read_json_object(folder / DESCRIPTION_FILE)
     try:
         lists: dict[str, Any] = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
         return kind(**{**fields, **lists})

@@ -10,7 +10,7 @@ from pathlib import Path
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.paths import write_atomic
-from anabatic.models import classifier, weights_reader
+from anabatic.models import classifier, weight_files
 from anabatic.models.pretrained import resolve_model_folder
 from anabatic_vessels.config.train import NO_HELDOUT, WordsJob
 from anabatic_vessels.io import split_file as splits
@@ -58,7 +58,7 @@ def read_base_model_info(path: str | None) -> BaseModelInfo:
         info.description = read_description(folder)
         info.words = info.description.words
     elif (folder / WORDS_FILE).is_file():
-        info.words = str(weights_reader.read_json_object(folder / WORDS_FILE).get("words"))
+        info.words = str(weight_files.read_json_object(folder / WORDS_FILE).get("words"))
     if (folder / SPLIT_FILE).is_file():
         info.split = splits.load_split(folder / SPLIT_FILE)
     return info

@@ -19,7 +19,7 @@ from anabatic.device import compile_cache
 from anabatic.device.compile_time import COMPILE_CLOCK
 from anabatic.device.compiled_code import CompiledCode
 from anabatic.device.device import Device, should_compile
-from anabatic.models import fused_ops, weight_casts, weights_reader
+from anabatic.models import fused_ops, weight_casts, weight_files
 from anabatic.models.experts.routing import make_recorder
 from anabatic.models.forward import ModelRoot
 from anabatic.models.lora import adapter, adapter_config, merging
@@ -298,7 +298,7 @@ def quantize_frozen(job: TuneJob, start: TrainableModel) -> None:
 def require_weight_files(start: TrainableModel) -> None:
     """Require readable weight files, before the rows are read."""
     is_adapter = start.is_adapter
-    weights_reader.require_weight_files(start.base_folder)
+    weight_files.require_weight_files(start.base_folder)
     if is_adapter:
         adapter_config.require_adapter_weights(start.named_folder)
 
