@@ -32,8 +32,9 @@ from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, ShardWrite
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.data.vision.picture_encoder import PictureRenderer
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.row_pictures import place_pictures
+from anabatic.data.vision.rule_files import read_picture_rules
 from suite import tiny_vision
 
 START, END, PICTURE = 3, 4, 5
@@ -136,7 +137,7 @@ def test_tiles_have_the_tokens_of_their_processor(place: Path) -> None:
     tiles = processor([load_picture(file) for file in files], crop_to_patches=True)
     names = dict(start_image_token="<|vision_start|>", image_token="<|image_pad|>", end_image_token="<|vision_end|>")
     parts = SimpleNamespace(image_seq_length=4, **names)  # the whole processor needs torchvision
-    text = render_conversations([place_pictures(turns, files, "row", "{}\n")], tokenizer)[0].text
+    text = render_conversations([place_pictures(turns, files, "row", ["{}\n"] * 2)[0]], tokenizer)[0].text
     text = text.format(*(InternVLProcessor.replace_image_token(parts, tiles, index) for index in (0, 1)))
     expected = tokenizer([text], add_special_tokens=False)
     assert rendered.ids.tolist() == expected["input_ids"][0] and rendered.is_picture is not None
@@ -164,7 +165,7 @@ BAD = {
     "no pictures": (make_row([], "<image>?"), "1 x <image> in the turns, 0 pictures"),
     "own token": (make_row(["a.png"], "<image><|image_pad|>"), "2 tokens of pictures in the text, 1 pictures"),
     "number": (make_row([3]), "a picture is a number"),
-    "video": (make_row(["a.png"]) | {"videos": ["a.mp4"]}, 'column "videos" holds video or sound'),
+    "sound": (make_row(["a.png"]) | {"audios": ["a.wav"]}, 'column "audios" holds sound'),
 }
 
 

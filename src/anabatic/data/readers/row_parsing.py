@@ -87,7 +87,7 @@ def take_pictures(row: dict[str, Any], columns: ColumnMapping, skip: str) -> tup
         skip: the setting that skips rows with pictures.
 
     Raises:
-        BadRowError: it has pictures, and the job reads none; or video or sound.
+        BadRowError: it has pictures or videos, and the job reads none; or sound.
     """
     if columns.media_folder is None:
         reject_media(row, skip)
