@@ -67,7 +67,7 @@ class PictureReader:
     ) -> tuple[list[int], list[PictureGrid]]:
         """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`."""
         (measured,) = measure_pictures([tuple(pictures)], [name], self.rules)
-        grids = [grid for grid, _ in measured]
+        grids = [one.grid for one in measured]
         return self._encode(messages, grids, name, **chat), grids
 
     def measure_row(

@@ -23,6 +23,7 @@ from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.vision.picture_encoder import measure_pictures
+from anabatic.data.vision.row_objects import split_objects
 from anabatic.data.vision.video_files import describe_source, is_video, load_first_frame, measure_video
 from anabatic.recipes.row_tokens import RowTokenizer
 
@@ -162,7 +163,7 @@ def _preview_conversation(
     turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
     pictures = [
         _measure_picture(source, document.location, reader, job.thumbnails if at < MAX_THUMBNAILS else 0)
-        for at, source in enumerate(document.pictures)
+        for at, source in enumerate(split_objects(document.pictures)[0])
     ]
     if reader is None:
         keep = None if turns == "all" else select_target_turns(messages, turns, document.location)
@@ -193,7 +194,7 @@ def _measure_picture(source: str, location: str, reader: RowTokenizer | None, si
         raise DataError(f"{location}: {error}", error.hint) from error
     (width, height), count = image.size, None
     if rules is not None:
-        ((grid, _),) = measure_pictures([(source,)], [location], rules)[0]
+        grid = measure_pictures([(source,)], [location], rules)[0][0].grid
         count = rules.count_tokens(grid.grid) * grid.times
         frames = len(grid.frames) or None
     small = io.BytesIO()

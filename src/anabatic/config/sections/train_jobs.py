@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from dataclasses import field as setting
-from typing import Literal
+from typing import Any, Literal
 
 from anabatic.config.sections.common import (
     BatchSettings,
@@ -227,14 +227,18 @@ class PictureSizes:
     """Frames shown of a second of a video, and that listed frames are of; default: the model's own, 2."""
     max_frames: int | None = None
     """Frames shown of a video at most; default: the model's own."""
+    boxes: Literal["tokens", "plain"] = "tokens"
+    """How Qwen-VL's boxes of the column `objects` are written: tokens, <|box_start|>(1,2),(3,4)<|box_end|>, or plain,
+    [1, 2, 3, 4]."""
 
-    def get_bounds(self) -> dict[str, float | None]:
+    def get_bounds(self) -> dict[str, Any]:
         """Return what stands in place of the model's own sizes, by name."""
         return {each.name: getattr(self, each.name) for each in fields(PictureSizes)}
 
     def __post_init__(self) -> None:
         low, high = self.min_pixels, self.max_pixels
-        for name, value in PictureSizes.get_bounds(self).items():
+        numbers = {name: value for name, value in self.get_bounds().items() if name != "boxes"}
+        for name, value in numbers.items():
             least = 0 if name == "fps" else 1
             fits = value is None or value >= least and 0 < value < math.inf
             require_setting(fits, f"vision.{name} is {value}", f"use {'more than 0' if name == 'fps' else '1 or more'}")

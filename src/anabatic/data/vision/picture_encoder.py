@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from anabatic.data.vision.picture_batch import pack_grids
 from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import PictureRules, VideoRules
 from anabatic.data.vision.picture_tensors import PictureGrid
+from anabatic.data.vision.row_objects import place_objects, split_objects
 from anabatic.data.vision.row_pictures import TAG, place_pictures
 from anabatic.data.vision.video_files import describe_source, is_video, measure_video, read_frames
 
@@ -70,10 +71,12 @@ class PictureTexts:
             DataError: a picture cannot be used, or a row has more or fewer tags.
         """
         found = []
-        measured = measure_pictures(pictures, names, self.rules)
-        for asked, shown, each, name in zip(turns, pictures, measured, names, strict=True):
-            placed, order = place_pictures(asked, shown, name, [self.write(*one) for one in each])
-            found.append((placed, [each[at][0] for at in order]))
+        parts = [split_objects(each) for each in pictures]
+        measured = measure_pictures([shown for shown, _ in parts], names, self.rules)
+        for asked, (shown, objects), each, name in zip(turns, parts, measured, names, strict=True):
+            placed, order = place_pictures(asked, shown, name, [self.write(one.grid, one.rate) for one in each])
+            placed = place_objects(placed, objects, name, [one.size for one in each], self.rules)
+            found.append((placed, [each[at].grid for at in order]))
         return found
 
 
@@ -170,8 +173,17 @@ def expand_pictures(
     return expanded, repeats
 
 
-MeasuredPicture = tuple[PictureGrid, float]
-"""A picture or a video with its grid, and of a video the frames of a second."""
+class MeasuredPicture(NamedTuple):
+    """A picture or a video that was decoded.
+
+    Attributes:
+        size: width and height.
+        rate: of a video, frames of a second.
+    """
+
+    grid: PictureGrid
+    size: tuple[int, int]
+    rate: float = 0.0
 
 
 def measure_pictures(
@@ -199,7 +211,7 @@ def _measure(picture: str, name: str, rules: PictureRules) -> MeasuredPicture:
         if is_video(picture):
             return _measure_video(picture, rules.video)
         width, height = load_picture(picture).size
-        return PictureGrid(picture, *rules.fit_grid(height, width)), 0.0
+        return MeasuredPicture(PictureGrid(picture, *rules.fit_grid(height, width)), (width, height))
     except DataError as error:
         raise DataError(f"{name}: {error}", error.hint) from error
     except ValueError as error:
@@ -225,7 +237,8 @@ def _measure_video(source: str, rules: VideoRules | None) -> MeasuredPicture:
     shown += shown[-1:] * (-len(shown) % rules.frames)
     for _ in read_frames(source, shown, decode_only=True):
         pass
-    return PictureGrid(source, *grid, len(shown) // rules.frames, tuple(shown), interval), rate
+    measured = PictureGrid(source, *grid, len(shown) // rules.frames, tuple(shown), interval)
+    return MeasuredPicture(measured, (facts.width, facts.height), rate)
 
 
 def find_picture_tokens(tokenizer: Any, rules: PictureRules) -> tuple[int, int, int]:

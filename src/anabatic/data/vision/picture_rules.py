@@ -43,6 +43,8 @@ class PictureRules:
         scale: factor on a value from 0 to 255, before `(x - mean) / std` for each color.
         counts_frames: the bounds count the pixels of all `frames`, and a side shorter than a token is made one first
             (GLM-4V).
+        box_form: how places of objects are written, a key of `row_objects`; empty: it is not known here.
+        boxes_are_thousandths: they count thousandths of the picture's sides, not pixels of the resized picture.
         video: what decides the frames of a video; None: the model reads none that are known here.
     """
 
@@ -59,6 +61,8 @@ class PictureRules:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     counts_frames: bool = False
+    box_form: str = ""
+    boxes_are_thousandths: bool = True
     video: VideoRules | None = None
 
     axes = 3

@@ -12,6 +12,7 @@ from anabatic.core.errors import DataError
 from anabatic.data.chat.conversation_formats import find_media_column, parse_json_list
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name
 from anabatic.data.readers.document import Message
+from anabatic.data.vision.row_objects import OBJECTS_COLUMN, take_objects
 from anabatic.data.vision.video_files import is_video, name_video
 
 TAG, VIDEO_TAG = "<image>", "<video>"
@@ -25,7 +26,7 @@ _TAGS = re.compile(f"{TAG}|{VIDEO_TAG}")
 
 def take_pictures(row: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the row with a tag for each picture in its turns, and its pictures: absolute paths, data URIs, and behind
-    them videos, as `name_video` writes them.
+    them videos, as `name_video` writes them, and the row's objects.
 
     Args:
         folder: that relative paths start from.
@@ -49,7 +50,8 @@ def take_pictures(row: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], 
     for tag, each in shown:
         named[tag] += [] if each is None else [each]
     pictures = [resolve_picture(each, folder) for each in named[TAG]]
-    return plain, (*pictures, *(_resolve_video(each, folder) for each in named[VIDEO_TAG]))
+    objects = take_objects(plain.pop(OBJECTS_COLUMN, None), len(pictures))
+    return plain, (*pictures, *(_resolve_video(each, folder) for each in named[VIDEO_TAG]), *objects)
 
 
 def _take_parts(turn: Any, shown: list[tuple[str, Any]]) -> Any:

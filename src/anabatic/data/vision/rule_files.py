@@ -29,6 +29,8 @@ _VIDEO_KINDS = {
     "glm4v": ("Glm4v", "Glm46V"),
 }
 """How the type of a model begins -> whose rules its videos may follow; the first where its folder names none."""
+_BOX_FORMS = {"qwen2_5_vl": "", "qwen3_vl": "", "qwen3_5": "", "glm4": "GLM", "internvl": "InternVL"}
+"""How the type of a model begins -> how its boxes are written; empty: as the setting says."""
 _VIDEO_DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen2VL": dict(min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28, budget=128_000),
     "Qwen3VL": dict(min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32, budget=768),
@@ -38,13 +40,12 @@ _VIDEO_DEFAULTS: dict[str, dict[str, Any]] = {
 """Of transformers' classes; `fps` of Qwen2VL, which has none, is that of qwen-vl-utils."""
 
 
-def read_picture_rules(folder: Path, config: Mapping[str, Any], **bounds: float | None) -> PictureRules:
+def read_picture_rules(folder: Path, config: Mapping[str, Any], **bounds: Any) -> PictureRules:
     """Return the rules of a model folder.
 
     Args:
         config: the model's config.json.
-        bounds: `min_pixels` and `max_pixels`, and of videos `video_max_pixels`, `fps` and `max_frames`, in place of the
-            folder's own.
+        bounds: of `PictureSizes`, in place of the folder's own.
 
     Raises:
         ConfigError: the smallest size is above the largest.
@@ -63,12 +64,16 @@ def read_picture_rules(folder: Path, config: Mapping[str, Any], **bounds: float 
             (PictureRules, _read_grids(config, values)) if is_grid else (TileRules, _read_tiles(config, values))
         )
         sizes |= {key: bounds[key] for key in ("min_pixels", "max_pixels") if bounds.get(key) is not None}
+        model = str(config.get("model_type"))
+        form = next((form for name, form in _BOX_FORMS.items() if model.startswith(name)), None)
         rules: PictureRules = kind(
             image_token=int(config["image_token_id"]),
             resample=int(values.get("resample", _BICUBIC)),
             scale=float(values.get("rescale_factor", 1 / 255)) if values.get("do_rescale", True) else 1.0,
             mean=_read_colors(values, "image_mean", _CLIP_MEAN, 0.0),
             std=_read_colors(values, "image_std", _CLIP_STD, 1.0),
+            box_form="" if form is None else form or str(bounds.get("boxes") or "tokens"),
+            boxes_are_thousandths=model != "qwen2_5_vl",
             **sizes,
         )
         if is_grid:
@@ -131,7 +136,7 @@ def _read_side(value: Any) -> int:
 
 
 def _read_video_rules(
-    folder: Path, config: Mapping[str, Any], rules: PictureRules, bounds: Mapping[str, float | None]
+    folder: Path, config: Mapping[str, Any], rules: PictureRules, bounds: Mapping[str, Any]
 ) -> VideoRules | None:
     """Return the rules of videos, of the folder's file or of the class of the processor; None: none that is known."""
     found = _find_part(folder, ((PROCESSOR_FILE, "video_processor"), (VIDEO_FILE, None)))
