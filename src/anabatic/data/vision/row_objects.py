@@ -7,7 +7,6 @@ docs/source_en/Customization/Custom-dataset.md, section Grounding).
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.data.chat.turn_fields import BadRowError, json_type_name
 from anabatic.data.readers.document import Message
+from anabatic.data.vision.picture_files import MAX_SOURCE_PIXELS
 
 if TYPE_CHECKING:
     from anabatic.data.vision.picture_rules import PictureRules
@@ -56,7 +56,7 @@ def take_objects(value: Any, num_pictures: int) -> tuple[str, ...]:
         raise BadRowError(f"{len(owners)} x image_id, {len(boxes)} boxes in bbox")
     if wrong := [one for one in owners if type(one) is not int or not 0 <= one < num_pictures]:
         raise BadRowError(f"image_id is {wrong[0]}, and the row has {num_pictures} pictures, counted from 0")
-    most = 1.0 if kind == "norm1" else math.inf
+    most = 1.0 if kind == "norm1" else float(MAX_SOURCE_PIXELS)
     for box in boxes:
         if not _is_box(box, most):
             raise BadRowError(f"bbox has {str(box)[:80]}, not [x1, y1, x2, y2] or [x, y] as bbox_type {kind} has them")
@@ -85,7 +85,7 @@ def _is_box(box: Any, most: float) -> bool:
     """Return whether these are two or four coordinates, of which the last two are not before the first."""
     if not isinstance(box, (list, tuple)) or len(box) not in (2, 4):
         return False
-    if not all(type(one) in (int, float) and math.isfinite(one) and 0 <= one <= most for one in box):
+    if not all(type(one) in (int, float) and 0 <= one <= most for one in box):
         return False
     return bool(box[0] <= box[-2] and box[1] <= box[-1])
 

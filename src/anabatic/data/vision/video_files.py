@@ -80,7 +80,7 @@ def measure_video(source: str) -> VideoFacts:
         count = stream.frames or _count_frames(container, stream)
         if not 0 < count <= MAX_VIDEO_FRAMES:
             what = f"{make_name(value)}: {count:,} frames; videos have 1 to {MAX_VIDEO_FRAMES:,}"
-            raise DataError(what, "cut the video")
+            raise DataError(what, "cut the video" if count else "copy or save it again")
         if not (math.isfinite(rate) and rate > 0):
             raise DataError(f"{make_name(value)}: nothing says how many frames a second has", "save the video again")
         if not 0 < stream.width * stream.height <= MAX_SOURCE_PIXELS:
@@ -156,7 +156,6 @@ def _count_frames(container: Any, stream: Any) -> int:
         count += packet.size > 0
         if count > MAX_VIDEO_FRAMES:
             break
-    container.seek(0)
     return count
 
 
@@ -166,8 +165,8 @@ def _open_video(value: str) -> Iterator[Any]:
     av = extras.import_optional("av", "reading videos", "or list a video's frames as pictures")
     try:
         with _open_bytes(value) as file, av.open(file, container_options={"format_whitelist": _FORMATS}) as container:
-            if not container.streams.video:
-                raise DataError(f"{make_name(value)}: no pictures in it", "give a video")
+            if not container.streams.video or container.streams.video[0].codec_context is None:
+                raise DataError(f"{make_name(value)}: no pictures in it that PyAV decodes", "save it as another format")
             yield container
     except (av.FFmpegError, OSError, EOFError, MemoryError, ValueError) as error:
         what = getattr(error, "strerror", None) or " ".join(str(error).split())[:100] or type(error).__name__
