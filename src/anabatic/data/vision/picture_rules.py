@@ -276,8 +276,10 @@ class VideoRules(PictureRules):
         return {"video_processor_type": f"{self.kind}VideoProcessor", **shown, **colors, **self.describe_sizes()}
 
     def describe_sizes(self) -> dict[str, Any]:
-        """Return the sizes and numbers of frames as the processor's file names them."""
-        return {**super().describe_sizes(), "fps": self.fps, "max_frames": self.max_frames}
+        """Return the sizes, and numbers of frames that are not the usual ones, as the processor's file names them."""
+        usual = {"fps": VideoRules.fps, "max_frames": VideoRules.max_frames}
+        chosen = {"fps": self.fps} if self.kind[:3] == "Glm" else {"fps": self.fps, "max_frames": self.max_frames}
+        return {**super().describe_sizes(), **{key: value for key, value in chosen.items() if value != usual[key]}}
 
 
 def _spread_frames(total: int, step: float) -> list[int]:

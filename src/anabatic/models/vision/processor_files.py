@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -42,10 +43,11 @@ def _write_sizes(file: Path, rules: PictureRules) -> None:
     if file.name == PROCESSOR_FILE and isinstance(tree, dict):
         parts = {f"{kind}_processor": (tree.get(f"{kind}_processor"), own)
                  for kind, own in (("image", rules), ("video", rules.video))}  # fmt: skip
-    old = json.dumps(tree)
+    old = copy.deepcopy(tree)
     for part, own in parts.values():
         if isinstance(part, dict) and own is not None:  # a processor may name its parts elsewhere
             part |= own.describe_sizes()
-            part |= {key: getattr(own, key) for key in ("min_pixels", "max_pixels") if key in part}
-    if json.dumps(tree) != old:
+            named = ("min_pixels", "max_pixels", "fps", "max_frames")
+            part |= {key: getattr(own, key) for key in named if key in part and hasattr(own, key)}
+    if tree != old:
         file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
