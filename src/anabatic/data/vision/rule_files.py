@@ -144,7 +144,7 @@ def _read_video_rules(
     model = str(config.get("model_type"))
     known = next((kinds for name, kinds in _VIDEO_KINDS.items() if model.startswith(name)), ("",))
     kind = str(values.get("video_processor_type") or known[0]).removesuffix("VideoProcessor")
-    if kind not in known or not kind:
+    if kind not in known or not kind or config.get("video_token_id") is None:
         return None
     size = values.get("size") or {}
     colors = {"mean": _HALVES, "std": _HALVES} if kind == "Qwen3VL" else {"mean": _CLIP_MEAN, "std": _CLIP_STD}
