@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
-from anabatic.data.vision.picture_rules import read_picture_rules
+from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.infer.engine import Engine
 from anabatic.infer.picture_prompts import make_picture_reader
 from anabatic.infer.server.model_registry import ServedModel

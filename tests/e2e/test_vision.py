@@ -19,7 +19,7 @@ from anabatic.core import json_reader
 from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import read_picture_rules
+from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.recipes import batch_inference
 from anabatic.recipes.row_tokens import RowTokenizer
 from suite import tiny_vision

@@ -15,7 +15,9 @@ from anabatic.core.errors import DataError
 from anabatic.data.readers import prompts, raw_rows, sources
 from anabatic.data.readers.document import Document
 from anabatic.data.vision.picture_files import load_picture
+from anabatic.data.vision.row_objects import place_objects, split_objects
 from anabatic.data.vision.row_pictures import place_pictures
+from anabatic.data.vision.video_files import check_source, name_video
 from fuzz.engine import Good, gzipped, zstd
 from fuzz.reading import Reader
 
@@ -179,6 +181,10 @@ PICTURE_ROWS: list[Any] = [
     {"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "image", "image": "c.png"},
         {"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}], "rejected_response": "c"},
+    {"messages": [
+        {"role": "user", "content": "<video><image><ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
+     "videos": [["a.png", "b.png"]], "images": ["c.png"],
+     "objects": {"ref": ["a"], "bbox": [[1, 2.5, 3, 4]], "bbox_type": "real", "image_id": [0]}},
 ]  # fmt: skip
 
 
@@ -188,7 +194,9 @@ def _picture_rows(path: Path) -> None:
         _use(document)
         for turns in (document.messages, document.rejected):
             try:
-                place_pictures(turns or [], document.pictures, document.location, "<pad>")
+                shown, objects = split_objects(document.pictures)
+                place_pictures(turns or [], shown, document.location, ["<pad>"] * len(shown))
+                place_objects(turns or [], objects, document.location)
             except DataError:
                 continue
 
@@ -216,7 +224,27 @@ def _pictures() -> list[Good]:
     return found
 
 
+def _videos() -> list[Good]:
+    import av
+    from PIL import Image
+
+    found = []
+    for name, codec in (("a.mp4", "mpeg4"), ("b.mkv", "mjpeg"), ("c.avi", "mpeg4")):
+        file = io.BytesIO()
+        with av.open(file, "w", format={"mkv": "matroska"}.get(name[2:], name[2:])) as container:
+            stream: Any = container.add_stream(codec, rate=25)
+            stream.width, stream.height = 32, 16
+            stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+            for shade in range(4):
+                frame = av.VideoFrame.from_image(Image.new("RGB", (32, 16), (60 * shade, 9, 9)))
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        found.append(Good(name, file.getvalue()))
+    return found
+
+
 READERS = [
+    Reader("videos", _videos, lambda path: check_source(name_video(str(path))), 200, needs="av"),
     Reader("pictures", _pictures, lambda path: load_picture(str(path)), 400, needs="PIL"),
     Reader("rows with pictures", lambda: [Good("a.jsonl", _lines(PICTURE_ROWS), "jsonl")], _picture_rows, 250),
     Reader("text", lambda: [Good("a.txt", _WORDS.encode()), Good("b.md", _WORDS.encode())], documents),

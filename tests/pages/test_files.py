@@ -14,6 +14,7 @@ from anabatic.config.loading import settings
 from anabatic.data.readers.document import ColumnMapping, Document
 from anabatic.data.readers.raw_rows import read_raw_rows as raw_rows
 from anabatic.data.readers.row_parsing import row_to_document
+from anabatic.data.vision.row_objects import place_objects, split_objects
 from anabatic.doctor import knowledge_base
 from anabatic.evals.tasks import registry
 from anabatic.evals.tasks.items import build_items
@@ -123,6 +124,20 @@ def seen_row(text: str) -> None:
     assert isinstance(read, Document) and read.pictures == ("/pictures/kite.jpg",)
 
 
+def moving_row(text: str) -> None:
+    """A row of training data with a video of listed frames."""
+    read = row_to_document(json.loads(text), "row", "row 1", ColumnMapping(media_folder="/pictures"))
+    assert isinstance(read, Document) and read.pictures[0].count("/pictures/f") == 4
+
+
+def found_row(text: str) -> None:
+    """A row of training data with names and places of what its picture shows."""
+    read = row_to_document(json.loads(text), "row", "row 1", ColumnMapping(media_folder="/pictures"))
+    assert isinstance(read, Document) and read.messages is not None
+    objects = split_objects(read.pictures)[1]
+    assert place_objects(read.messages, objects, "row") == read.messages and objects is not None
+
+
 def answer(text: str) -> None:
     """A row that `infer` writes: all its columns, and no others."""
     from anabatic.recipes import answer_shards
@@ -150,6 +165,8 @@ JSON = {
     ("guides/dpo.md", 0): asked,
     ("guides/inference.md", 0): answer,
     ("guides/vision.md", 0): seen_row,
+    ("guides/vision.md", 1): moving_row,
+    ("guides/vision.md", 2): found_row,
     ("guides/web.md", 0): tools,
 }
 """Page and number of the block -> who reads it."""

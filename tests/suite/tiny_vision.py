@@ -22,7 +22,8 @@ _EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'video' %}"
+    "<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -140,7 +141,9 @@ def save_seeing_model(folder: Path, family: str = "qwen3_vl", **options: Any) ->
         tiles = {"size": {"height": PATCH[family], "width": PATCH[family]}, "min_patches": 1, "max_patches": 6}
         processor = {"image_processor_type": "GotOcr2ImageProcessor", "processor_class": "InternVLProcessor", **tiles}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    (folder / "video_preprocessor_config.json").write_text(json.dumps({"fps": 2}))
+    halves = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    video = {"fps": 2, "size": {"shortest_edge": unit**2, "longest_edge": 64 * unit**2}, **halves}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
     return folder
 
 

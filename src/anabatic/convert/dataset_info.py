@@ -184,11 +184,11 @@ def _read_common_columns(dataset: NamedDataset, columns: dict[str, str]) -> None
     _add_columns(dataset, {key: columns[key] for key in common if key in columns})
     if columns.get("kto_tag") not in (None, "label", "kto_tag"):
         dataset.columns["label"] = columns["kto_tag"]
-    if columns.get("images", "images") not in ("images", "image"):
-        dataset.problems.append(f"{columns['images']}: pictures are read from a column `images`; rename it in the file")
-    media = [columns[key] for key in ("videos", "audios") if key in columns]
-    if media:
-        dataset.problems.append(f"{', '.join(media)}: rows with video or sound are refused")
+    for key, what in (("images", "pictures"), ("videos", "videos")):
+        if columns.get(key, key) not in (key, key[:-1]):
+            dataset.problems.append(f"{columns[key]}: {what} are read from a column `{key}`; rename it in the file")
+    if "audios" in columns:
+        dataset.problems.append(f"{columns['audios']}: rows with sound are refused")
 
 
 def _add_columns(dataset: NamedDataset, names: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ OPTIONAL_PACKAGES = {
     "py3langid": ("py3langid", "data"),
     "langdetect": ("langdetect", ""),
     "PIL": ("pillow", "vision"),
+    "av": ("av", ""),
 }
 """Module as imported -> (distribution as installed, extra of this package that has it; empty: none). Packages of
 commands add theirs when they are imported."""

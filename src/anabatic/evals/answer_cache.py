@@ -15,6 +15,7 @@ from anabatic.config.chat import Sampling
 from anabatic.core import json_reader
 from anabatic.core.json_reader import JsonlWriter
 from anabatic.core.paths import make_write_error
+from anabatic.data.vision.video_files import split_source
 from anabatic.evals.prefix_trees import ScoredText
 
 if TYPE_CHECKING:
@@ -62,16 +63,15 @@ class EvalPrompt(NamedTuple):
 
 def make_reply_key(prompt: EvalPrompt, sampling: Sampling) -> str:
     """Return the name of a prompt that is answered by the likeliest tokens."""
-    shown = [[*grid, _describe_file(grid[0])] for grid in prompt.pictures]
+    shown = [[*(grid if grid.frames else grid[:3]), _describe_files(grid.source)] for grid in prompt.pictures]
     return make_key(prompt.ids, "reply", sampling.max_new_tokens, sampling.stop, *([shown] if shown else []))
 
 
-def _describe_file(source: str) -> list[int]:
-    """Return size and time of writing of a picture's file, which may change; of a data URI nothing."""
-    if source.startswith("data:"):
-        return []
-    stat = Path(source).stat()
-    return [stat.st_size, stat.st_mtime_ns]
+def _describe_files(source: str) -> list[int]:
+    """Return sizes and times of writing of a picture's files, which may change; of a data URI nothing."""
+    value = split_source(source)
+    stats = [Path(file).stat() for file in ([value] if isinstance(value, str) else value) if file[:5] != "data:"]
+    return [each for stat in stats for each in (stat.st_size, stat.st_mtime_ns)]
 
 
 def rank_cache_path(path: Path, rank: int) -> Path:

@@ -325,5 +325,4 @@ def _encode_prompt(asked: EvaluatedModel, item: EvalItem) -> EvalPrompt:
         return EvalPrompt(encode_beginnings(tokenizer, [context])[context] or [find_prefix_token(tokenizer)])
     if not item.pictures or asked.pictures is None:
         return EvalPrompt(encode_chat(tokenizer, context))
-    placed = asked.pictures.place_tags(context, item.pictures, item.source_location)
-    return EvalPrompt(*asked.pictures.measure_turns(placed, item.pictures, item.source_location))
+    return EvalPrompt(*asked.pictures.measure_row(context, item.pictures, item.source_location))

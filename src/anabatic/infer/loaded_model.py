@@ -79,7 +79,7 @@ def load_picture_reader(model: PreTrainedModel, tokenizer: Any, folder: Path) ->
     """
     if getattr(model.config, "vision_config", None) is None:
         return None
-    from anabatic.data.vision.picture_rules import read_picture_rules
+    from anabatic.data.vision.rule_files import read_picture_rules
     from anabatic.infer.picture_prompts import make_picture_reader
     from anabatic.models.vision.processor_files import find_processor_folder
 

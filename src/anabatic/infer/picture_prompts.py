@@ -9,15 +9,9 @@ import numpy as np
 
 from anabatic.data.tokenizer.hf_folder import encode_chat
 from anabatic.data.vision.picture_batch import read_pictures
-from anabatic.data.vision.picture_encoder import (
-    expand_pictures,
-    find_picture_text,
-    find_picture_tokens,
-    measure_pictures,
-)
+from anabatic.data.vision.picture_encoder import PictureTexts, expand_pictures, measure_pictures
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import PictureGrid
-from anabatic.data.vision.row_pictures import place_pictures
 from anabatic.models.vision.prompt_pictures import PromptPictures
 
 
@@ -42,13 +36,15 @@ class PictureReader:
 
     def __init__(self, tokenizer: Any, rules: PictureRules) -> None:
         self._tokenizer, self.rules = tokenizer, rules
-        self._tokens, self.picture_text = find_picture_tokens(tokenizer, rules), find_picture_text(tokenizer, rules)
+        self._texts = PictureTexts(tokenizer, rules)
+        self.picture_text = self._texts.picture
 
     def encode_row(
         self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
     ) -> tuple[list[int], PromptPictures | None]:
         """Return the prompt of turns in which tags stand for pictures; arguments and errors as of `encode_turns`."""
-        return self.encode_turns(self.place_tags(messages, pictures, name), pictures, name, **chat)
+        ids, grids = self.measure_row(messages, pictures, name, **chat)
+        return ids, self.read(ids, grids)
 
     def encode_turns(
         self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
@@ -68,15 +64,26 @@ class PictureReader:
 
     def measure_turns(
         self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
-    ) -> tuple[list[int], tuple[PictureGrid, ...]]:
+    ) -> tuple[list[int], list[PictureGrid]]:
         """Return the tokens of turns and the sizes of their pictures, which are read later; as `encode_turns`."""
-        (grids,) = measure_pictures([tuple(pictures)], [name], self.rules)
-        ids = np.asarray(encode_chat(self._tokenizer, messages, **chat), dtype=np.int64)
-        return expand_pictures(ids, grids, self.rules, self._tokens, name)[0].tolist(), grids
+        (measured,) = measure_pictures([tuple(pictures)], [name], self.rules)
+        grids = [one.grid for one in measured]
+        return self._encode(messages, grids, name, **chat), grids
 
-    def place_tags(self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
-        """Return turns with `picture_text` in place of tags; errors as of `encode_turns`."""
-        return place_pictures(messages, pictures, name, self.picture_text)
+    def measure_row(
+        self, messages: list[dict[str, Any]], pictures: Sequence[str], name: str, **chat: Any
+    ) -> tuple[list[int], list[PictureGrid]]:
+        """Return the tokens of turns in which tags stand for pictures and videos, and the sizes of these in order; as
+        `encode_turns`."""
+        ((placed, grids),) = self._texts.place_rows([messages], [tuple(pictures)], [name])
+        return self._encode(placed, grids, name, **chat), grids
+
+    def _encode(
+        self, messages: list[dict[str, Any]], grids: Sequence[PictureGrid], name: str, **chat: Any
+    ) -> list[int]:
+        ids = np.asarray(encode_chat(self._tokenizer, messages, **chat), dtype=np.int64)
+        expanded: list[int] = expand_pictures(ids, grids, self._texts, name)[0].tolist()
+        return expanded
 
     def read(self, ids: Sequence[int], grids: Sequence[PictureGrid]) -> PromptPictures | None:
         """Return the pictures of a prompt; None: there are none.
@@ -87,4 +94,4 @@ class PictureReader:
         if not grids:
             return None
         tokens = np.asarray(ids, dtype=np.int64)
-        return PromptPictures(tokens, tokens == self.rules.image_token, read_pictures(tokens, grids, self.rules))
+        return PromptPictures(tokens, self.rules.find_features(tokens), read_pictures(tokens, grids, self.rules))

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from anabatic.core.errors import ConfigError, DataError, Failure
 from anabatic.data.readers.document import Message
 from anabatic.data.tokenizer import hf_folder as tokenizers
-from anabatic.data.vision.picture_batch import read_pictures
+from anabatic.data.vision.picture_batch import make_positions, read_pictures
 from anabatic.data.vision.picture_tensors import PictureGrid
 from anabatic.device.device import Device
 from anabatic.infer.loaded_model import load_picture_reader
@@ -32,7 +32,7 @@ from anabatic.models.pretrained import (
     resolve_model_folder,
 )
 
-ScoredRow = tuple[list[int], tuple[PictureGrid, ...]]
+ScoredRow = tuple[list[int], Sequence[PictureGrid]]
 """A conversation as tokens, with its pictures."""
 _MAX_BATCH_TOKENS = 8192
 """Of a forward pass, padding included; a longer conversation stands alone."""
@@ -61,21 +61,25 @@ class RewardScorer:
         self.pictures = load_picture_reader(self._model, self._tokenizer, folder)
         self.max_len: int = self._model.config.get_text_config().max_position_embeddings
 
-    def encode_conversation(self, messages: Sequence[Message], pictures: Sequence[str] = ()) -> ScoredRow:
+    def encode_conversation(
+        self, messages: Sequence[Message], pictures: Sequence[str] = (), row: str = ""
+    ) -> ScoredRow:
         """Return a whole conversation as it is scored.
 
         Args:
             messages: with `pictures.picture_text` in place of pictures.
             pictures: paths and data URIs, in the order of the turns; of a model that sees.
+            row: name of a row, in whose messages tags stand for pictures.
 
         Raises:
             DataError: the chat template refuses it, it is longer than the context, or a picture cannot be used.
         """
-        grids: tuple[PictureGrid, ...] = ()
+        grids: Sequence[PictureGrid] = ()
         if self.pictures is None:
             ids = tokenizers.encode_chat(self._tokenizer, list(messages), answer=False)
         else:
-            ids, grids = self.pictures.measure_turns(list(messages), pictures, "the conversation", answer=False)
+            measure = self.pictures.measure_row if row else self.pictures.measure_turns
+            ids, grids = measure(list(messages), pictures, row or "the conversation", answer=False)
         if not 0 < len(ids) <= self.max_len:
             what = f"the conversation has {len(ids):,} tokens, the reward model reads 1 to {self.max_len:,}"
             raise DataError(what, "leave earlier turns out")
@@ -126,16 +130,24 @@ class RewardScorer:
             raise Failure(what, "the weights are broken, or --device.dtype is too narrow")
 
     def _read_pictures(self, ids: Tensor, rows: Sequence[ScoredRow]) -> dict[str, Tensor]:
-        """Return what transformers' models read beside the tokens of conversations with pictures."""
+        """Return what transformers' models read of conversations with pictures; frames of videos are as pictures."""
         if self.pictures is None or not any(grids for _, grids in rows):
             return {}
         rules = self.pictures.rules
         shown = [read_pictures(np.asarray(row), grids, rules) for row, grids in rows if grids]
-        return {
-            "mm_token_type_ids": (ids == rules.image_token).int(),
+        is_picture = torch.from_numpy(rules.find_features(ids.numpy()))
+        inputs = {
+            "input_ids": torch.where(is_picture, rules.image_token, ids),
+            "mm_token_type_ids": is_picture.int(),
             "pixel_values": torch.cat([one.pixels for one in shown]),
             "image_grid_thw": torch.tensor([(1, *grid) for one in shown for grid in one.grids]),
         }
+        if any(grid.interval for _, grids in rows for grid in grids):
+            positions = torch.zeros(3, *ids.shape, dtype=torch.int64)
+            for at, (row, grids) in enumerate(rows):
+                positions[:, at, : len(row)] = torch.from_numpy(make_positions(np.asarray(row), grids, rules))
+            inputs["position_ids"] = positions
+        return inputs
 
 
 def is_reward_model(path: str | Path) -> bool:

@@ -424,7 +424,7 @@ def _follow_pictures(
         batch: where the pictures are; packed: the questions with other answers.
         asked: of each of its segments, the segment of `batch` that it begins like, and how many tokens of it.
     """
-    counts = [len(list_pictures(names)) if names else 0 for names in batch.picture_names]
+    counts = [sum(one.times for one in list_pictures(names)) if names else 0 for names in batch.picture_names]
     borders = [0, *accumulate(counts)]
     patches = [0, *accumulate(rows * columns for rows, columns in pictures.grids)]
     positions = packed.position_ids[None].repeat(len(pictures.positions), 1)

@@ -29,6 +29,8 @@ from anabatic.data.readers.long_rows import LongRowCounter
 from anabatic.data.readers.prompts import PromptRow, read_prompts
 from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.tokenizer import hf_folder as tokenizers
+from anabatic.data.vision.row_objects import split_objects
+from anabatic.data.vision.video_files import is_video, split_source
 from anabatic.device.device import Device, select_device
 from anabatic.infer.cache_sizing import make_engine
 from anabatic.infer.dialogue import encode_continuation
@@ -249,7 +251,11 @@ def _format_answer(job: InferJob, engine: Engine, place: InferenceRow, totals: l
         totals[at] += number
     line: dict[str, Any] = {"row": place.row_index, "id": prompt_row.id}
     line |= {"text": prompt_row.text} if prompt_row.messages is None else {"messages": prompt_row.messages}
-    line |= {"images": list(prompt_row.pictures)} if prompt_row.pictures else {}
+    pictures, objects = split_objects(prompt_row.pictures)
+    for column, videos in (("images", False), ("videos", True)):
+        shown = [split_source(one) for one in pictures if is_video(one) == videos]
+        line |= {column: shown} if shown else {}
+    line |= {"objects": objects} if objects else {}
     line |= {"response": answer.text, "finish_reason": answer.finish_reason}
     line |= {} if prompt_row.label is None else {"label": prompt_row.label}
     line |= {"prompt_tokens": len(request.prompt), "response_tokens": len(answer.ids)}

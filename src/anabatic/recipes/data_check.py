@@ -22,9 +22,10 @@ from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, RowIssue, SkippedRows
 from anabatic.data.readers.holdout import Split, select_split
 from anabatic.data.readers.row_use import UnusedColumns
-from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import MAX_RATIO
-from anabatic.data.vision.row_pictures import TAG, place_pictures
+from anabatic.data.vision.row_objects import place_objects, split_objects
+from anabatic.data.vision.row_pictures import place_pictures
+from anabatic.data.vision.video_files import check_source, describe_source
 
 FindingKind = Literal["bad row", "leak", "contradiction", "duplicate", "near duplicate"]
 _ERRORS: tuple[FindingKind, ...] = ("bad row", "leak")
@@ -211,13 +212,15 @@ class _BadRowRecorder(SkippedRows):
 
 def _find_conversation_fault(document: Document) -> str:
     """Return why a training would refuse a conversation; empty: it would not."""
+    pictures, objects = split_objects(document.pictures)
     try:
         if document.pictures:
-            place_pictures(document.messages or [], document.pictures, document.location, TAG)
-        for picture in document.pictures:
-            sides = load_picture(picture).size
+            place_objects(document.messages or [], objects, document.location)
+            place_pictures(document.messages or [], pictures, document.location, [""] * len(pictures))
+        for picture in pictures:
+            sides = check_source(picture)
             if max(sides) > MAX_RATIO * min(sides):
-                what = f"{make_name(picture)}: one side is more than {MAX_RATIO} times the other"
+                what = f"{describe_source(picture)}: one side is more than {MAX_RATIO} times the other"
                 raise DataError(f"{document.location}: {what}", "cut the picture")
         for messages in (document.messages, document.rejected):
             if messages is not None:

@@ -22,7 +22,9 @@ from anabatic.data.chat.preference_pairs import split_pair_messages
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import UnusedColumns
-from anabatic.data.vision.picture_files import load_picture, make_name
+from anabatic.data.vision.picture_encoder import measure_pictures
+from anabatic.data.vision.row_objects import split_objects
+from anabatic.data.vision.video_files import describe_source, is_video, load_first_frame, measure_video
 from anabatic.recipes.row_tokens import RowTokenizer
 
 MAX_TEXT_CHARS = 100_000
@@ -41,10 +43,12 @@ class TextSegment:
 
 @dataclass(frozen=True)
 class PreviewPicture:
-    """A picture of a row: its path or the beginning of its data URI, its pixels, and with a model its tokens.
+    """A picture or video of a row: its path or the beginning of its data URI, its pixels, and with a model its tokens.
 
     Attributes:
-        thumbnail: a small JPEG as data URI; empty: none is asked for, or the row has many before it.
+        thumbnail: a small JPEG as data URI, of a video's first frame; empty: none is asked for, or the row has many
+            before it.
+        frames: of a video, with a model those that it is shown; None: a picture.
     """
 
     name: str
@@ -52,6 +56,7 @@ class PreviewPicture:
     height: int
     num_tokens: int | None = None
     thumbnail: str = ""
+    frames: int | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def _preview_conversation(
     turns: LossTurns = "all" if job.train_on_inputs else "last" if job.last_turn_only else "assistant"
     pictures = [
         _measure_picture(source, document.location, reader, job.thumbnails if at < MAX_THUMBNAILS else 0)
-        for at, source in enumerate(document.pictures)
+        for at, source in enumerate(split_objects(document.pictures)[0])
     ]
     if reader is None:
         keep = None if turns == "all" else select_target_turns(messages, turns, document.location)
@@ -183,19 +188,21 @@ def _preview_conversation(
 def _measure_picture(source: str, location: str, reader: RowTokenizer | None, side: int) -> PreviewPicture:
     rules = None if reader is None else reader.rules
     try:
-        image = load_picture(source)
-        width, height = image.size
-        count = None if rules is None else rules.count_tokens(rules.fit_grid(height, width))
+        image = load_first_frame(source)
+        frames = measure_video(source).num_frames if is_video(source) else None
     except DataError as error:
         raise DataError(f"{location}: {error}", error.hint) from error
-    except ValueError as error:
-        raise DataError(f"{location}: {make_name(source)}: {error}", "cut the picture") from error
+    (width, height), count = image.size, None
+    if rules is not None:
+        grid = measure_pictures([(source,)], [location], rules)[0][0].grid
+        count = rules.count_tokens(grid.grid) * grid.times
+        frames = len(grid.frames) or None
     small = io.BytesIO()
     if side:
         image.thumbnail((side, side))
         image.save(small, "JPEG")
     thumbnail = f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}" if side else ""
-    return PreviewPicture(make_name(source), width, height, count, thumbnail)
+    return PreviewPicture(describe_source(source), width, height, count, thumbnail, frames)
 
 
 def _format_content(turn: Message) -> str:
@@ -209,6 +216,7 @@ def _describe_row(row: PreviewRow) -> str:
     counts = "" if row.num_tokens is None else f", {row.num_tokens:,} tokens, {row.num_learned:,} of them targets"
     pictures = [
         f"\n    {escape_control_characters(one.name)}: {one.width} x {one.height} pixels"
+        + ("" if one.frames is None else f", {one.frames:,} frames")
         + ("" if one.num_tokens is None else f", {one.num_tokens:,} tokens")
         for one in row.pictures
     ]

@@ -23,6 +23,7 @@ from anabatic.data.inspection.row_text import get_turn_text, read_row_text
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, RowIssue, SkippedRows
 from anabatic.data.readers.row_use import UnusedColumns
+from anabatic.data.vision.row_objects import split_objects
 
 TokenCounter = Callable[[Sequence[Document]], Iterator[tuple[int, int]]]
 """Rows -> tokens and target tokens of each."""
@@ -189,8 +190,8 @@ class _SourceMeasurement:
                 counts[name] = counts.get(name, 0) + 1
         if messages:
             self._turns.append(len(messages))
-        if document.pictures:
-            self._pictures.append(len(document.pictures))
+        if shown := split_objects(document.pictures)[0]:
+            self._pictures.append(len(shown))
         said = "".join(map(get_turn_text, messages)) or text.text
         if not stats.rows or len(said) > self._longest:
             stats.longest, self._longest = document.location, len(said)

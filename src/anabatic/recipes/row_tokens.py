@@ -14,7 +14,8 @@ from anabatic.data.chat.rendering import RenderedConversation, render_conversati
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.tokenizer import hf_folder
 from anabatic.data.vision.picture_encoder import PictureRenderer
-from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.models.pretrained import (
     find_tokenizer_folder,
     resolve_base_folder,
@@ -48,7 +49,7 @@ class RowTokenizer:
         self.rules: PictureRules | None = None
         if sees_pictures(config := model_facts.read_local_config(model)):
             sizes, files = sizes or PictureSizes(), find_processor_folder(root, resolve_base_folder(root))
-            self.rules = read_picture_rules(files, config, min_pixels=sizes.min_pixels, max_pixels=sizes.max_pixels)
+            self.rules = read_picture_rules(files, config, **sizes.get_bounds())
         self._renderer = None if self.rules is None else PictureRenderer(self.tokenizer, self.rules, None)
 
     def render(

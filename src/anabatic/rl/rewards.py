@@ -356,10 +356,8 @@ class ModelReward:
     def score_rollout(self, rollout: Rollout, question: Question) -> float:
         """Return the model's number for the question with its answer."""
         try:
-            turns, reader = [*question.messages, *rollout.turns], self._scorer.pictures
-            if reader is not None:
-                turns = reader.place_tags(turns, question.pictures, question.id)
-            row = self._scorer.encode_conversation(turns, question.pictures)
+            turns = [*question.messages, *rollout.turns]
+            row = self._scorer.encode_conversation(turns, question.pictures, question.id)
             (value,) = self._scorer.score_conversations([row])
         except (DataError, Failure) as error:
             raise RewardCallError(str(error)) from error

@@ -129,7 +129,10 @@ def test_text_of_an_entry(tmp_path: Path) -> None:
             {"columns": {"prompt": "q", "response": "r", "images": "pics"}},
             "pics: pictures are read from a column `images`",
         ),
-        ({"columns": {"prompt": "q", "response": "r", "videos": "clips"}}, "clips: rows with video or sound"),
+        (
+            {"columns": {"prompt": "q", "response": "r", "videos": "clips"}},
+            "clips: videos are read from a column `videos`",
+        ),
         ({"columns": {"prompt": "q", "response": "r", "odd": "x"}}, "columns.odd: not known"),
         ({"subset": "en"}, "subset en: files have none"),
         ({"formatting": "odd"}, "formatting odd: not known"),

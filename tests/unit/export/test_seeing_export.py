@@ -16,7 +16,7 @@ from anabatic.config.export import ExportJob
 from anabatic.config.sections.train_jobs import Lora
 from anabatic.core.errors import ConfigError
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import read_picture_rules
+from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.models import pretrained, weights_reader
 from anabatic.models.lora import adapter
 from anabatic.models.vision.processor_files import copy_processor_files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from anabatic.config.chat import Sampling
-from anabatic.data.vision.picture_batch import read_pictures
+from anabatic.data.vision.picture_batch import list_pictures, read_pictures
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.infer.engine import Engine
 from anabatic.models.pretrained import prepare_model
@@ -30,7 +29,7 @@ def make_prompts(folder: Path, family: str) -> tuple[PictureRules, list[tuple[li
     prompts = []
     for row in rows:
         ids = row.ids
-        sources = json.loads(row.pictures or b"[]")
+        sources = list_pictures(row.pictures or b"[]")
         pictures = None
         if sources:
             pictures = PromptPictures(ids, ids == rules.image_token, read_pictures(ids, sources, rules))
@@ -86,14 +85,14 @@ def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
 
 def test_another_picture_shares_no_tokens_of_the_first(tmp_path: Path) -> None:
     rules, prompts = make_prompts(tmp_path, "qwen3_vl")
-    ids, _, ((path, *grid),) = prompts[0]
+    ids, _, (shown,) = prompts[0]
     tiny_vision.draw_shape(tmp_path / "other.png", "white", "square", (96, 64))
     token_ids = np.asarray(ids)
-    other_sources = [(str(tmp_path / "other.png"), *grid)]
+    other_sources = [shown._replace(source=str(tmp_path / "other.png"))]
     other = PromptPictures(token_ids, token_ids == rules.image_token, read_pictures(token_ids, other_sources, rules))
     plain = tiny_vision.build_model("qwen3_vl", torch.float64).eval()
     expected = generate_reference(plain, ids, other_sources, rules)
-    assert expected != generate_reference(plain, ids, [(path, *grid)], rules)
+    assert expected != generate_reference(plain, ids, [shown], rules)
     engine = Engine(
         prepare_model(tiny_vision.build_model("qwen3_vl", torch.float64), CPU).eval(),
         tiny_vision.build_tokenizer(), max_batch=2, max_len=256,

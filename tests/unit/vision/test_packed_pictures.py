@@ -15,7 +15,9 @@ from anabatic.cpu_speed.fused_layers import install_layers
 from anabatic.data.batching.packing import TokenSegment
 from anabatic.data.vision.picture_batch import CollatePictures, make_positions, pack_grids
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import PictureRules, TileRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules, TileRules
+from anabatic.data.vision.picture_tensors import PictureGrid
+from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.device.ops import get_device_ops
 from anabatic.models import fused_ops
 from anabatic.models.forward import compute_summed_loss
@@ -43,7 +45,7 @@ def make_rows(folder: Path, family: str) -> tuple[PictureRules, list[TokenSegmen
             color = ("red", "green", "blue")[(number + index) % 3]
             path = tiny_vision.draw_shape(folder / f"{number}-{index}.png", color, "circle", size)
             grid = rules.fit_grid(size[1], size[0])
-            pictures.append((str(path), *grid))
+            pictures.append(PictureGrid(str(path), *grid))
             ids += [3, *[5] * rules.count_tokens(grid), 4]
         ids += generator.integers(7, 288, 9).tolist()
         mask = np.zeros(len(ids), np.uint8)
@@ -114,10 +116,11 @@ def test_positions_are_those_of_transformers(tmp_path: Path) -> None:
     rules, rows = make_rows(tmp_path, "qwen3_vl")
     model = tiny_vision.build_model()
     for row in rows:
-        grids = [(high, wide) for _, high, wide in json.loads(row.pictures or b"[]")]
+        pictures = [PictureGrid(*each) for each in json.loads(row.pictures or b"[]")]
+        grids = [one.grid for one in pictures]
         ids = torch.from_numpy(row.ids)[None]
         grid_thw = torch.tensor([(1, *grid) for grid in grids]) if grids else None
         expected, _ = model.model.get_rope_index(
             ids, mm_token_type_ids=(ids == rules.image_token).int(), image_grid_thw=grid_thw
         )
-        np.testing.assert_array_equal(make_positions(row.ids, grids, rules), expected[:, 0].numpy())
+        np.testing.assert_array_equal(make_positions(row.ids, pictures, rules), expected[:, 0].numpy())

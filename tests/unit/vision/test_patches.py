@@ -16,7 +16,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.rule_files import read_picture_rules
 
 CONFIG = {
     "image_token_id": 5,

@@ -32,8 +32,9 @@ from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, ShardWrite
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.data.vision.picture_encoder import PictureRenderer
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.row_pictures import place_pictures
+from anabatic.data.vision.rule_files import read_picture_rules
 from suite import tiny_vision
 
 START, END, PICTURE = 3, 4, 5
@@ -136,7 +137,7 @@ def test_tiles_have_the_tokens_of_their_processor(place: Path) -> None:
     tiles = processor([load_picture(file) for file in files], crop_to_patches=True)
     names = dict(start_image_token="<|vision_start|>", image_token="<|image_pad|>", end_image_token="<|vision_end|>")
     parts = SimpleNamespace(image_seq_length=4, **names)  # the whole processor needs torchvision
-    text = render_conversations([place_pictures(turns, files, "row", "{}\n")], tokenizer)[0].text
+    text = render_conversations([place_pictures(turns, files, "row", ["{}\n"] * 2)[0]], tokenizer)[0].text
     text = text.format(*(InternVLProcessor.replace_image_token(parts, tiles, index) for index in (0, 1)))
     expected = tokenizer([text], add_special_tokens=False)
     assert rendered.ids.tolist() == expected["input_ids"][0] and rendered.is_picture is not None
@@ -164,7 +165,7 @@ BAD = {
     "no pictures": (make_row([], "<image>?"), "1 x <image> in the turns, 0 pictures"),
     "own token": (make_row(["a.png"], "<image><|image_pad|>"), "2 tokens of pictures in the text, 1 pictures"),
     "number": (make_row([3]), "a picture is a number"),
-    "video": (make_row(["a.png"]) | {"videos": ["a.mp4"]}, 'column "videos" holds video or sound'),
+    "sound": (make_row(["a.png"]) | {"audios": ["a.wav"]}, 'column "audios" holds sound'),
 }
 
 
@@ -269,3 +270,64 @@ def test_settings() -> None:
         make_job(min_pixels=9, max_pixels=8)
     with pytest.raises(ConfigError, match="vision.max_pixels is 0"):
         make_job(max_pixels=0)
+
+
+def make_object_row(said: str, objects: Any, asked: str = "<image>Where?") -> dict[str, Any]:
+    row = make_row(["wide.png"], asked)
+    row["messages"][1]["content"] = said
+    return row | {"objects": objects}
+
+
+BOXES = {"ref": ["a dog", "a {cat}"], "bbox": [[10, 20, 95.5, 60], [100, 50]]}
+FORMS = {
+    "qwen3_vl": "<|object_ref_start|>a dog<|object_ref_end|><|box_start|>(50,200),(478,600)<|box_end|>",
+    "qwen2_5_vl": "<|object_ref_start|>a dog<|object_ref_end|><|box_start|>(10,17),(94,50)<|box_end|>",
+    "qwen3_5": "a dog[50, 200, 478, 600]",
+    "glm4v": "a dog<|begin_of_box|>[[50,200,478,600]]<|end_of_box|>",
+    "internvl": "<ref>a dog</ref><box>[[50, 200, 478, 600]]</box>",
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_objects_are_written_as_the_model_wants_them(tmp_path: Path, family: str) -> None:
+    """The picture of 200 x 100 pixels becomes one of 196 x 84 for Qwen2.5-VL."""
+    Image.new("RGB", (200, 100)).save(tmp_path / "wide.png")
+    folder = tiny_vision.save_seeing_model(tmp_path / "model", family, depth=1)
+    boxes = {"boxes": "plain"} if family == "qwen3_5" else {}
+    rules = read_picture_rules(folder, tiny_vision.make_config(family).to_dict(), max_pixels=20_000, **boxes)
+    norm = {**BOXES, "bbox": [[0.05, 0.2, 0.4775, 0.6], [0.5, 0.5]], "bbox_type": "norm1", "image_id": [0, 0]}
+    said = "<ref-object><bbox> and <ref-object> at <bbox>"
+    rows = [make_object_row(said, each) for each in (BOXES, json.dumps(BOXES), norm)]
+    shards = build(tmp_path, rules, rows, seq_len=400)
+    tokenizer = tiny_vision.build_tokenizer()
+    texts = [tokenizer.decode(shards.read_entry(number)[0]) for number in range(3)]
+    assert texts[0] == texts[1] == texts[2] and f"{FORMS[family]} and " in texts[0] and "a {cat}" in texts[0]
+
+
+BAD_OBJECTS = {
+    "more boxes": ("<ref-object>", BOXES, '1 x <ref-object> in the turns, 2 entries in "ref" of "objects"'),
+    "fewer boxes": ("<bbox>", {"ref": [], "bbox": []}, '1 x <bbox> in the turns, 0 entries in "bbox"'),
+    "outside": ("<bbox>", {"bbox": [[10, 10, 201, 50]]}, "outside of its picture of 200 x 100 pixels"),
+    "backwards": ("<bbox>", {"bbox": [[100, 10, 50, 50]]}, "bbox has .100, 10, 50, 50., not .x1, y1, x2, y2."),
+    "three": ("<bbox>", {"bbox": [[1, 2, 3]]}, "bbox has .1, 2, 3., not"),
+    "no number": ("<bbox>", {"bbox": [["a", 2]]}, "bbox has .'a', 2., not"),
+    "norm": ("<bbox>", {"bbox": [[0.5, 1.5]], "bbox_type": "norm1"}, "not .* as bbox_type norm1 has them"),
+    "type": ("<bbox>", {"bbox": [[1, 2]], "bbox_type": "norm"}, "bbox_type is 'norm'"),
+    "picture": ("<bbox>", {"bbox": [[1, 2]], "image_id": [1]}, "image_id is 1, and the row has 1 pictures"),
+    "nothing": ("<bbox>", {"bbox": [[1, 2]], "image_id": [None]}, "image_id is None"),
+    "pictures": ("<bbox>", {"bbox": [[1, 2]], "image_id": [0, 0]}, "2 x image_id, 1 boxes"),
+    "names": ("<ref-object>", {"ref": [3]}, "ref is not a list of texts"),
+    "list": ("<ref-object>", {"ref": "dog"}, '"ref" of "objects" is text, not a list'),
+    "kind": ("<ref-object>", [1], '"objects" is a list, not an object'),
+    "json": ("<ref-object>", "{", '"objects" is not JSON'),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OBJECTS)
+def test_bad_objects_are_an_error_or_counted(place: Path, rules: PictureRules, case: str) -> None:
+    said, objects, what = BAD_OBJECTS[case]
+    Image.new("RGB", (200, 100)).save(place / "wide.png")
+    rows = [make_row(["a.png"]), make_object_row(said, objects)]
+    with pytest.raises(DataError, match=f"rows.jsonl: line 2: .*{what}"):
+        build(place, rules, rows)
+    assert build(place, rules, rows, data={"on_bad_row": "skip"}).num_docs == 1

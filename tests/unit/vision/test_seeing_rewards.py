@@ -21,7 +21,9 @@ from anabatic.data.shards.writer import DocumentCounts
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_batch import CollatePictures
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.rule_files import read_picture_rules
+from anabatic.data.vision.video_files import name_video
 from anabatic.device.device import select_device
 from anabatic.infer.reward_scorer import RewardScorer
 from anabatic.models import reward_head
@@ -81,8 +83,7 @@ def compute_reference(body: Any, weight: Tensor, documents: list[Document], rule
             ids = tokenizer.apply_chat_template(turns, return_tensors="pt", return_dict=True)["input_ids"]
             inputs = {"mm_token_type_ids": (ids == rules.image_token).int()}
             if images:
-                patches = [make_patches(image, rules, grid) for image, grid in zip(images, grids, strict=True)]
-                inputs["pixel_values"] = torch.from_numpy(np.concatenate(patches))
+                inputs["pixel_values"] = torch.from_numpy(np.concatenate([make_patches(one, rules) for one in images]))
                 inputs["image_grid_thw"] = torch.tensor([(1, *grid) for grid in grids])
             rewards.append(body(input_ids=ids, use_cache=False, **inputs).last_hidden_state[0, -1] @ weight[0])
     return torch.stack(rewards).view(-1, 2)
@@ -129,6 +130,10 @@ def test_what_is_saved_scores_conversations_with_pictures(tmp_path: Path, family
     source = tiny_vision.save_seeing_model(tmp_path / "model", family)
     rules = read_picture_rules(source, tiny_vision.make_config(family).to_dict())
     documents = make_documents(tmp_path)
+    video = name_video([str(tmp_path / f"0-{color}.png") for color in ("red", "red", "red")])
+    turns = [[{**turn, "content": turn["content"].replace("<image>", "<video>")} for turn in side or []]
+             for side in (documents[2].messages, documents[2].rejected)]  # fmt: skip
+    documents.append(Document(None, turns[0], "a:3", rejected=turns[1], pictures=(video,)))
     model = build_judge(family, torch.float32).eval()
     loss = RewardLoss(ModelRoot(model), select_device(DEVICE), RewardOptions())
     with torch.no_grad():
@@ -142,8 +147,7 @@ def test_what_is_saved_scores_conversations_with_pictures(tmp_path: Path, family
     rows = []
     for document in documents:
         for side in (document.messages, document.rejected):
-            turns = scorer.pictures.place_tags(side or [], document.pictures, "row")
-            rows.append(scorer.encode_conversation(turns, document.pictures))
+            rows.append(scorer.encode_conversation(side or [], document.pictures, "row"))
     assert scorer.score_conversations(rows) == pytest.approx(ours.tolist(), rel=1e-3, abs=1e-4)
     if family == "qwen3_5":  # the one that transformers has a class for
         AutoModelForSequenceClassification.from_pretrained(folder)

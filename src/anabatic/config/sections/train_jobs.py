@@ -4,9 +4,10 @@ checks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from dataclasses import field as setting
-from typing import Literal
+from typing import Any, Literal
 
 from anabatic.config.sections.common import (
     BatchSettings,
@@ -219,11 +220,28 @@ class PictureSizes:
     """Larger pictures are made smaller; default: what the model's preprocessor_config.json says."""
     min_pixels: int | None = None
     """Smaller pictures are made larger; default: what the model's preprocessor_config.json says."""
+    video_max_pixels: int | None = None
+    """Frames of larger videos are made smaller: pixels of one frame for Qwen2.5-VL, else of all shown frames together;
+    default: what the model's video_preprocessor_config.json says."""
+    fps: float | None = None
+    """Frames shown of a second of a video, and that listed frames are of; default: the model's own, 2."""
+    max_frames: int | None = None
+    """Frames shown of a video at most; default: the model's own."""
+    boxes: Literal["tokens", "plain"] = "tokens"
+    """How Qwen-VL's boxes of the column `objects` are written: tokens, <|box_start|>(1,2),(3,4)<|box_end|>, or plain,
+    [1, 2, 3, 4]."""
+
+    def get_bounds(self) -> dict[str, Any]:
+        """Return what stands in place of the model's own sizes, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(PictureSizes)}
 
     def __post_init__(self) -> None:
         low, high = self.min_pixels, self.max_pixels
-        for name, pixels in (("max_pixels", high), ("min_pixels", low)):
-            require_setting(pixels is None or pixels >= 1, f"vision.{name} is {pixels}", "use 1 or more")
+        numbers = {name: value for name, value in self.get_bounds().items() if name != "boxes"}
+        for name, value in numbers.items():
+            least = 0 if name == "fps" else 1
+            fits = value is None or value >= least and 0 < value < math.inf
+            require_setting(fits, f"vision.{name} is {value}", f"use {'more than 0' if name == 'fps' else '1 or more'}")
         fits = low is None or high is None or low <= high
         require_setting(fits, f"vision.min_pixels is {low}, vision.max_pixels is {high}", "swap them")
 

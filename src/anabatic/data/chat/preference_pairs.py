@@ -16,7 +16,7 @@ import torch
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch, TokenSegment, collate_packed
 from anabatic.data.readers.document import SKIP_HINT, Document, Message
-from anabatic.data.vision.row_pictures import TAG
+from anabatic.data.vision.row_pictures import TAG, VIDEO_TAG, count_tags
 
 TARGET_BIT, REJECTED_BIT = 1, 2
 PICTURE_BREAK = b"\n"
@@ -61,12 +61,13 @@ def split_pair_messages(document: Document, labels: bool = False) -> tuple[list[
 
 def require_equal_tags(location: str, chosen: list[Message], rejected: list[Message]) -> None:
     """Refuse pairs of which one side shows pictures at other places: the other would have them before its question."""
-    first, second = (sum(str(turn.get("content")).count(TAG) for turn in side) for side in (chosen, rejected))
-    if first != second:
-        raise DataError(
-            f"{location}: {first} x {TAG} with the better answer, {second} with the other",
-            f"let pictures stand in the question, which both share; {SKIP_HINT}",
-        )
+    for tag in (TAG, VIDEO_TAG):
+        first, second = count_tags(chosen, tag), count_tags(rejected, tag)
+        if first != second:
+            raise DataError(
+                f"{location}: {first} x {tag} with the better answer, {second} with the other",
+                f"let pictures stand in the question, which both share; {SKIP_HINT}",
+            )
 
 
 def _zero_shared_weights(turns: list[Message], same: int) -> list[Message]:

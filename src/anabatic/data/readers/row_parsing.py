@@ -87,7 +87,7 @@ def take_pictures(row: dict[str, Any], columns: ColumnMapping, skip: str) -> tup
         skip: the setting that skips rows with pictures.
 
     Raises:
-        BadRowError: it has pictures, and the job reads none; or video or sound.
+        BadRowError: it has pictures or videos, and the job reads none; or sound.
     """
     if columns.media_folder is None:
         reject_media(row, skip)
@@ -137,7 +137,8 @@ def read_label(row: Mapping[str, Any]) -> bool | None:
 def _other_used_columns(columns: ColumnMapping) -> tuple[str, ...]:
     """Return what is read beside a format: the level, and what `data.columns` takes a part of."""
     nested = (name.partition(".")[0] for _, name in columns.renamed_columns)
-    return (columns.level_column, *conversation_formats.MEDIA_COLUMNS, *nested)
+    read = conversation_formats.MEDIA_COLUMNS if columns.media_folder is None else conversation_formats.SEEING_COLUMNS
+    return (columns.level_column, *read, *nested)
 
 
 def reject_media(row: Mapping[str, Any], skip: str = "") -> None:
@@ -239,7 +240,7 @@ def select_needed_columns(columns: list[str], settings: ColumnMapping) -> list[s
         *_LABEL_COLUMNS,
         settings.text_column,
         settings.level_column,
-        *conversation_formats.MEDIA_COLUMNS,
+        *conversation_formats.SEEING_COLUMNS,
         *(name for form in FORMATS for name in (*form.required_columns, *form.optional_columns)),
     }
     renamed = {file_column(theirs, columns) for ours, theirs in settings.renamed_columns if ours in wanted_columns}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,29 @@ def make_patches(image: Any, rules: PictureRules) -> np.ndarray:
 
     The patches of a token are next to each other; `frames` equal frames make a still picture a clip.
     """
-    return np.concatenate([_cut_sheet(image, rules, *grid) for grid in rules.list_sheets(image.height, image.width)])
+    sheets = rules.list_sheets(image.height, image.width)
+    return np.concatenate([_cut_sheet([image], rules, *grid) for grid in sheets])
 
 
-def _cut_sheet(image: Any, rules: PictureRules, rows: int, columns: int) -> np.ndarray:
+def make_clip_patches(images: Iterable[Any], rules: PictureRules, grid: tuple[int, int]) -> np.ndarray:
+    """Return the patches of a video, as of `make_patches`, one temporal patch after the other.
+
+    Args:
+        images: its frames, Pillow's images in RGB; a multiple of `rules.frames`.
+        grid: rows and columns of patches.
+    """
+    shown = iter(images)
+    clips = iter(lambda: list(islice(shown, rules.frames)), [])
+    return np.concatenate([_cut_sheet(clip, rules, *grid) for clip in clips])
+
+
+def _cut_sheet(images: Sequence[Any], rules: PictureRules, rows: int, columns: int) -> np.ndarray:
     size = (columns * rules.patch, rows * rules.patch)
-    pixels = np.asarray(image if image.size == size else image.resize(size, resample=rules.resample))
-    values = np.stack([table[pixels[..., color]] for color, table in enumerate(_make_tables(rules))])
-    merge, patch = rules.merge, rules.patch
-    cells = values.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
-    cells = cells.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    tables, merge, patch = _make_tables(rules), rules.merge, rules.patch
+    shown = [np.asarray(one if one.size == size else one.resize(size, resample=rules.resample)) for one in images]
+    values = np.stack([table[pixels[..., color]] for pixels in shown for color, table in enumerate(tables)])
+    cells = values.reshape(len(shown), 3, rows // merge, merge, patch, columns // merge, merge, patch)
+    cells = cells.transpose(2, 5, 3, 6, 1, 0, 4, 7)
     cells = np.broadcast_to(cells, (*cells.shape[:5], rules.frames, patch, patch))
     return cells.reshape(rows * columns, -1)
 

@@ -15,10 +15,11 @@ import torch
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch, CollateFn, TokenSegment, collate_packed
-from anabatic.data.vision.patches import make_patches
+from anabatic.data.vision.patches import make_clip_patches, make_patches
 from anabatic.data.vision.picture_files import load_picture, make_name
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import Grid, PictureBatch, PictureGrid
+from anabatic.data.vision.video_files import read_frames
 
 ENCODING = ("utf-8", "surrogateescape")
 """Of names of files, which may be any bytes."""
@@ -61,9 +62,7 @@ class CollatePictures:
             start, stop = batch.cu_seqlens[number : number + 2]
             pictures = list_pictures(names)
             ids = batch.input_ids[start:stop].numpy()
-            positions[:, start:stop] = make_positions(
-                ids, [(rows, columns) for _, rows, columns in pictures], self.rules
-            )
+            positions[:, start:stop] = make_positions(ids, pictures, self.rules)
             shown += pictures
         pixels, grids = _read_all_patches(shown, self.rules)
         return PictureBatch(pixels, grids, torch.from_numpy(positions))
@@ -71,12 +70,13 @@ class CollatePictures:
 
 def list_pictures(names: bytes) -> list[PictureGrid]:
     """Return the pictures that a shard has kept, as `pack_grids` writes them."""
-    return [(source, rows, columns) for source, rows, columns in json_reader.loads(names.decode(*ENCODING))]
+    return [PictureGrid(*each) for each in json_reader.loads(names.decode(*ENCODING))]
 
 
 def pack_grids(pictures: Sequence[PictureGrid]) -> bytes:
     """Return pictures and their grids as a shard keeps them, in one line."""
-    return json.dumps(pictures, ensure_ascii=False, separators=(",", ":")).encode(*ENCODING)
+    short = [each if each.frames else each[:3] for each in pictures]
+    return json.dumps(short, ensure_ascii=False, separators=(",", ":")).encode(*ENCODING)
 
 
 def read_pictures(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: PictureRules) -> PictureBatch:
@@ -86,43 +86,46 @@ def read_pictures(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: Pictu
         DataError: a picture is not what it was when it was measured, or has other tokens.
     """
     pixels, grids = _read_all_patches(pictures, rules)
-    return PictureBatch(pixels, grids, torch.from_numpy(make_positions(ids, grids, rules)))
+    return PictureBatch(pixels, grids, torch.from_numpy(make_positions(ids, pictures, rules)))
 
 
 def _read_all_patches(pictures: Sequence[PictureGrid], rules: PictureRules) -> tuple[torch.Tensor, list[Grid]]:
-    """Decode pictures on all cores: Pillow works outside of Python's lock."""
-    grids = [(rows, columns) for _, rows, columns in pictures]
-    sources = [source for source, _, _ in pictures]
+    """Decode pictures on all cores: Pillow and PyAV work outside of Python's lock."""
     with ThreadPoolExecutor(min(len(pictures), os.cpu_count() or 1)) as pool:
-        patches = list(pool.map(_read_patches, sources, grids, [rules] * len(grids)))
+        patches = list(pool.map(_read_patches, pictures, [rules] * len(pictures)))
+    grids = [picture.grid for picture in pictures for _ in range(picture.times)]
     return torch.from_numpy(np.concatenate(patches)), grids
 
 
-def _read_patches(source: str, grid: Grid, rules: PictureRules) -> np.ndarray:
-    image = load_picture(source)
-    if rules.fit_grid(image.size[1], image.size[0]) != grid:
+def _read_patches(picture: PictureGrid, rules: PictureRules) -> np.ndarray:
+    if picture.frames:
+        assert rules.video is not None
+        return make_clip_patches(read_frames(picture.source, picture.frames), rules.video, picture.grid)
+    image = load_picture(picture.source)
+    if rules.fit_grid(image.size[1], image.size[0]) != picture.grid:
         raise DataError(
-            f"{make_name(source)}: the picture has another size than when the rows were tokenised",
+            f"{make_name(picture.source)}: the picture has another size than when the rows were tokenised",
             "put the old picture back, or give --data.cache a new folder",
         )
     return make_patches(image, rules)
 
 
-def make_positions(ids: np.ndarray, grids: Sequence[Grid], rules: PictureRules) -> np.ndarray:
+def make_positions(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: PictureRules) -> np.ndarray:
     """Return the positions of a document's tokens in time, height and width, int64 `[3, n]`; of tiles `[1, n]`.
 
     Text counts on in all three; a picture is at one time, its tokens at their row and column, and what follows begins
-    behind its longer side (transformers, models/qwen3_vl/modeling_qwen3_vl.py, `get_rope_index`).
+    behind its longer side (transformers, models/qwen3_vl/modeling_qwen3_vl.py, `get_rope_index`). Temporal patches of a
+    video without text between them are `interval` apart in time (models/qwen2_5_vl/modeling_qwen2_5_vl.py).
 
     Args:
         ids: `[n]`.
-        grids: of the document's pictures, all of which lie in it.
+        pictures: of the document, all of which lie in it.
 
     Raises:
         DataError: the document has more or fewer tokens of pictures.
     """
-    at_picture = ids == rules.image_token
-    expected = sum(map(rules.count_tokens, grids))
+    at_picture = rules.find_features(ids)
+    expected = sum(rules.count_tokens(one.grid) * one.times for one in pictures)
     if int(at_picture.sum()) != expected:
         raise DataError(
             f"{int(at_picture.sum())} tokens of pictures, {expected} expected", "give --data.cache a new folder"
@@ -131,15 +134,16 @@ def make_positions(ids: np.ndarray, grids: Sequence[Grid], rules: PictureRules) 
         return np.arange(len(ids), dtype=np.int64)[None]
     found = np.empty((3, len(ids)), dtype=np.int64)
     token = position = 0
-    for grid in grids:
+    for picture, times in ((each, times) for each in pictures for times in each.runs):
         start = token + int(np.argmax(at_picture[token:]))
         found[:, token:start] = np.arange(start - token) + position
         position += start - token
-        rows, columns = grid[0] // rules.merge, grid[1] // rules.merge
-        token = start + rows * columns
-        found[0, start:token] = position
-        found[1, start:token] = position + np.repeat(np.arange(rows), columns)
-        found[2, start:token] = position + np.tile(np.arange(columns), rows)
+        rows, columns = picture.rows // rules.merge, picture.columns // rules.merge
+        token = start + times * rows * columns
+        seconds = (np.arange(times, dtype=np.float32) * np.float32(picture.interval)).astype(np.int64)
+        found[0, start:token] = position + np.repeat(seconds, rows * columns)
+        found[1, start:token] = position + np.tile(np.repeat(np.arange(rows), columns), times)
+        found[2, start:token] = position + np.tile(np.arange(columns), times * rows)
         position += max(rows, columns)
     found[:, token:] = np.arange(len(ids) - token) + position
     return found

@@ -23,7 +23,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Pillow's names of the formats that are read; others would start programs (EPS) or are no pictures of rows."""
 _DEEP_MODES = ("I", "F")
 """First letter of Pillow's modes of more than 8 bits a color, which have no agreed way to 8 bits."""
-_DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
+_DATA_URI = re.compile(r"data:(image|video)/[\w.+-]+;base64,", re.IGNORECASE)
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError)
 """Raised by Pillow's readers for damaged files; OSError includes files that are no pictures."""
 
@@ -72,15 +72,24 @@ def make_name(source: str) -> str:
     return source if len(source) <= 200 or not source.startswith("data:") else f"{source[:40]}..."
 
 
+def decode_uri(source: str, kind: str) -> bytes:
+    """Return what a data URI of that kind, image or video, holds.
+
+    Raises:
+        DataError: it is of another kind, or broken.
+    """
+    head = _DATA_URI.match(source)
+    if head is None or head[1].lower() != kind:
+        raise DataError(f"{make_name(source)[:60]}: not data:{kind}/TYPE;base64", f"write {kind}s in base64")
+    try:
+        return base64.b64decode(source[head.end() :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{make_name(source)}: broken base64: {error}", f"write the {kind} again") from error
+
+
 def _read_bytes(source: str) -> bytes:
     if source[:5].lower() == "data:":
-        head = _DATA_URI.match(source)
-        if head is None:
-            raise DataError(f"{make_name(source)[:60]}: not data:image/TYPE;base64", "write pictures in base64")
-        try:
-            data = base64.b64decode(source[head.end() :], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise DataError(f"{make_name(source)}: broken base64: {error}", "write the picture again") from error
+        data = decode_uri(source, "image")
     else:
         try:
             if not stat.S_ISREG(os.stat(source).st_mode):  # a named pipe would be waited for

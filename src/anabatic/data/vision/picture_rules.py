@@ -1,31 +1,33 @@
-"""Sizes, normalization and tokens that a model wants of its pictures, from the files of its folder.
+"""Sizes, normalization and tokens that a model wants of its pictures, and which frames of a video, with what words.
 
 The arithmetic is that of transformers' Qwen2-VL image processors, which Qwen2.5-VL and Qwen3-VL share
 (models/qwen2_vl/image_processing_pil_qwen2_vl.py), that of GLM-4V's (models/glm4v/image_processing_pil_glm4v.py), and
-that of tiles of one size, which InternVL has (models/got_ocr2/image_processing_pil_got_ocr2.py).
+that of tiles of one size, which InternVL has (models/got_ocr2/image_processing_pil_got_ocr2.py); of videos that of the
+video processors (models/qwen2_vl/video_processing_qwen2_vl.py, which Qwen2.5-VL has, models/qwen3_vl/, models/glm4v/,
+models/glm46v/). The words are those of the processors beside them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from anabatic.core import json_reader
-from anabatic.core.errors import ConfigError, DataError
+import numpy as np
 
-PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
-_BICUBIC = 3
-"""Pillow's number, the default of these processors."""
 MAX_RATIO = 200
 """Longer side over shorter side, at most."""
-_PROCESSORS = {True: ("Qwen", "Glm4"), False: ("GotOcr2",)}
-"""Whether pictures are grids -> how the names begin of image processors whose arithmetic is that of this module."""
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-"""Defaults of the processor: those of OpenAI's CLIP."""
+_MAX_GLM46V_FRAMES, _MAX_GLM46V_SECONDS = 640, 2400
+_GLM46V_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
+"""Longest duration in seconds -> temporal patches a second (transformers, models/glm46v/video_processing_glm46v.py)."""
+_WORDS = {
+    "Qwen2VL": "{frame}",
+    "Qwen3VL": "<{mean:.1f} seconds>{start}{frame}{end}",
+    "Glm4v": "{start}{frame}{end}{second}",
+    "Glm46V": "{start}{frame}{end}{first:.1f} seconds",
+}
+"""Kind -> what stands for a temporal patch in the text, by the times of its frames."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class PictureRules:
         scale: factor on a value from 0 to 255, before `(x - mean) / std` for each color.
         counts_frames: the bounds count the pixels of all `frames`, and a side shorter than a token is made one first
             (GLM-4V).
+        box_form: how places of objects are written, a key of `row_objects`; empty: it is not known here.
+        boxes_are_thousandths: they count thousandths of the picture's sides, not pixels of the resized picture.
+        video: what decides the frames of a video; None: the model reads none that are known here.
     """
 
     image_token: int
@@ -56,6 +61,9 @@ class PictureRules:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     counts_frames: bool = False
+    box_form: str = ""
+    boxes_are_thousandths: bool = True
+    video: VideoRules | None = None
 
     axes = 3
     """Of positions: time, height and width."""
@@ -67,24 +75,37 @@ class PictureRules:
         """Side of a token in pixels."""
         return self.patch * self.merge
 
-    def fit_grid(self, height: int, width: int) -> tuple[int, int]:
+    @property
+    def feature_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that pictures and frames are made of."""
+        return (self.image_token,) if self.video is None else (self.image_token, self.video.image_token)
+
+    def find_features(self, ids: np.ndarray) -> np.ndarray:
+        """Return which of `ids`, `[n]`, are tokens of pictures, bool `[n]`."""
+        return np.isin(ids, self.feature_tokens)
+
+    def fit_grid(self, height: int, width: int, num_frames: int = 0) -> tuple[int, int]:
         """Return the rows and columns of patches of a picture of so many pixels.
+
+        Args:
+            num_frames: of a video, whose bounds count the pixels of all of them.
 
         Raises:
             ValueError: one side is more than 200 times the other.
         """
         if max(height, width) > MAX_RATIO * min(height, width):
             raise ValueError(f"one side is more than {MAX_RATIO} times the other ({width} x {height} pixels)")
-        unit, frames = self.unit, self.frames if self.counts_frames else 1
+        unit, frames = self.unit, (num_frames or self.frames) if self.counts_frames else 1
+        counted = round(frames / self.frames) * self.frames if self.counts_frames else 1
         if self.counts_frames and min(height, width) < unit:
             scale = max(unit / height, unit / width)
             height, width = int(height * scale), int(width * scale)
         # Python's round goes to the even number, as the processor's does.
         rows, columns = (round(side / unit) for side in (height, width))
-        if frames * rows * columns * unit**2 > self.max_pixels:
+        if counted * rows * columns * unit**2 > self.max_pixels:
             shrink = math.sqrt(frames * height * width / self.max_pixels)
             rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
-        elif frames * rows * columns * unit**2 < self.min_pixels:
+        elif counted * rows * columns * unit**2 < self.min_pixels:
             grow = math.sqrt(self.min_pixels / (frames * height * width))
             rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
         return rows * self.merge, columns * self.merge
@@ -115,7 +136,7 @@ class TileRules(PictureRules):
     axes = 1
     adds_borders = True
 
-    def fit_grid(self, height: int, width: int) -> tuple[int, int]:
+    def fit_grid(self, height: int, width: int, num_frames: int = 0) -> tuple[int, int]:
         """Return the number of tiles of a picture of so many pixels, and 1."""
         return sum(rows * columns for rows, columns in self.list_sheets(height, width)), 1
 
@@ -146,120 +167,121 @@ class TileRules(PictureRules):
         return [best] if best == (1, 1) else [best, (1, 1)]
 
 
-def read_picture_rules(folder: Path, config: Mapping[str, Any], **bounds: int | None) -> PictureRules:
-    """Return the rules of a model folder.
+@dataclass(frozen=True)
+class VideoRules(PictureRules):
+    """What decides the patches and tokens of a video; `image_token` is that of its frames.
 
-    Args:
-        config: the model's config.json.
-        bounds: `min_pixels` and `max_pixels` in place of the folder's own.
-
-    Raises:
-        ConfigError: the smallest size is above the largest.
-        DataError: the folder has no description of its pictures, or a damaged one.
+    Attributes:
+        kind: processor whose rules these are: Qwen2VL, Qwen3VL, Glm4v or Glm46V.
+        written_token: id of the token that the chat template writes for a video.
+        fps: frames shown of a second; of listed frames, how many there are of one.
+        min_frames, max_frames: frames shown.
+        max_duration: seconds of which `fps` are shown (Glm4v).
+        positions_per_second: of the axis of time; 0: each temporal patch stands in the text like a picture.
+        budget: tokens whose pixels bound a frame's (`cap_pixels_per_frame`); 0: nothing beside `max_pixels` does.
     """
-    file, values = _read_processor(folder)
-    kind_of_processor = str(values.get("image_processor_type") or "Qwen2VL")
-    tower = config["vision_config"]
-    is_grid = "spatial_merge_size" in tower
-    if not kind_of_processor.startswith(_PROCESSORS[is_grid]):
-        raise DataError(
-            f"{file} is of a {kind_of_processor}, which reads pictures otherwise", "use the model's own file"
-        )
-    try:
-        kind, sizes = (
-            (PictureRules, _read_grids(config, values)) if is_grid else (TileRules, _read_tiles(config, values))
-        )
-        sizes |= {key: value for key, value in bounds.items() if value is not None}
-        rules = kind(
-            image_token=int(config["image_token_id"]),
-            resample=int(values.get("resample", _BICUBIC)),
-            scale=float(values.get("rescale_factor", 1 / 255)) if values.get("do_rescale", True) else 1.0,
-            mean=_read_colors(values, "image_mean", _CLIP_MEAN, 0.0),
-            std=_read_colors(values, "image_std", _CLIP_STD, 1.0),
-            **sizes,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{file}: no description of pictures that is known here: {error!r}", "copy it again") from error
-    if min(rules.patch, rules.merge, rules.frames, rules.min_pixels, *(each > 0 for each in rules.std)) < 1:
-        raise DataError(f"{file}: a size or a deviation is not above 0", "copy it again")
-    if rules.min_pixels > rules.max_pixels:
-        raise ConfigError(
-            f"pictures have at least {rules.min_pixels:,} and at most {rules.max_pixels:,} pixels",
-            "set vision.min_pixels and vision.max_pixels to sizes that fit each other",
-        )
-    expected = (
-        (tower.get("patch_size"), tower["spatial_merge_size"]) if is_grid else (_read_side(tower["image_size"]), 1)
-    )
-    if (rules.patch, rules.merge) != expected:
-        raise DataError(
-            f"{file}: patches of {rules.patch} pixels, {rules.merge} on a side of a token; config.json has"
-            f" {expected[0]} and {expected[1]}",
-            "use the files of one model",
-        )
-    return rules
+
+    kind: str = ""
+    written_token: int = 0
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    max_duration: float = 300.0
+    positions_per_second: float = 0.0
+    budget: int = 0
+
+    def fit_frames(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        """Return the rows and columns of patches of each frame.
+
+        Raises:
+            ValueError: one side is more than 200 times the other.
+        """
+        most, least = self.max_pixels, int(self.min_pixels * 1.05)
+        if self.budget and self.kind == "Qwen2VL":
+            most = max(min(most, int(self.budget * self.unit**2 * 0.9) * self.frames // num_frames), least)
+        elif self.budget:
+            most = max(min(self.budget * self.unit**2, most // num_frames), least) * num_frames
+        return replace(self, max_pixels=most).fit_grid(height, width, num_frames)
+
+    def sample_frames(self, total: int, rate: float) -> list[int]:
+        """Return which of a video's frames are shown, in order; GLM-V may show one twice.
+
+        Args:
+            total: frames of the video.
+            rate: frames of a second.
+        """
+        if self.kind == "Qwen3VL":
+            shown = min(max(int(total / rate * self.fps), self.min_frames), self.max_frames, total)
+            return [int(at) for at in np.linspace(0, total - 1, shown).round()]
+        if self.kind == "Qwen2VL":
+            most = min(self.max_frames, total) // self.frames * self.frames
+            shown = int(min(max(total / rate * self.fps, self.min_frames), most) // self.frames) * self.frames
+            return _spread_frames(total, total / shown) if shown else []
+        found = self._sample_glm46v(total, rate) if self.kind == "Glm46V" else self._sample_glm4v(total, rate)
+        found = list(dict.fromkeys(found))
+        return found + found[-1:] * (len(found) % 2)
+
+    def _sample_glm4v(self, total: int, rate: float) -> list[int]:
+        duration, last = total / rate, total - 1
+        if duration <= self.max_duration:
+            shown = max(math.floor(duration * self.fps), 1)
+            return [min(last, math.ceil(number * rate / self.fps)) for number in range(shown)]
+        shown = int(self.max_duration * self.fps)
+        if shown >= total:
+            return list(range(total))
+        return [min(last, math.ceil(second * rate)) for second in np.linspace(0, duration, shown)]
+
+    def _sample_glm46v(self, total: int, rate: float) -> list[int]:
+        duration = total / rate
+        bounded = min(duration, _MAX_GLM46V_SECONDS)
+        patches = next(each for longest, each in _GLM46V_RATES if bounded <= longest)
+        wanted = min(int(bounded * patches * self.frames), _MAX_GLM46V_FRAMES)
+        if total < wanted:
+            found = np.linspace(0, total - 1, wanted, dtype=int).tolist()
+        else:
+            found, second = [], 0.0
+            for number in range(total):
+                if number * (1 / rate) >= second:
+                    found.append(number)
+                    second += 1 / (self.frames * patches)
+                    if second >= int(duration):
+                        break
+        if len(found) < wanted:
+            found = np.linspace(found[0], found[-1], wanted, dtype=int).tolist()
+        elif len(found) > wanted:
+            found = np.linspace(0, total - 1, wanted, dtype=int).tolist()
+        return list(found)
+
+    def write_frames(self, frames: Sequence[int], rate: float, tokens: tuple[str, str, str]) -> str:
+        """Return what stands for a video in the text, one token for each run of its tokens.
+
+        Args:
+            frames: which are shown, of whole temporal patches.
+            rate: frames of a second.
+            tokens: before a temporal patch, of it, and behind it.
+        """
+        if self.positions_per_second:
+            return tokens[1]
+        words = dict(zip(("start", "frame", "end"), tokens, strict=True))
+        texts = []
+        for at in range(0, len(frames), self.frames):
+            first, last = frames[at] / rate, frames[at + self.frames - 1] / rate
+            texts.append(_WORDS[self.kind].format(first=first, second=int(first), mean=(first + last) / 2, **words))
+        return "".join(texts)
+
+    def describe_class(self) -> dict[str, Any]:
+        """Return the file of a processor with these rules; what it lacks is that of the class."""
+        colors = {"image_mean": list(self.mean), "image_std": list(self.std)}
+        shown = {"do_sample_frames": True, "min_frames": self.min_frames}
+        return {"video_processor_type": f"{self.kind}VideoProcessor", **shown, **colors, **self.describe_sizes()}
+
+    def describe_sizes(self) -> dict[str, Any]:
+        """Return the sizes, and numbers of frames that are not the usual ones, as the processor's file names them."""
+        usual = {"fps": VideoRules.fps, "max_frames": VideoRules.max_frames}
+        chosen = {"fps": self.fps} if self.kind[:3] == "Glm" else {"fps": self.fps, "max_frames": self.max_frames}
+        return {**super().describe_sizes(), **{key: value for key, value in chosen.items() if value != usual[key]}}
 
 
-def _read_grids(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of patches, and the tokens around them."""
-    tower, size = config["vision_config"], values.get("size")
-    size = size if isinstance(size, Mapping) else {}
-    kind = "image" if "image_start_token_id" in config else "vision"
-    is_glm = kind == "image"
-    return {
-        "start_token": int(config[f"{kind}_start_token_id"]),
-        "end_token": int(config[f"{kind}_end_token_id"]),
-        "patch": int(values.get("patch_size") or tower["patch_size"]),
-        "merge": int(values.get("merge_size") or tower["spatial_merge_size"]),
-        "frames": int(values.get("temporal_patch_size") or tower["temporal_patch_size"]),
-        "min_pixels": int(values.get("min_pixels") or size.get("shortest_edge") or (112 * 112 if is_glm else 56 * 56)),
-        "max_pixels": int(
-            values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * (15000 if is_glm else 1280)
-        ),
-        "counts_frames": is_glm,
-    }
-
-
-def _read_tiles(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the size of tiles and of their tokens, squares of patches, and how many of them a picture has."""
-    tower, side = config["vision_config"], int(values["size"]["height"])
-    features = side // _read_side(tower["patch_size"]) * float(config["downsample_ratio"])
-    return {
-        **dict(start_token=None, end_token=None, patch=side, merge=1, frames=1, tile_tokens=int(features) ** 2),
-        "min_pixels": int(values.get("min_patches", 1)) * side**2,
-        "max_pixels": int(values.get("max_patches", 12)) * side**2,
-    }
-
-
-def _read_side(value: Any) -> int:
-    """Return the side of a square, which may be written as height and width."""
-    return int(value[0] if isinstance(value, (list, tuple)) else value)
-
-
-def _read_processor(folder: Path) -> tuple[Path, Mapping[str, Any]]:
-    """Return what describes the pictures: a file of its own, or a part of the processor's (transformers 5)."""
-    for name, part in ((PREPROCESSOR_FILE, None), (PROCESSOR_FILE, "image_processor")):
-        file = folder / name
-        if not file.is_file():
-            continue
-        try:
-            tree = json_reader.read_json_file(file)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read: {error}", "copy it again") from error
-        values = tree.get(part) if part and isinstance(tree, dict) else tree
-        if isinstance(values, dict):
-            return file, values
-    raise DataError(
-        f"{folder} has no {PREPROCESSOR_FILE}, which says what the model's pictures are like",
-        "copy all files of the model, not its weights alone",
-    )
-
-
-def _read_colors(values: Mapping[str, Any], name: str, usual: tuple[float, ...], off: float) -> tuple[float, ...]:
-    """Return a number for each of three colors."""
-    if not values.get("do_normalize", True):
-        return (off,) * 3
-    found = values.get(name, usual)
-    colors = tuple(float(each) for each in (found if isinstance(found, (list, tuple)) else [found] * 3))
-    if len(colors) != 3:
-        raise ValueError(f"{name} has {len(colors)} numbers")
-    return colors
+def _spread_frames(total: int, step: float) -> list[int]:
+    """Return the numbers below `total` that `torch.arange` gives in float32, cut to whole ones."""
+    return [int(at) for at in (np.arange(math.ceil(total / step)) * step).astype(np.float32)]

@@ -21,13 +21,13 @@ class PicturePacking:
 
     Attributes:
         inputs: move its pictures.
-        image_token: id of the token that pictures are made of.
+        feature_tokens: ids of the tokens that pictures and frames are made of, `[n]`.
         is_trained: a part of the tower or projector is: each micro-batch runs it, so that ranks agree on what has a
             gradient.
     """
 
     inputs: TowerInputs
-    image_token: int
+    feature_tokens: torch.Tensor
     is_trained: bool
 
     def __call__(
@@ -45,7 +45,7 @@ class PicturePacking:
             position_ids=send_to_device(positions.squeeze(0), device),
             pictures=replace(
                 self.inputs.pack_pictures(batch.pictures, device),
-                places=send_to_device((batch.input_ids == self.image_token).nonzero()[:, 0], device),
+                places=send_to_device(torch.isin(batch.input_ids, self.feature_tokens).nonzero()[:, 0], device),
             ),
         )
 
@@ -53,4 +53,7 @@ class PicturePacking:
 def make_picture_packing(model: PreTrainedModel) -> PicturePacking:
     """Return what moves batches of a model to its device."""
     inputs = make_tower_inputs(model)
-    return PicturePacking(inputs, model.config.image_token_id, is_sight_trained(model))
+    tokens = [model.config.image_token_id]
+    if hasattr(model.config, "vision_start_token_id"):  # Qwen-VL's; frames of others have the token of pictures
+        tokens.append(model.config.video_token_id)
+    return PicturePacking(inputs, torch.tensor(tokens), is_sight_trained(model))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
 
 from anabatic.core import json_reader
-from anabatic.data.vision.picture_rules import PREPROCESSOR_FILE, PROCESSOR_FILE, PictureRules
+from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.rule_files import PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_FILE
 
-_NAMES = (PREPROCESSOR_FILE, "video_preprocessor_config.json", PROCESSOR_FILE, "chat_template.json")
+_NAMES = (PREPROCESSOR_FILE, VIDEO_FILE, PROCESSOR_FILE, "chat_template.json")
 
 
 def find_processor_folder(folder: Path, base: Path) -> Path:
@@ -27,18 +29,25 @@ def copy_processor_files(source: Path, folder: Path, rules: PictureRules | None 
     for name in _NAMES:
         if (source / name).is_file() and not (folder / name).exists():
             shutil.copyfile(source / name, folder / name)
-            if rules is not None and name in (PREPROCESSOR_FILE, PROCESSOR_FILE):
+            if rules is not None and name != "chat_template.json":
                 _write_sizes(folder / name, rules)
+    video = None if rules is None else rules.video
+    if video is not None and not any((folder / name).is_file() for name in (VIDEO_FILE, PROCESSOR_FILE)):
+        # transformers would read videos by the file of pictures
+        (folder / VIDEO_FILE).write_text(json.dumps(video.describe_class(), indent=2) + "\n", encoding="utf-8")
 
 
 def _write_sizes(file: Path, rules: PictureRules) -> None:
     tree = json_reader.read_json_file(file)
-    part = tree.get("image_processor") if file.name == PROCESSOR_FILE else tree
-    if not isinstance(part, dict):  # of a processor that names its parts elsewhere: none
-        return
-    old = dict(part)
-    part |= rules.describe_sizes()
-    part |= {key: getattr(rules, key) for key in ("min_pixels", "max_pixels") if key in part}
-    if part == old:
-        return
-    file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    parts = {"": (tree, rules.video if file.name == VIDEO_FILE else rules)}
+    if file.name == PROCESSOR_FILE and isinstance(tree, dict):
+        parts = {f"{kind}_processor": (tree.get(f"{kind}_processor"), own)
+                 for kind, own in (("image", rules), ("video", rules.video))}  # fmt: skip
+    old = copy.deepcopy(tree)
+    for part, own in parts.values():
+        if isinstance(part, dict) and own is not None:  # a processor may name its parts elsewhere
+            part |= own.describe_sizes()
+            named = ("min_pixels", "max_pixels", "fps", "max_frames")
+            part |= {key: getattr(own, key) for key in named if key in part and hasattr(own, key)}
+    if tree != old:
+        file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -300,9 +300,8 @@ def _measure_prompts(
     """Return questions with the sizes of their pictures, and their prompts."""
     measured, prompts = [], []
     for question, asked in zip(questions, turns, strict=True):
-        placed = pictures.place_tags(asked, question.pictures, question.id)
-        ids, grids = pictures.measure_turns(placed, question.pictures, question.id, tools=question.tools)
-        measured.append(replace(question, picture_grids=grids))
+        ids, grids = pictures.measure_row(asked, question.pictures, question.id, tools=question.tools)
+        measured.append(replace(question, picture_grids=tuple(grids)))
         prompts.append(ids)
     return measured, prompts
 

@@ -215,12 +215,11 @@ def _read_picture_rules(
 ) -> PictureRules | None:
     if not _sees(model):
         return None
-    from anabatic.data.vision.picture_rules import read_picture_rules
+    from anabatic.data.vision.rule_files import read_picture_rules
     from anabatic.models.vision.processor_files import find_processor_folder
 
     folder = find_processor_folder(named_folder, base_folder)
-    sizes = {"min_pixels": job.vision.min_pixels, "max_pixels": job.vision.max_pixels}
-    return read_picture_rules(folder, model.config.to_dict(), **sizes)
+    return read_picture_rules(folder, model.config.to_dict(), **job.vision.get_bounds())
 
 
 def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:

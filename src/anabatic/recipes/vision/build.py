@@ -14,7 +14,7 @@ from anabatic.core import log
 from anabatic.core.formatting import format_count
 from anabatic.core.paths import make_write_error, write_atomic
 from anabatic.data.tokenizer import hf_folder
-from anabatic.data.vision.picture_rules import PREPROCESSOR_FILE
+from anabatic.data.vision.rule_files import PREPROCESSOR_FILE
 
 _HEAD_DIM = 32
 _MERGE = 2
