@@ -23,6 +23,7 @@ from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.vision.picture_files import load_picture, make_name
+from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.recipes.row_tokens import RowTokenizer
 
 MAX_TEXT_CHARS = 100_000
@@ -185,7 +186,7 @@ def _measure_picture(source: str, location: str, reader: RowTokenizer | None, si
     try:
         image = load_picture(source)
         width, height = image.size
-        count = None if rules is None else rules.count_tokens(rules.fit_grid(height, width))
+        count = None if not isinstance(rules, PictureRules) else rules.count_tokens(rules.fit_grid(height, width))
     except DataError as error:
         raise DataError(f"{location}: {error}", error.hint) from error
     except ValueError as error:

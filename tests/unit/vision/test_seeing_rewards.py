@@ -80,7 +80,7 @@ def compute_reference(body: Any, weight: Tensor, documents: list[Document], rule
             ids = tokenizer.apply_chat_template(turns, return_tensors="pt", return_dict=True)["input_ids"]
             inputs = {"mm_token_type_ids": (ids == rules.image_token).int()}
             if images:
-                patches = [make_patches(image, rules, grid) for image, grid in zip(images, grids, strict=True)]
+                patches = [make_patches(image, rules) for image in images]
                 inputs["pixel_values"] = torch.from_numpy(np.concatenate(patches))
                 inputs["image_grid_thw"] = torch.tensor([(1, *grid) for grid in grids])
             rewards.append(body(input_ids=ids, use_cache=False, **inputs).last_hidden_state[0, -1] @ weight[0])

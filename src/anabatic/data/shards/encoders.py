@@ -14,8 +14,9 @@ from anabatic.data.readers.row_use import require_good_answer
 from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, TextChunk, mixed_source_error
 
 if TYPE_CHECKING:
+    from anabatic.data.vision.model_pictures import ModelPictures
+    from anabatic.data.vision.own_processor import ProcessorRenderer
     from anabatic.data.vision.picture_encoder import PictureRenderer
-    from anabatic.data.vision.picture_rules import PictureRules
 
 
 class TextEncoder:
@@ -63,7 +64,7 @@ class ChatEncoder:
         seq_len: int | None,
         learning: LossPolicy,
         skip_bad: bool,
-        pictures: PictureRules | None = None,
+        pictures: ModelPictures | None = None,
     ) -> None:
         rendering.get_chat_template(tokenizer)
         self._tokenizer = tokenizer
@@ -78,10 +79,10 @@ class ChatEncoder:
         """Tokens of a conversation that is not cut; None: any number."""
         return None if self._seq_len is None else self._seq_len + 1
 
-    def _make_renderer(self, rules: PictureRules) -> PictureRenderer:
-        from anabatic.data.vision.picture_encoder import PictureRenderer
+    def _make_renderer(self, pictures: ModelPictures) -> PictureRenderer | ProcessorRenderer:
+        from anabatic.data.vision.model_pictures import make_renderer
 
-        return PictureRenderer(self._tokenizer, rules, self._room)
+        return make_renderer(self._tokenizer, pictures, self._room)
 
     def __call__(self, batch: list[Document]) -> list[EncodedEntry]:
         """Render and tokenise.

@@ -25,7 +25,7 @@ from anabatic.data.shards.writer import TYPECODES, DocumentCounts, EncodedEntry
 from anabatic.data.tokenizer import hf_folder
 
 if TYPE_CHECKING:
-    from anabatic.data.vision.picture_rules import PictureRules
+    from anabatic.data.vision.model_pictures import ModelPictures
 
 _AHEAD = 2
 """Batches under way for each core of the cluster."""
@@ -54,7 +54,7 @@ class EncoderSettings:
     seq_len: int | None
     learning: LossPolicy
     skip_bad: bool
-    pictures: PictureRules | None = None
+    pictures: ModelPictures | None = None
 
     def make_encoder(self, counts: DocumentCounts) -> Callable[[list[Any]], Iterable[EncodedEntry]]:
         """Return the encoder, which counts in `counts` what it drops."""

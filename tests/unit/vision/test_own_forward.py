@@ -1,0 +1,97 @@
+"""Models that are not packed: rows, losses and gradients are those of transformers with its own processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from anabatic.data.batching.packing import TokenSegment, collate_packed
+from anabatic.data.vision.model_pictures import make_collate, make_renderer, read_model_pictures
+from anabatic.models.forward import choose_packing, compute_summed_loss
+from anabatic.models.pretrained import prepare_model
+from suite import tiny_own_vision, tiny_vision
+from unit.vision.test_packed_pictures import collect_gradients
+
+CPU = torch.device("cpu")
+FAMILIES = tuple(tiny_own_vision.FAMILIES)
+ROWS: list[tuple[str, str, list[tuple[int, int]]]] = [
+    ("<image>Which color is it?", "red", [(96, 64)]),
+    ("Say green.", "green", []),
+    ("First <image> then <image>, which is larger?", "The 2nd", [(64, 64), (40, 90)]),
+]
+"""Question, answer, and width and height of its pictures."""
+
+
+def draw_rows(folder: Path) -> list[tuple[list[dict[str, Any]], tuple[str, ...]]]:
+    """Return the turns of each row and its pictures."""
+    rows = []
+    for number, (question, answer, sizes) in enumerate(ROWS):
+        shown = [
+            tiny_vision.draw_shape(folder / f"{number}-{index}.png", ("red", "blue")[index], "circle", size)
+            for index, size in enumerate(sizes)
+        ]
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        rows.append((turns, tuple(map(str, shown))))
+    return rows
+
+
+def compute_reference(model: PreTrainedModel, family: str, rows: list[Any]) -> tuple[Tensor, list[list[int]]]:
+    """Return the summed loss of the answers and the tokens of the rows by transformers' processor and forward pass."""
+    processor = tiny_own_vision.build_own_processor(family)
+    total, tokens = torch.zeros((), dtype=torch.float64), []
+    for turns, pictures in rows:
+        parts, shown = [], iter(pictures)
+        for index, piece in enumerate(turns[0]["content"].split("<image>")):
+            parts += [{"type": "image", "path": next(shown)}] if index else []
+            parts += [{"type": "text", "text": piece}] if piece else []
+        answer = turns[1]["content"]
+        asked = [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+        ]
+        inputs = processor.apply_chat_template(asked, tokenize=True, return_dict=True, return_tensors="pt")
+        ids = inputs["input_ids"]
+        labels = torch.full_like(ids, -100)
+        learned = slice(-len(answer) - 2, -1)  # a token a letter and the end of the turn; a newline follows
+        labels[:, learned] = ids[:, learned]
+        if family == "gemma3" and not pictures:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+        logits = model(**inputs, use_cache=False).logits[0, :-1].double()
+        total = total + torch.nn.functional.cross_entropy(logits, labels[0, 1:], ignore_index=-100, reduction="sum")
+        tokens.append(ids[0].tolist())
+    return total, tokens
+
+
+@pytest.mark.process  # seconds
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_one_by_one_equal_transformers(tmp_path: Path, family: str) -> None:
+    rows = draw_rows(tmp_path)
+    plain = tiny_own_vision.build_own_model(family, torch.float64).train()
+    expected, tokens = compute_reference(plain, family, rows)
+    expected.backward()
+
+    folder = tiny_own_vision.save_own_model(tmp_path / "model", family)
+    model = prepare_model(tiny_own_vision.build_own_model(family, torch.float64), CPU).train()
+    pictures = read_model_pictures(folder, folder, model.config.to_dict())
+    renderer = make_renderer(tiny_own_vision.build_own_tokenizer(family), pictures, 400)
+    names = [f"rows:{number}" for number in range(len(rows))]
+    turns, shown = zip(*rows, strict=True)
+    rendered = renderer.render(turns, shown, names, [None] * len(rows), "assistant")
+    assert [one.ids.tolist() for one in rendered] == tokens
+    pieces = [TokenSegment(one.ids, one.mask, pictures=one.pictures) for one in rendered]
+    capacity = sum(piece.num_inputs for piece in pieces) + 7
+    batch = make_collate(pictures, collate_packed)(pieces, capacity, 0, 400, None)
+    loss = compute_summed_loss(model, choose_packing(model)(batch, CPU), 1 << 20)
+    loss.backward()
+
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    wanted, found = collect_gradients(plain), collect_gradients(model)
+    assert wanted.keys() == found.keys()
+    for name, gradient in wanted.items():
+        error = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-9)
+        assert error < 1e-5, f"{name}: {error:.1e}"
