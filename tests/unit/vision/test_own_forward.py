@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import TokenSegment, collate_packed
 from anabatic.data.vision.model_pictures import make_collate, make_renderer, read_model_pictures
 from anabatic.models.forward import choose_packing, compute_summed_loss
@@ -95,3 +96,35 @@ def test_rows_one_by_one_equal_transformers(tmp_path: Path, family: str) -> None
     for name, gradient in wanted.items():
         error = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-9)
         assert error < 1e-5, f"{name}: {error:.1e}"
+
+
+@pytest.mark.process  # seconds
+def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+    folder = tiny_own_vision.save_own_model(tmp_path / "model", "llava")
+    model = tiny_own_vision.build_own_model("llava")
+    pictures = read_model_pictures(folder, folder, model.config.to_dict())
+    tokenizer = tiny_own_vision.build_own_tokenizer("llava")
+    shown = (str(tiny_vision.draw_shape(tmp_path / "one.png", "red", "circle")),)
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Red."}]
+    with pytest.raises(DataError, match=r"a:1: 1 x <image> in the turns, 0 pictures"):
+        make_renderer(tokenizer, pictures, 400).render([turns], [()], ["a:1"], [None], "assistant")
+    with pytest.raises(DataError, match=r"a:1: \d+ tokens with those of 1 pictures; at most 20 fit"):
+        make_renderer(tokenizer, pictures, 20).render([turns], [shown], ["a:1"], [None], "assistant")
+    with pytest.raises(DataError, match="a:1: .*gone.png"):
+        make_renderer(tokenizer, pictures, 400).render(
+            [turns], [(str(tmp_path / "gone.png"),)], ["a:1"], [None], "assistant"
+        )
+
+    (rendered,) = make_renderer(tokenizer, pictures, 400).render([turns], [shown], ["a:1"], [None], "assistant")
+    piece = TokenSegment(rendered.ids, rendered.mask, pictures=rendered.pictures)
+    batch = make_collate(pictures, collate_packed)([piece], 64, 0, 64, None)
+    packed = choose_packing(model)(batch, CPU)
+    for layer in model.model.language_model.layers:
+        layer.self_attn.is_causal = False  # a text that looks ahead
+    with pytest.raises(DataError, match="tokens of a text see those behind them"):
+        compute_summed_loss(prepare_model(model, CPU), packed, 1 << 20)
+
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "NoneSuch"}')
+    (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
+    with pytest.raises(DataError, match="the processor cannot be built"):
+        read_model_pictures(folder, folder, model.config.to_dict())

@@ -158,6 +158,8 @@ class ProcessorRenderer:
         self, rendered: rendering.RenderedConversation, pictures: Sequence[str], name: str
     ) -> rendering.RenderedConversation:
         if not pictures:
+            if np.isin(rendered.ids, [one for one in self._processor.image_token_ids if one is not None]).any():
+                raise DataError(f"{name}: tokens of pictures in the text, and no pictures", f"write {TAG} alone")
             return rendered
         text, inputs = rendered.text, run_processor(self._processor, rendered.text, pictures, name)
         found = inputs.get("text_replacement_offsets")
