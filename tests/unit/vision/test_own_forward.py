@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import TokenSegment, collate_packed
+from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.data.vision.model_pictures import make_collate, make_renderer, read_model_pictures
 from anabatic.models.forward import choose_packing, compute_summed_loss
 from anabatic.models.pretrained import prepare_model
@@ -128,3 +130,17 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
     with pytest.raises(DataError, match="the processor cannot be built"):
         read_model_pictures(folder, folder, model.config.to_dict())
+
+
+def test_a_template_that_the_processor_keeps_is_read(tmp_path: Path) -> None:
+    tokenizer = tiny_own_vision.build_own_tokenizer("llava")
+    template = tokenizer.chat_template
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).chat_template is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(tmp_path).chat_template == template
+    for torn in ("{", "[]", '{"chat_template": 5}'):
+        (tmp_path / "chat_template.json").write_text(torn)
+        with pytest.raises(DataError, match="chat_template.json cannot be loaded"):
+            load_tokenizer(tmp_path)

@@ -205,6 +205,8 @@ class _TokenizationJob:
     def _cache_key_material(self) -> dict[str, Any]:
         chat = {"seq_len": self.seq_len, "learning": asdict(self.loss_policy)}
         names = [self.tokenizer_file.name, *(_CHAT_FILES if self.is_chat else ())]
+        if self.is_chat and self.tokenizer_file.with_name(hf_folder.PROCESSOR_TEMPLATE_FILE).exists():
+            names.append(hf_folder.PROCESSOR_TEMPLATE_FILE)
         return {
             "format": SHARD_FORMAT_VERSION,
             "path": _get_source_identity(self.source),
