@@ -195,7 +195,7 @@ class ProcessorRenderer:
 
 
 def _mark_learned_characters(rendered: rendering.RenderedConversation) -> np.ndarray:
-    """Return which characters of the text belong to tokens that are learned, bool `[characters]`."""
+    """Return which characters of the text belong to target tokens, bool `[characters]`."""
     learned = np.zeros(len(rendered.text), bool)
     starts = [0, *rendered.token_ends]
     for start, stop, mark in zip(starts, rendered.token_ends, rendered.mask.tolist(), strict=False):
