@@ -20,6 +20,7 @@ from anabatic.models.pretrained import (
     load_config,
     load_model,
     prepare_model,
+    require_engine_model,
     require_tokenizer_fits,
     resolve_model_folder,
 )
@@ -43,6 +44,7 @@ def load_benchmark_model(
     """
     if name:
         found = resolve_model_folder(name)
+        require_engine_model(found)
         tokens = find_tokenizer_folder(found, [])
         tokenizer = tokenizers.load_tokenizer(tokens)
         require_tokenizer_fits(load_config(found), tokenizer, tokens)

@@ -17,6 +17,7 @@ from anabatic.models.pretrained import (
     find_tokenizer_folder,
     load_config,
     load_model,
+    require_engine_model,
     require_tokenizer_fits,
     resolve_base_folder,
     resolve_merged_adapters,
@@ -60,6 +61,7 @@ def load_model_to_ask(
     """
     folder = resolve_model_folder(path)
     classifier.require_text_model(folder)
+    require_engine_model(folder)
     merged = resolve_merged_adapters(adapters, folder)
     tokens = custom_templates.folder_with_template(find_tokenizer_folder(folder, merged), chat_template)
     tokenizer = hf_folder.load_tokenizer(tokens)

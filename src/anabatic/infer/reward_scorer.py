@@ -27,6 +27,7 @@ from anabatic.models.pretrained import (
     find_tokenizer_folder,
     is_adapter,
     load_config,
+    require_engine_model,
     resolve_base_folder,
     resolve_merged_adapters,
     resolve_model_folder,
@@ -51,6 +52,7 @@ class RewardScorer:
 
     def __init__(self, path: str | Path, device: Device) -> None:
         folder = resolve_model_folder(path)
+        require_engine_model(folder)
         adapters = resolve_merged_adapters([], folder)
         self._tokenizer = tokenizers.load_tokenizer(find_tokenizer_folder(folder, adapters))
         if not self._tokenizer.chat_template:

@@ -25,6 +25,7 @@ from anabatic.models.experts import routing
 from anabatic.models.kv_cache import CacheRow, ForwardPlan, KVCache
 from anabatic.models.linear_attention import delta_net, delta_states
 from anabatic.models.lora import multi_adapter
+from anabatic.models.lora.adapter import runs_own_forward
 from anabatic.models.pipeline import stages as pipeline_stages
 from anabatic.parallel.context_exchange import HeadExchange
 from anabatic.parallel.context_ring import RingExchange
@@ -32,6 +33,7 @@ from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.token_split import TokenSplit
 
 if TYPE_CHECKING:
+    from anabatic.models.vision.own_forward import OwnRows
     from anabatic.models.vision.packed_pictures import PackedPictures
 
 _HIDDEN, _VOCAB = 6, 10
@@ -156,6 +158,7 @@ class PackedBatch:
         targets: `[n]`, the labels of the target tokens.
         target_rows: `[n]`, their rows; None when every token has a target.
         pictures: what the tower reads; with tokens of pictures, positions are `[4, 1, T]`. None: it is not run.
+        own_rows: the rows of a model that is not packed; None: it is.
     """
 
     input_ids: Tensor
@@ -164,6 +167,7 @@ class PackedBatch:
     targets: Tensor
     target_rows: Tensor | None
     pictures: PackedPictures | None = None
+    own_rows: OwnRows | None = None
 
 
 def pack_batch(
@@ -209,6 +213,10 @@ def choose_packing(model: PreTrainedModel) -> PackBatch:
     """Return what moves batches of a model to its device: of one that sees, with their pictures."""
     if getattr(model.config, "vision_config", None) is None:
         return pack_batch
+    if runs_own_forward(model):
+        from anabatic.models.vision.own_forward import make_own_packing
+
+        return make_own_packing(model)
     from anabatic.models.vision.picture_packing import make_picture_packing
 
     return make_picture_packing(model)
@@ -223,6 +231,8 @@ def compute_hidden_states(model: PreTrainedModel, packed: PackedBatch, received:
     Raises:
         DataError: not every layer uses packed attention.
     """
+    if packed.own_rows is not None:
+        return packed.own_rows.compute_states(model)
     _require_supported(model)
     attended_before = packed.segments.num_attended_layers
     borders = packed.segments.cu_seqlens

@@ -18,6 +18,7 @@ from anabatic.device.ops import REFERENCE_OPS, DeviceOps, get_device_ops, get_pl
 from anabatic.device.table import DEVICES
 from anabatic.models import weight_casts
 from anabatic.models.experts import expert_layers
+from anabatic.models.lora.adapter import runs_own_forward
 from anabatic.models.lora.grouped import compute_joint_output, group_adapters
 
 _SIZE, _INNER = 8, 6
@@ -67,6 +68,8 @@ def apply_fused_setting(model: nn.Module, choice: Literal["auto", "off"], device
 
     `auto`: fused operators and, on accelerators, adapters in groups; `off`: every module's own forward.
     """
+    if runs_own_forward(model):
+        return "fused: off (rows go through the model's own forward pass)"
     if choice == "off":
         remove_fused_ops(model)
         return "fused: off (asked for); attention is packed anyway"

@@ -41,7 +41,7 @@ from anabatic.models.lora import adapter, adapter_config, merging
 from anabatic.parallel.sharded_tensors import materialize_parameters
 from anabatic.parallel.world import World
 from anabatic.plan.model_format import describe_wrong_model
-from anabatic.plan.model_shape import require_supported_folder
+from anabatic.plan.model_shape import packs_pictures, require_supported_folder
 
 _NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """For transformers, which otherwise asks at the terminal whether to run the code of a model folder."""
@@ -175,6 +175,20 @@ def read_config(folder: Path) -> PretrainedConfig:
     except (OSError, *BROKEN_DATA_ERRORS, StrictDataclassError) as error:
         raise DataError(f"{folder / 'config.json'}: {_first_line(error)}", "copy the folder again") from error
     return config
+
+
+def require_engine_model(path: str | Path) -> None:
+    """Make sure that the inference engine runs a model; its folder is looked at, not its weights.
+
+    Raises:
+        ConfigError: it sees pictures in a way that is not packed.
+    """
+    config = load_config(path)
+    if getattr(config, "vision_config", None) is not None and not packs_pictures(config.to_dict()):
+        raise ConfigError(
+            f"{path}: {config.model_type} reads pictures in a way that is trained here, and not run by this engine",
+            f"write a folder for vLLM: anabatic export {path} -o FOLDER, then vllm serve FOLDER",
+        )
 
 
 def load_model(
@@ -324,6 +338,10 @@ def require_tokenizer_fits(config: PretrainedConfig, tokenizer: Any, folder: Pat
 
 def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Set packed attention and the fused operators of `device` on a model; its weights may still be missing."""
+    model.config.use_cache = False
+    if adapter.runs_own_forward(model):
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+        return model
     model.config._attn_implementation = ATTENTION_NAME
     if getattr(model.config, "vision_config", None) is not None:
         from anabatic.models.vision.model_parts import find_tower
@@ -333,7 +351,6 @@ def prepare_model(model: PreTrainedModel, device: torch.device) -> PreTrainedMod
         install_patch_product(find_tower(model)[1])
         has_grids = hasattr(model.config.vision_config, "spatial_merge_size")  # tiles have one length: no borders
         model.config.vision_config._attn_implementation = TOWER_ATTENTION if has_grids else "sdpa"
-    model.config.use_cache = False
     if any(delta_net.CONVOLUTION in module._modules for module in model.modules()):
         delta_net.install_delta_layers(model)
     fused_ops.install_fused_ops(model, get_device_ops(device.type))

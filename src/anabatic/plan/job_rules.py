@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from anabatic.config.dpo import DpoJob
 from anabatic.config.loading.command_package import find_command_name
 from anabatic.config.loading.command_table import COMMANDS
 from anabatic.config.pretrain import PretrainJob
@@ -22,7 +23,7 @@ from anabatic.device.table import Chip
 from anabatic.plan import layer_names
 from anabatic.plan.mesh_shape import MeshShape
 from anabatic.plan.model_facts import ModelFacts
-from anabatic.plan.model_shape import sees_pictures
+from anabatic.plan.model_shape import packs_pictures, sees_pictures
 from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.shapes.decoder_shape import DecoderShape
 
@@ -74,6 +75,8 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
     yield from _find_strategy_problems(job, mesh)
     if isinstance(job, TuneJob) and sees_pictures(model.config):
         yield from _find_picture_problems(job, divides_model)
+        if not packs_pictures(model.config):
+            yield from _find_own_forward_problems(job)
     if isinstance(job, TuneJob) and job.quantize != "none":
         yield from _find_quantize_problems(job, mesh, model.is_whole)
 
@@ -89,6 +92,21 @@ def _find_picture_problems(job: TuneJob, divides_model: bool) -> Iterator[Config
     }
     for what in (name for name, is_asked in reasons.items() if is_asked):
         yield ConfigError(f"{job.model} reads pictures, for which {what} is not supported yet", f"leave out {what}")
+
+
+def _find_own_forward_problems(job: TuneJob) -> Iterator[ConfigError]:
+    """Yield what a training does not do for a model whose rows are not packed."""
+    what = f"{job.model} reads pictures in a way that is not packed, so that each row is a forward pass"
+    if not (isinstance(job, SftJob) or isinstance(job, DpoJob) and job.loss_type != "kto"):
+        yield ConfigError(f"{what}: only sft and dpo without --loss-type kto train it", "use sft")
+    if job.parallel.strategy in ("zero2", "zero3"):  # ranks with more rows would wait for weights of those with fewer
+        yield ConfigError(f"{what}, and ranks with {job.parallel.strategy} have to agree on those", "use ddp")
+    sizes = {"vision.min_pixels": job.vision.min_pixels, "vision.max_pixels": job.vision.max_pixels}
+    for name in (name for name, value in sizes.items() if value is not None):
+        yield ConfigError(
+            f"{what}, and {name} is set: its own processor decides the sizes",
+            f"leave out {name}, and change preprocessor_config.json in the model's folder",
+        )
 
 
 def find_shape_problems(

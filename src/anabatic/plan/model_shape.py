@@ -126,6 +126,8 @@ def _read_whole_shape(config: Mapping[str, Any], name: str) -> tuple[DecoderShap
     shape = read_shape(config, name)
     if not sees_pictures(config):
         return shape, ""
+    if not packs_pictures(config):
+        return shape, "with a tower, whose memory and time are not planned"
     shape = replace(shape, tower_params=count_tower_params(config))
     tower = formatting.format_count(shape.tower_params)
     return shape, f"with a tower of {tower} parameters, whose activations and time are not planned"
@@ -210,9 +212,16 @@ _PICTURE_TOKENS = (
 
 
 def sees_pictures(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a model that reads pictures as Qwen-VL and GLM-V do, a grid of patches,
-    squares of which become tokens, or as InternVL, in tiles of one size; its decoder's layers are attention or the
-    delta rule."""
+    """Return whether a config.json is of a model that reads pictures: it has a tower and a decoder of text."""
+    return all(isinstance(config.get(key), Mapping) for key in ("vision_config", "text_config"))
+
+
+def packs_pictures(config: Mapping[str, Any]) -> bool:
+    """Return whether a model that sees is trained on packed rows; rows of others go through its own forward pass, one
+    at a time.
+
+    It reads pictures as Qwen-VL and GLM-V do, a grid of patches, squares of which become tokens, or as InternVL, in
+    tiles of one size; its decoder's layers are attention or the delta rule."""
     tower, text = config.get("vision_config"), config.get("text_config")
     if not isinstance(tower, Mapping) or not isinstance(text, Mapping):
         return False

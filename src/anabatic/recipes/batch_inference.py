@@ -43,6 +43,7 @@ from anabatic.models.pretrained import (
     load_folder_weights,
     load_model,
     prepare_model,
+    require_engine_model,
     resolve_base_folder,
     resolve_merged_adapters,
     resolve_model_folder,
@@ -291,6 +292,7 @@ def load_checkpoint_model(
         raise DataError(f"{path} does not exist.{did_you_mean(path.name, found)}", contents)
     if (path / "config.json").is_file() or (path / adapter.ADAPTER_CONFIG_FILE).is_file():
         named_folder = resolve_model_folder(path)
+        require_engine_model(named_folder)
         adapters_to_merge = resolve_merged_adapters(adapters, named_folder)
         return load_model(
             named_folder, device.torch_device, device.dtype, adapters_to_merge, quantize
@@ -320,6 +322,7 @@ def _load_run_checkpoint(path: Path, device: Device) -> tuple[PreTrainedModel, P
     job: TuneJob = settings_module.load_job(_infer_command(settings), [path / "config.yaml"])
     named_folder = resolve_model_folder(job.model)
     base = resolve_base_folder(named_folder)
+    require_engine_model(base)
     adapters_to_merge = resolve_merged_adapters(job.adapter, named_folder)
     model = build_meta_causal_lm(base, device.dtype)
     if named_folder != base:

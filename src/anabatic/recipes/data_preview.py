@@ -23,6 +23,7 @@ from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.readers.row_use import UnusedColumns
 from anabatic.data.vision.picture_encoder import measure_pictures
+from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.row_objects import split_objects
 from anabatic.data.vision.video_files import describe_source, is_video, load_first_frame, measure_video
 from anabatic.recipes.row_tokens import RowTokenizer
@@ -193,7 +194,7 @@ def _measure_picture(source: str, location: str, reader: RowTokenizer | None, si
     except DataError as error:
         raise DataError(f"{location}: {error}", error.hint) from error
     (width, height), count = image.size, None
-    if rules is not None:
+    if isinstance(rules, PictureRules):
         grid = measure_pictures([(source,)], [location], rules)[0][0].grid
         count = rules.count_tokens(grid.grid) * grid.times
         frames = len(grid.frames) or None

@@ -40,6 +40,7 @@ from anabatic.models.pretrained import (
     find_tokenizer_folder,
     load_config,
     load_model,
+    require_engine_model,
     require_tokenizer_fits,
     resolve_merged_adapters,
     resolve_model_folder,
@@ -142,6 +143,7 @@ class _EvalModel:
     """
 
     def __init__(self, job: EvalJob, folder: Path, records: hub_data.EvaluationRecords | None) -> None:
+        require_engine_model(folder)
         self.device = select_device(job.device)
         self.adapters = resolve_merged_adapters(job.adapter, folder)
         self.tokenizer_folder = custom_templates.folder_with_template(

@@ -13,9 +13,7 @@ from anabatic.data.chat.preference_pairs import split_pair_messages
 from anabatic.data.chat.rendering import RenderedConversation, render_conversations
 from anabatic.data.readers.document import Document, Message
 from anabatic.data.tokenizer import hf_folder
-from anabatic.data.vision.picture_encoder import PictureRenderer
-from anabatic.data.vision.picture_rules import PictureRules
-from anabatic.data.vision.rule_files import read_picture_rules
+from anabatic.data.vision.model_pictures import ModelPictures, make_renderer, read_model_pictures
 from anabatic.models.pretrained import (
     find_tokenizer_folder,
     resolve_base_folder,
@@ -45,12 +43,13 @@ class RowTokenizer:
     def __init__(self, model: str, chat_template: str | None, sizes: PictureSizes | None = None) -> None:
         root = resolve_model_folder(model)
         folder = find_tokenizer_folder(root, resolve_merged_adapters([], root))
-        self.tokenizer = hf_folder.load_tokenizer(custom_templates.folder_with_template(folder, chat_template))
-        self.rules: PictureRules | None = None
+        tokens = custom_templates.folder_with_template(folder, chat_template)
+        self.tokenizer = hf_folder.load_tokenizer(tokens)
+        self.rules: ModelPictures | None = None
         if sees_pictures(config := model_facts.read_local_config(model)):
             sizes, files = sizes or PictureSizes(), find_processor_folder(root, resolve_base_folder(root))
-            self.rules = read_picture_rules(files, config, **sizes.get_bounds())
-        self._renderer = None if self.rules is None else PictureRenderer(self.tokenizer, self.rules, None)
+            self.rules = read_model_pictures(files, tokens, config, **sizes.get_bounds())
+        self._renderer = None if self.rules is None else make_renderer(self.tokenizer, self.rules, None)
 
     def render(
         self, rows: Sequence[tuple[list[Message], Document]], turns: LossTurns = "assistant"

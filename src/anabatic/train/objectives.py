@@ -40,7 +40,7 @@ from anabatic.parallel.world import World
 from anabatic.train import pipeline_step
 
 if TYPE_CHECKING:
-    from anabatic.data.vision.picture_rules import PictureRules
+    from anabatic.data.vision.model_pictures import ModelPictures
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def make_next_token_objective(root: ModelRoot, device: Device, world: World, seq
     return Objective(seq_len, loss, lambda batches: evaluate_loss(root, batches, device, world, pack), pack_batch=pack)
 
 
-def see_pictures(objective: Objective, rules: PictureRules) -> Objective:
+def see_pictures(objective: Objective, pictures: ModelPictures) -> Objective:
     """Return an objective whose batches have the pictures of their rows."""
-    from anabatic.data.vision.picture_batch import CollatePictures
+    from anabatic.data.vision.model_pictures import make_collate
 
-    return replace(objective, collate=CollatePictures(rules, objective.collate))
+    return replace(objective, collate=make_collate(pictures, objective.collate))
 
 
 def make_preference_objective(

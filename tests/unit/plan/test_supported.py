@@ -25,13 +25,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {"depth": 32}},
         "vision_config",
     ),
-    "Qwen3-VL": (
-        {
-            "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "text_config": _TEXT,
-            "image_token_id": 151655, "vision_config": {"depth": 27},
-        },
-        "vision_config",
-    ),
     "Qwen2.5-Omni": (
         {"architectures": ["Qwen2_5OmniModel"], "model_type": "qwen2_5_omni", "thinker_config": {"text_config": _TEXT}},
         "thinker_config",
@@ -41,18 +34,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "audio_config",
     ),
     "Qwen-VL": ({"architectures": ["QWenLMHeadModel"], "model_type": "qwen", "visual": {"width": 1664}}, "visual"),
-    "Llava": (
-        {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}, "text_config": _TEXT},
-        "vision_config",
-    ),
     "Llava 1.0": ({"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "openai/clip"}, "mm_vision_tower"),
     "InternVL": (
         {"architectures": ["InternVLChatModel"], "vision_config": {"a": 1}, "llm_config": _TEXT},
         "vision_config",
     ),
-    "Gemma 3": (
-        {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"a": 1}, "text_config": _TEXT},
-        "vision_config",
+    "Florence-2": (
+        {
+            "architectures": ["BartForConditionalGeneration"], "vision_config": {"a": 1},
+            "text_config": {"architectures": ["BartForConditionalGeneration"], "is_encoder_decoder": True},
+        },
+        "encoder with a decoder",
     ),
     "Phi-3-vision": ({"architectures": ["Phi3VForCausalLM"], "img_processor": {"name": "clip"}}, "img_processor"),
     "T5": ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder with a decoder"),
@@ -94,6 +86,7 @@ def test_refused_by_name_in_a_folder_and_below_an_adapter(case: str, tmp_path: P
             "vision_config": {"image_size": [448, 448]},
             "text_config": _TEXT,
         },
+        {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}, "text_config": _TEXT},
         {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vision_config": None},
         {"architectures": ["BertLMHeadModel"], "model_type": "bert", "is_decoder": True},
         {"architectures": ["LlamaModel"], "model_type": "llama", "is_encoder_decoder": False},
@@ -134,7 +127,7 @@ COMMANDS = (
 @pytest.mark.process
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_refuses_before_torch_is_loaded(command: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(REFUSED["Qwen3-VL"][0]))
+    (tmp_path / "config.json").write_text(json.dumps(REFUSED["InternVL"][0]))
     words = [*command.split(), "--model", str(tmp_path)]
     if command != "serve" and command != "chat":
         words += ["--out", str(tmp_path / "out")]
@@ -145,7 +138,7 @@ def test_every_command_refuses_before_torch_is_loaded(command: str, tmp_path: Pa
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "Qwen3VLForConditionalGeneration reads pictures, video or sound (vision_config)" in done.stderr
+    assert "InternVLChatModel reads pictures, video or sound (vision_config)" in done.stderr
     assert done.stdout.strip() == "False"
 
 

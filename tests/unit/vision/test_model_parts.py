@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,11 +64,11 @@ def test_a_plan_counts_the_weights_of_the_tower(tmp_path: Path) -> None:
 
 def test_which_models_are_taken() -> None:
     config = tiny_vision.make_config().to_dict()
-    assert model_shape.sees_pictures(config)
+    assert model_shape.packs_pictures(config)
     model_shape.require_text_decoder(config, "config.json")
     with pytest.raises(DataError, match="reads pictures, video or sound"):
-        model_shape.require_text_decoder(config | {"audio_config": {"x": 1}}, "config.json")
-    for change in ({"audio_config": {"x": 1}}, {"image_token_id": None}, {"vision_config": {"hidden_size": 8}}):
-        assert not model_shape.sees_pictures(config | change)
+        model_shape.require_text_decoder(config | {"text_config": None}, "config.json")
     sliding = {**config["text_config"], "layer_types": ["sliding_attention", "full_attention"]}
-    assert not model_shape.sees_pictures(config | {"text_config": sliding})
+    changes: list[dict[str, Any]] = [{"audio_config": {"x": 1}}, {"image_token_id": None}]
+    for change in (*changes, {"vision_config": {"hidden_size": 8}}, {"text_config": sliding}):
+        assert model_shape.sees_pictures(config | change) and not model_shape.packs_pictures(config | change)

@@ -40,6 +40,8 @@ class Batch:
             padded.
         picture_names: of each piece, the pictures in it as `TokenSegment` has them; empty: none has any.
         pictures: what the tokens of pictures stand for; None: there are none.
+        row_inputs: of each piece, what the model's own processor makes of it, empty for text alone; empty: no piece has
+            pictures, or the model packs them.
     """
 
     input_ids: torch.Tensor
@@ -54,6 +56,7 @@ class Batch:
     row_tokens: list[int] = field(default_factory=list)
     picture_names: list[bytes] = field(default_factory=list)
     pictures: PictureBatch | None = None
+    row_inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     def make_token_mask(self) -> torch.Tensor | None:
         """Return fp32 `[T]`, 1 for tokens that came from the data, 0 for padding; None: nothing is padded."""
@@ -80,6 +83,7 @@ class Batch:
             self.row_tokens,
             self.picture_names,
             self.pictures,
+            self.row_inputs,
         )
 
 

@@ -45,7 +45,7 @@ from anabatic.data.tokenizer import hf_folder
 
 if TYPE_CHECKING:  # it imports torch
     from anabatic.data.shards.builder_team import BuilderTeam
-    from anabatic.data.vision.picture_rules import PictureRules
+    from anabatic.data.vision.model_pictures import ModelPictures
 
 __all__ = ["ShardSet", "build_dataset", "build_datasets", "get_cache_path"]
 
@@ -66,7 +66,7 @@ def build_datasets(
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     encode: Encode = encode_here,
     team: BuilderTeam | None = None,
-    pictures: PictureRules | None = None,
+    pictures: ModelPictures | None = None,
 ) -> list[tuple[ShardSet, float | None]]:
     """Build every source and pair it with its weight, as `Loader` takes them.
 
@@ -89,7 +89,7 @@ def build_dataset(
     level: DifficultyLevel = NO_LEVEL,
     encode: Encode = encode_here,
     team: BuilderTeam | None = None,
-    pictures: PictureRules | None = None,
+    pictures: ModelPictures | None = None,
 ) -> ShardSet:
     """Return the tokenised source, from the cache or made now.
 
@@ -165,7 +165,7 @@ class _TokenizationJob:
         seq_len: int | None,
         learning: LossPolicy,
         level: DifficultyLevel,
-        pictures: PictureRules | None = None,
+        pictures: ModelPictures | None = None,
     ) -> None:
         self.level = level
         self.pictures = pictures
@@ -206,6 +206,8 @@ class _TokenizationJob:
     def _cache_key_material(self) -> dict[str, Any]:
         chat = {"seq_len": self.seq_len, "learning": asdict(self.loss_policy)}
         names = [self.tokenizer_file.name, *(_CHAT_FILES if self.is_chat else ())]
+        if self.is_chat and self.tokenizer_file.with_name(hf_folder.PROCESSOR_TEMPLATE_FILE).exists():
+            names.append(hf_folder.PROCESSOR_TEMPLATE_FILE)
         return {
             "format": SHARD_FORMAT_VERSION,
             "path": _get_source_identity(self.source),

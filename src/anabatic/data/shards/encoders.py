@@ -20,8 +20,9 @@ from anabatic.data.shards.writer import DocumentCounts, EncodedEntry, TextChunk,
 from anabatic.data.tokenizer import hf_folder
 
 if TYPE_CHECKING:
+    from anabatic.data.vision.model_pictures import ModelPictures
+    from anabatic.data.vision.own_processor import ProcessorRenderer
     from anabatic.data.vision.picture_encoder import PictureRenderer
-    from anabatic.data.vision.picture_rules import PictureRules
 
 Batches = Iterable[list[Any]]
 EncodedBatches = Iterator[Iterable[EncodedEntry]]
@@ -72,7 +73,7 @@ class ChatEncoder:
         seq_len: int | None,
         learning: LossPolicy,
         skip_bad: bool,
-        pictures: PictureRules | None = None,
+        pictures: ModelPictures | None = None,
     ) -> None:
         hf_folder.get_chat_template(tokenizer)
         self._tokenizer = tokenizer
@@ -87,10 +88,10 @@ class ChatEncoder:
         """Tokens of a conversation that is not cut; None: any number."""
         return None if self._seq_len is None else self._seq_len + 1
 
-    def _make_renderer(self, rules: PictureRules) -> PictureRenderer:
-        from anabatic.data.vision.picture_encoder import PictureRenderer
+    def _make_renderer(self, pictures: ModelPictures) -> PictureRenderer | ProcessorRenderer:
+        from anabatic.data.vision.model_pictures import make_renderer
 
-        return PictureRenderer(self._tokenizer, rules, self._room)
+        return make_renderer(self._tokenizer, pictures, self._room)
 
     def __call__(self, batch: list[Document]) -> list[EncodedEntry]:
         """Render and tokenise.
@@ -240,7 +241,7 @@ class EncoderSettings:
     seq_len: int | None
     learning: LossPolicy
     skip_bad: bool
-    pictures: PictureRules | None = None
+    pictures: ModelPictures | None = None
 
     def make_encoder(self, counts: DocumentCounts) -> Callable[[list[Any]], Iterable[EncodedEntry]]:
         """Return the encoder, which counts in `counts` what it drops."""

@@ -201,6 +201,8 @@ def load_tokenizer(folder: str | Path, check: bool = True) -> PreTrainedTokenize
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception
         raise _damaged_error(_find_damaged_file(path) or path, error) from error
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _read_processor_template(path.parent)
     if check and tokenizer.chat_template:
         _try_template(tokenizer, path.parent)
     return tokenizer
@@ -219,6 +221,23 @@ def get_chat_template(tokenizer: Any) -> str:
         name = tokenizer.name_or_path or "the tokenizer"
         raise DataError(f"{name}: no chat template", "use a chat model's tokenizer, or train one with ours")
     return str(template)
+
+
+PROCESSOR_TEMPLATE_FILE = "chat_template.json"
+
+
+def _read_processor_template(folder: Path) -> str | None:
+    """Return the template of a folder whose processor keeps it, as those of models that see did; None: it has none."""
+    file = folder / PROCESSOR_TEMPLATE_FILE
+    if not file.is_file():
+        return None
+    try:
+        template = json_reader.read_json_file(file)["chat_template"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged_error(file, error) from error
+    if not isinstance(template, str):
+        raise _damaged_error(file, TypeError(f"chat_template is {type(template).__name__}, not text"))
+    return template
 
 
 def _try_template(tokenizer: Any, folder: Path) -> None:

@@ -38,6 +38,7 @@ from anabatic.models.lora.linear import LoraLinear
 from anabatic.models.quantized import QuantizationKind, QuantizedLinear, ScratchMemory, replace_weight
 from anabatic.parallel.sharded_tensors import copy_from_full, gather_full_tensor
 from anabatic.plan import layer_names
+from anabatic.plan.model_shape import packs_pictures
 
 
 def compute_scale(lora: Lora) -> float:
@@ -150,6 +151,12 @@ def freeze_parameters(model: PreTrainedModel, settings: Freeze) -> None:
         parameter.requires_grad_(name in trainable)
         if name in trainable:
             parameter.data = parameter.data.float()
+
+
+def runs_own_forward(model: nn.Module) -> bool:
+    """Return whether a model sees pictures in a way that is not packed: each row goes through its own forward pass."""
+    config: Any = getattr(model, "config", None)
+    return getattr(config, "vision_config", None) is not None and not packs_pictures(config.to_dict())
 
 
 def find_language_prefix(model: nn.Module) -> str:

@@ -31,6 +31,9 @@ def find_tower(model: PreTrainedModel) -> tuple[str, Any]:
 def find_part_prefixes(model: PreTrainedModel) -> PartPrefixes:
     """Return the parts of a model that sees.
 
+    Raises:
+        DataError: a parameter is in none of them.
+
     The projector is what makes states of the language model's width of the tower's: modules beside both, or else
     children of the tower with a matrix of that many outputs that are not its blocks.
     """
@@ -51,11 +54,19 @@ def find_part_prefixes(model: PreTrainedModel) -> PartPrefixes:
         and any(isinstance(one, nn.Linear) and one.out_features == width for one in child.modules())
     ]
     inside = [] if beside else inside
+    beside += [f"{base}{name}" for name, _ in model.base_model.named_parameters(recurse=False)]  # borders of tiles
     children = [f"{tower_name}.{name}." for name, _ in tower.named_children()]
     own = [f"{tower_name}.{name}" for name, _ in tower.named_parameters(recurse=False)]
     rest = tuple(name for name in (*children, *own) if name not in inside)
     head = tuple(f"{name}." for name, _ in model.named_children() if name != model.base_model_prefix)
-    return {"language": (language, *head), "projector": (*inside, *beside), "tower": rest or (f"{tower_name}.",)}
+    parts = {"language": (language, *head), "projector": (*inside, *beside), "tower": rest or (f"{tower_name}.",)}
+    for name, _ in model.named_parameters():
+        if not language or sum(name.startswith(prefixes) for prefixes in parts.values()) != 1:
+            raise DataError(
+                f"the parts of {type(model).__name__} are not known: {name} is in none, or in several",
+                "use another model",
+            )
+    return parts
 
 
 def is_sight_trained(model: PreTrainedModel) -> bool:

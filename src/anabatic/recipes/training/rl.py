@@ -237,7 +237,11 @@ def _read_questions(job: RlJob, start: TrainableModel) -> _Questions:
     tokenizer = start.tokenizer
     if not tokenizer.chat_template:
         raise DataError(f"{start.named_folder} has no chat template", "fine-tune it with `anabatic sft` first")
-    pictures = make_picture_reader(start.tokenizer, start.pictures)
+    from anabatic.data.vision.own_processor import ProcessorRules
+
+    rules = start.pictures
+    assert not isinstance(rules, ProcessorRules)  # `job_rules` refuses such a model
+    pictures = make_picture_reader(start.tokenizer, rules)
     media = None if pictures is None else job.data.media or ""
     judged = list_judged_columns(job.rewards)
     train, heldout = reading.load_questions(job.data, job.seed, job.eval.rows, judged, media)

@@ -51,7 +51,7 @@ from anabatic.train.sizing import StepSizes
 from anabatic.train.step import TrainStep
 
 if TYPE_CHECKING:
-    from anabatic.data.vision.picture_rules import PictureRules
+    from anabatic.data.vision.model_pictures import ModelPictures
 
 _DEFAULT_VISION = Vision()
 
@@ -154,7 +154,7 @@ class TrainableModel:
     tokenizer: Any
     model: PreTrainedModel
     lora: Lora | None
-    pictures: PictureRules | None = None
+    pictures: ModelPictures | None = None
 
     @property
     def is_adapter(self) -> bool:
@@ -202,7 +202,7 @@ def build_model(job: TuneJob, facts: ModelFacts, device: Device, world: World) -
         tokenizer,
         model,
         lora,
-        _read_picture_rules(job, named_folder, base_folder, model),
+        _read_pictures(job, named_folder, base_folder, template_folder, model),
     )
 
 
@@ -210,16 +210,16 @@ def _sees(model: PreTrainedModel) -> bool:
     return getattr(model.config, "vision_config", None) is not None
 
 
-def _read_picture_rules(
-    job: TuneJob, named_folder: Path, base_folder: Path, model: PreTrainedModel
-) -> PictureRules | None:
+def _read_pictures(
+    job: TuneJob, named_folder: Path, base_folder: Path, tokenizer_folder: Path, model: PreTrainedModel
+) -> ModelPictures | None:
     if not _sees(model):
         return None
-    from anabatic.data.vision.rule_files import read_picture_rules
+    from anabatic.data.vision.model_pictures import read_model_pictures
     from anabatic.models.vision.processor_files import find_processor_folder
 
     folder = find_processor_folder(named_folder, base_folder)
-    return read_picture_rules(folder, model.config.to_dict(), **job.vision.get_bounds())
+    return read_model_pictures(folder, tokenizer_folder, model.config.to_dict(), **job.vision.get_bounds())
 
 
 def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:
@@ -233,6 +233,11 @@ def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool)
     parts = model_parts.choose_parts(job.vision.train, is_full)
     prefixes = model_parts.find_trained_prefixes(model, parts)
     log.info(f"a model that sees; trained: {', '.join(parts)}")
+    if adapter.runs_own_forward(model):
+        log.info(
+            f"rows are not packed: {model.config.model_type} is not among the kinds that are proven equal when packed;"
+            " each row goes through transformers' own forward pass"
+        )
     return prefixes
 
 
@@ -322,9 +327,11 @@ def make_file_copier(start: TrainableModel) -> Callable[[Path], None] | None:
     sees none."""
     if start.pictures is None:
         return None
+    from anabatic.data.vision.picture_rules import PictureRules
     from anabatic.models.vision.processor_files import copy_processor_files
 
-    return lambda folder: copy_processor_files(start.base_folder, folder, start.pictures)
+    rules = start.pictures if isinstance(start.pictures, PictureRules) else None
+    return lambda folder: copy_processor_files(start.base_folder, folder, rules)
 
 
 def hold_all_stages(model: PreTrainedModel, world: World, trained_only: bool = False) -> AbstractContextManager[None]:

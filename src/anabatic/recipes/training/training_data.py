@@ -30,7 +30,7 @@ from anabatic.train.objectives import Objective
 from anabatic.train.sizing import StepSizes
 
 if TYPE_CHECKING:
-    from anabatic.data.vision.picture_rules import PictureRules
+    from anabatic.data.vision.model_pictures import ModelPictures
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def build_training_data(
     seq_len: int,
     learning: LossPolicy = DEFAULT_LOSS_POLICY,
     lessons: Curriculum | None = None,
-    pictures: PictureRules | None = None,
+    pictures: ModelPictures | None = None,
 ) -> TrainingData:
     """Tokenise the sources, or take them from the cache. One process of each machine builds, the others wait and open.
 
