@@ -82,9 +82,9 @@ class RolloutSampling:
 class RolloutSettings:
     """What answers while the model is trained."""
 
-    engine: Literal["local", "vllm", "sglang"] = "local"
-    """local: the engine of this process, on the very weights that are trained; vllm, sglang: servers, which are asked
-    over HTTP and get new weights before every round."""
+    engine: Literal["local", "vllm", "sglang", "anabatic"] = "local"
+    """local: the engine of this process, on the very weights that are trained; vllm, sglang, anabatic (`anabatic
+    serve`): servers, which are asked over HTTP and get new weights before every round."""
     url: list[str] = field(default_factory=list)
     """Addresses of the servers, which share the questions."""
     command: str | None = None

@@ -144,10 +144,11 @@ class WeightSync:
             return self._prove(retry=False)
         what = f"{url} holds another model than the trainer after step {self.version}: mean difference of"
         what += f" log-probabilities {diff:.4f}, at most {self.max_diff:g} (rollout.max_logprob_diff)"
+        server = next(one for one in self.pool.servers if one.url == url)
         if self.temperature != 1 and self._measure(rollouts, 1.0) <= self.max_diff:
             raise ConfigError(
                 f"{url} reports log-probabilities at temperature 1, and answers are drawn at {self.temperature:g}",
-                "start vLLM with --logprobs-mode processed_logprobs, or use --sampling.temperature 1",
+                f"{server.temperature_hint}, or use --sampling.temperature 1",
             )
         raise Failure(what, "start the server with the folder of --model, without quantisation, and look at its log")
 

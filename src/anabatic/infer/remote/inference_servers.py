@@ -53,10 +53,12 @@ class InferenceServer(Protocol):
 
     Attributes:
         adapter: name of the adapter that answers; empty: the model itself does.
+        temperature_hint: how it is started so that log-probabilities are those at the temperature of the draws.
     """
 
     url: str
     adapter: str
+    temperature_hint: str
 
     def require_ready(self) -> None:
         """Raise `RequestFailure` if it does not answer."""
@@ -84,6 +86,10 @@ class InferenceServer(Protocol):
 
 class VllmServer:
     """vLLM's OpenAI-compatible server, with the routes of its development mode."""
+
+    temperature_hint = "start vLLM with --logprobs-mode processed_logprobs"
+    _weights_hint = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, or use --tuner lora"
+    _adapter_hint = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, `--enable-lora --max-lora-rank R`"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -133,9 +139,7 @@ class VllmServer:
         """Reload the weights of all workers (`/collective_rpc`), and forget the keys and values of the old ones."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         with self._paused():
-            self._command(
-                "/collective_rpc", body, "start it with VLLM_SERVER_DEV_MODE=1 in its environment, or use --tuner lora"
-            )
+            self._command("/collective_rpc", body, self._weights_hint)
             self._empty_cache()
 
     def load_adapter(self, folder: Path, version: int) -> None:
@@ -145,8 +149,7 @@ class VllmServer:
         """
         name, before = f"policy-{version}-{time.time_ns():x}", self.adapter
         body = {"lora_name": name, "lora_path": str(folder)}
-        remedy = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, `--enable-lora --max-lora-rank R`"
-        self._command("/v1/load_lora_adapter", body, remedy)
+        self._command("/v1/load_lora_adapter", body, self._adapter_hint)
         self.adapter = name
         if before:
             _ask_if_known(lambda: self._commands.post("/v1/unload_lora_adapter", {"lora_name": before}), (400, 404))
@@ -187,8 +190,17 @@ class VllmServer:
             time.sleep(wait)
 
 
+class AnabaticServer(VllmServer):
+    """`anabatic serve`, which speaks vLLM's routes."""
+
+    temperature_hint = "start anabatic serve with --scaled-logprobs"
+    _weights_hint = _adapter_hint = "start anabatic serve with --weights-folder FOLDER and an API key"
+
+
 class SglangServer:
     """SGLang's own routes."""
+
+    temperature_hint = "have SGLang report log-probabilities at the temperature"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -259,7 +271,11 @@ class SglangServer:
             raise RequestFailure(f"{self.url}{path} failed: {str(said)[:300]}", "look at the log of the server")
 
 
-SERVERS: dict[str, Callable[[str], InferenceServer]] = {"vllm": VllmServer, "sglang": SglangServer}
+SERVERS: dict[str, Callable[[str], InferenceServer]] = {
+    "vllm": VllmServer,
+    "sglang": SglangServer,
+    "anabatic": AnabaticServer,
+}
 """Name in the settings -> what speaks to it."""
 
 

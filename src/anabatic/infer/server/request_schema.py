@@ -233,6 +233,10 @@ class GenerationRequest(StrictModel):
     n: OneIfNull = 1
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Utf8Str | FailFastList[Utf8Str] | None = None
+    stop_token_ids: Annotated[FailFastList[StrictInt], Field(max_length=1024)] | None = None
+    """vLLM's: tokens that end the answer, beside the model's own."""
+    return_token_ids: FalseIfNull = False
+    """vLLM's: prompts and answers come as tokens, too."""
     stream: FalseIfNull = False
     stream_options: StreamOptions | None = None
     structured_outputs: (
