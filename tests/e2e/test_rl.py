@@ -110,3 +110,24 @@ def test_our_own_server_answers(home: Home, base: Path, tmp_path: Path) -> None:
                 wanted = pytest.approx([row[key] for row in own], rel=1e-4, abs=1e-6)
                 assert [row[key] for row in theirs] == wanted, (tuner, key)
             assert all(row["sync_logprob_diff"] < 1e-4 for row in theirs)
+
+
+def test_a_server_that_is_killed_is_replaced(home: Home, base: Path, tmp_path: Path) -> None:
+    """kill -9 for one of two servers, which comes back: each answer counts once, and is that of an undisturbed run."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    keyed = replace(home, variables={**home.variables, "OPENAI_API_KEY": KEY})
+    model = base / "final_model"
+    more: dict[str, object] = {"python": False, "schedule.max-steps": 6}
+    with own_server(home, model, tmp_path) as (one, first), own_server(home, model, tmp_path) as (two, _):
+        served = {"rollout.engine": "anabatic", "rollout.url": [one, two]}
+        training = keyed.start(*keyed.rl(tmp_path / "served", model, mine, 1, more | served))
+        command.wait_for_step(training, tmp_path / "served", 2)
+        command.kill(first)
+        with own_server(home, model, tmp_path, int(one.rpartition(":")[2])):
+            told = command.end(training)
+        home.anabatic(*home.rl(tmp_path / "own", model, mine, 1, more))
+    assert f"{one} is left out until it answers again" in told.err
+    own, theirs = (rows(tmp_path / name, "train") for name in ("own", "served"))
+    for key in ("reward", "answer_tokens", "loss", "grad_norm"):
+        assert [row[key] for row in theirs] == pytest.approx([row[key] for row in own], rel=1e-4, abs=1e-6), key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -59,6 +60,7 @@ class WeightSync:
     def __post_init__(self) -> None:
         self.metrics: dict[str, float] = {}
         self._saved: Path | None = None
+        self._proven: list[tuple[Rollout, list[float]]] = []
         self._without_adapters: set[InferenceServer] = set()
         self.pool.restore = self.restore
 
@@ -78,7 +80,7 @@ class WeightSync:
             _remove_version(folder)  # of a run that ended in the middle of it
         barrier(self.world)
         self.save(folder)
-        self._saved, self.version = folder, version
+        self._saved, self.version, self._proven = folder, version, []
         self._load_everywhere(self.pool.answering)
         diff = self._prove(retry=True)
         if self.world.is_main_process and before is not None:
@@ -86,18 +88,42 @@ class WeightSync:
         self.metrics = {"sync_s": round(time.perf_counter() - start, 4), "sync_logprob_diff": diff}
 
     def restore(self, server: InferenceServer) -> None:
-        """Give a server the current weights: it may have been restarted."""
+        """Give a server the current weights, as it may have been restarted, and have it prove that it has them.
+
+        Only this rank asks: the answers to the questions of the last proof are compared as far as they are the same.
+        Before a server has passed that proof, it is still to come, for all of them.
+
+        Raises:
+            RequestFailure: it does not answer, or as another model does.
+        """
         if self._saved is None:
             return
-        folder = self._saved.resolve()
+        self._load(server, self._saved.resolve(), server.adapter)
+        if not self._proven:
+            return
+        diffs: list[float] = []
+        for number, (before, ours) in enumerate(self._proven):
+            now = Rollout(**self._ask_probe(server, number))  # type: ignore[arg-type]
+            pairs = zip(before.ids[before.start :], now.ids[now.start :], strict=False)
+            same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            diffs += [abs(mine - theirs) for mine, theirs in zip(ours[:same], now.logprobs[:same], strict=True)]
+        diff = sum(diffs) / len(diffs) if diffs else float("nan")
+        if not diff <= self.max_diff:
+            what = f"{server.url} answers again, but as another model: log-probabilities of {len(diffs)} tokens"
+            raise RequestFailure(f"{what} differ by {diff:.4f}", "start it with the folder of --model")
+
+    def _load(self, server: InferenceServer, folder: Path, name: str) -> None:
+        """Give a server weights; an adapter gets the name, or a new one where it is empty."""
         if self.merge is None:
             server.load_weights(folder, self.version)
             return
         if server not in self._without_adapters:
             try:
-                server.load_adapter(folder, self.version)
+                server.load_adapter(folder, name or f"policy-{self.version}-{time.time_ns():x}")
                 return
-            except MissingRoute as error:
+            except (MissingRoute, RequestFailure) as error:
+                if isinstance(error, RequestFailure) and error.status != 400:
+                    raise
                 log.warn(f"{error}; it gets whole weights with the adapter merged, which takes longer")
                 self._without_adapters.add(server)
         merged = _merged_folder(folder)
@@ -106,19 +132,22 @@ class WeightSync:
         server.load_weights(merged, self.version)
 
     def _load_everywhere(self, servers: Sequence[InferenceServer]) -> None:
-        """Rank 0 has servers load the weights; all ranks learn the names of adapters."""
+        """Rank 0 has servers load the weights; all ranks learn the names of adapters and versions."""
 
         def load() -> str:
+            assert self._saved is not None
             for server in servers:
                 try:
-                    self.restore(server)
+                    self._load(server, self._saved.resolve(), "")
                 except RequestFailure as error:
+                    if not error.is_temporary:
+                        raise
                     self.pool.leave_out(server, str(error))
-            return json.dumps({server.url: server.adapter for server in servers})
+            return json.dumps({server.url: [server.adapter, server.version] for server in servers})
 
         names = json.loads(self._on_main(load))
         for server in servers:
-            server.adapter = names.get(server.url, server.adapter)
+            server.adapter, server.version = names[server.url]
 
     def _prove(self, retry: bool) -> float:
         """Return the largest mean difference of a server; load once more where it is too large.
@@ -130,10 +159,12 @@ class WeightSync:
         worst, differing = 0.0, []
         for url, probes in told.items():
             rollouts = [Rollout(**one) for one in probes]
-            diff = self._measure(rollouts, self.temperature)
+            diff, ours = self._measure(rollouts, self.temperature)
             worst = max(worst, diff)
             if not diff <= self.max_diff:  # NaN differs, too
                 differing.append((url, diff, rollouts))
+            else:
+                self._proven = _pair_answers(rollouts, ours)
         if not differing:
             return worst
         url, diff, rollouts = differing[0]
@@ -145,17 +176,18 @@ class WeightSync:
         what = f"{url} holds another model than the trainer after step {self.version}: mean difference of"
         what += f" log-probabilities {diff:.4f}, at most {self.max_diff:g} (rollout.max_logprob_diff)"
         server = next(one for one in self.pool.servers if one.url == url)
-        if self.temperature != 1 and self._measure(rollouts, 1.0) <= self.max_diff:
+        if self.temperature != 1 and self._measure(rollouts, 1.0)[0] <= self.max_diff:
             raise ConfigError(
                 f"{url} reports log-probabilities at temperature 1, and answers are drawn at {self.temperature:g}",
                 f"{server.temperature_hint}, or use --sampling.temperature 1",
             )
         raise Failure(what, "start the server with the folder of --model, without quantisation, and look at its log")
 
-    def _measure(self, rollouts: Sequence[Rollout], temperature: float) -> float:
-        ours = torch.tensor(self.score(rollouts, temperature))
+    def _measure(self, rollouts: Sequence[Rollout], temperature: float) -> tuple[float, list[float]]:
+        """Return the mean difference, and the trainer's log-probabilities."""
+        ours = list(self.score(rollouts, temperature))
         theirs = torch.tensor([one for rollout in rollouts for one in rollout.logprobs])
-        return float((ours - theirs).abs().mean())
+        return float((torch.tensor(ours) - theirs).abs().mean()), ours
 
     def _ask_probes(self) -> str:
         """Return the answers of each server, as JSON."""
@@ -191,6 +223,12 @@ class WeightSync:
         if told[1]:
             raise Failure(told[1], "rank 0 says more")
         return str(told[0])
+
+
+def _pair_answers(rollouts: Sequence[Rollout], values: Sequence[float]) -> list[tuple[Rollout, list[float]]]:
+    """Return each answer with its own of the values of all their tokens."""
+    rest = iter(values)
+    return [(rollout, list(itertools.islice(rest, rollout.num_chosen))) for rollout in rollouts]
 
 
 def _merged_folder(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,12 +24,15 @@ from anabatic.infer.remote import served_engine
 from anabatic.infer.remote.inference_servers import SERVERS, InterruptedAnswer, VllmServer
 from anabatic.infer.remote.json_client import API_KEY_VARIABLE, RequestFailure
 from anabatic.infer.remote.served_engine import ServedEngine, ServerPool
-from anabatic.models.pretrained import load_model
+from anabatic.models.pretrained import load_model, save_model
+from anabatic.parallel.world import World
 from anabatic.recipes.training.rl import run
 from anabatic.rl import weight_sync
+from anabatic_testing.random_models import build_random_model
 from suite import fake_servers
 from suite.fake_servers import FakeServer, FakeSglang, FakeVllm, running
 from unit.infer.server.running import KEY, catalogue_of, serving
+from unit.infer.test_adapters import adapted
 from unit.rl.conftest import Make, make_in
 
 PROMPT = [40, 41, 42]
@@ -256,6 +260,65 @@ def test_a_lost_server_is_replaced_and_taken_back(chat_model: Path, monkeypatch:
             while not restored:
                 pool.generate(PROMPT, GREEDY, lambda: False)
             assert restored == [first] and len(pool.answering) == 2
+
+
+@pytest.mark.parametrize("kind", ["all weights", "adapter"])
+def test_a_restarted_server_proves_its_weights(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It is asked again once it has the weights of now, not before, and not as long as it answers as another model."""
+    monkeypatch.setattr(served_engine, "_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr(served_engine, "_POLL_SECONDS", 0.01)
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    trained = tmp_path / "trained"
+    adapted(tokenizer, tmp_path / "adapter", 1)
+    save_model(build_random_model(len(tokenizer), seed=9), trained, tokenizer)
+    saved = trained if kind == "all weights" else tmp_path / "adapter"
+    fake = FakeVllm(chat_model)
+    with running(fake) as url:
+        pool = ServerPool([VllmServer(url)], [])
+        sync = weight_sync.WeightSync(
+            folder=tmp_path / "rollout",
+            pool=pool,
+            save=lambda folder: shutil.copytree(saved, folder) and None,
+            merge=None if kind == "all weights" else lambda folder, out: None,
+            score=lambda rollouts, temperature: [one for rollout in rollouts for one in rollout.logprobs],
+            prompts=[PROMPT, PROMPT[:2]],
+            temperature=1.0,
+            max_diff=0.01,
+            world=World(),
+        )
+        sync.publish(1)
+        name, before = pool.servers[0].adapter, pool.generate(PROMPT, GREEDY, lambda: False)
+    if kind == "all weights":  # an adapter's name is lost with it, which an answer says
+        pool.leave_out(pool.servers[0], "it died")
+    again = FakeVllm(chat_model)  # as it starts: with the weights from before
+    again.faults["stale weights"] = 2
+    with running(again, int(url.rpartition(":")[2])):
+        assert pool.generate(PROMPT, GREEDY, lambda: False).ids == before.ids
+        assert pool.answering and pool.servers[0].adapter == name
+        loads = ["policy-1"] * (3 if kind == "all weights" else 1)
+        assert [Path(folder).name for folder in again.loaded] == loads
+        if kind == "all weights":
+            again.faults["stale weights"] = 10**6
+            again._load(chat_model)
+            monkeypatch.setattr(served_engine, "_PATIENCE_SECONDS", 0.3)
+            pool.leave_out(pool.servers[0], "it died")
+            with pytest.raises(Failure, match="answers again, but as another model: log-probabilities of"):
+                pool.generate(PROMPT, GREEDY, lambda: False)
+
+
+@pytest.mark.parametrize("kind", ["anabatic", "sglang"])
+def test_answers_of_other_weights_are_noticed(chat_model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is restarted between two questions has the weights of its start, and says so."""
+    with started(kind, chat_model, monkeypatch) as (url, _):
+        server, other = SERVERS[kind](url), SERVERS[kind](url)
+        server.load_weights(chat_model, 1)
+        assert server.generate(PROMPT, GREEDY, []).ids
+        other.load_weights(chat_model, 1)
+        with pytest.raises(RequestFailure, match="answers with other weights than it was given") as caught:
+            server.generate(PROMPT, GREEDY, [])
+        assert caught.value.is_temporary and other.generate(PROMPT, GREEDY, []).ids
 
 
 def test_nobody_waits_for_ever(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,8 @@ class ApiRoutes:
         if body.echo:
             texts = [_decode_prompt(served, prompt) for prompt in body.list_prompts()]
             echo = [text for text in texts for _ in range(body.n)]
-        shape = CompletionBuilder(False, served.name, echo, body.logprobs is not None, body.return_token_ids)
+        version = self._weights.version if self._weights is not None and body.return_weight_versions else ""
+        shape = CompletionBuilder(False, served.name, echo, body.logprobs is not None, body.return_token_ids, version)
         return await self._answer_requests(served, body, requests, shape, http)
 
     def _engine_stopped_error(self) -> ApiError:

@@ -349,6 +349,8 @@ class CompletionRequest(GenerationRequest):
     echo: FalseIfNull = False
     best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = None
     """Only 1."""
+    return_weight_versions: FalseIfNull = False
+    """vLLM's: answers say which weights they are of, where a server can load others."""
     suffix: Annotated[Utf8Str, StringConstraints(max_length=0)] | None = None
     """Only empty."""
 

@@ -45,6 +45,7 @@ class CompletionBuilder:
         echo_texts: texts by which the answers begin.
         has_logprobs: they are wanted.
         has_token_ids: prompts and answers are wanted as tokens, too; names and places are vLLM's.
+        weight_version: of the weights that answer, for whole answers; empty: not wanted.
         make_parser: makes what finds the calls of tools in one answer; None: nothing looks for them.
         make_reasoning_parser: makes what finds the reasoning before one answer; None: nothing looks for it.
     """
@@ -54,6 +55,7 @@ class CompletionBuilder:
     echo_texts: Sequence[str] = ()
     has_logprobs: bool = False
     has_token_ids: bool = False
+    weight_version: str = ""
     make_parser: Callable[[], ToolCallParser | None] = lambda: None
     make_reasoning_parser: Callable[[Request], ReasoningParser | None] = lambda request: None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -97,6 +99,8 @@ class CompletionBuilder:
             out["logprobs"] = self._build_logprobs(request, 0, len(request.ids))
         if self.has_token_ids:
             out |= {"token_ids": request.ids} | ({} if self.is_chat else {"prompt_token_ids": request.prompt})
+        if self.weight_version:  # replacing weights ends all answers: one has only one
+            out["weight_versions"] = [{"version": self.weight_version, "start": 0, "end": len(request.ids)}]
         return out
 
     def first_chunk(self, at: int, request: Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Routes and fields: vLLM 0.23.0 and 0.33.0 (vllm/entrypoints/serve/dev/rpc, serve
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,7 @@ class WeightRoutes:
 
     Attributes:
         is_paused: no request is answered.
+        version: of the first model's weights; each loading, and each start of a server, has its own.
     """
 
     def __init__(self, catalogue: ModelRegistry, worker: EngineWorker, root: Path) -> None:
@@ -77,6 +79,7 @@ class WeightRoutes:
         self._loaded: list[str] = []
         self._lock = asyncio.Lock()
         self.is_paused = False
+        self.version = uuid.uuid4().hex
         self.router = APIRouter()
         for path, function in (
             ("/collective_rpc", self.reload_weights),
@@ -88,7 +91,8 @@ class WeightRoutes:
             ("/weight_checker", self.list_checksums),
         ):
             self.router.add_api_route(path, function, methods=["POST"], response_model=None)
-        self.router.add_api_route("/is_paused", self.tell_paused, methods=["GET"], response_model=None)
+        for path, show in (("/is_paused", self.tell_paused), ("/weight_info", self.tell_version)):
+            self.router.add_api_route(path, show, methods=["GET"], response_model=None)
 
     def require_running(self) -> None:
         """Refuse a request while the server is paused.
@@ -113,6 +117,7 @@ class WeightRoutes:
                 self._worker.abort_groups(engine)
                 weight_loading.replace_weights(model, staged)
                 engine.clear_prefix_cache()
+                self.version = uuid.uuid4().hex
 
             await self._run_between_steps(replace_now)
             log.info(f"{self._served.name}: weights of {folder}")
@@ -179,6 +184,10 @@ class WeightRoutes:
     async def tell_paused(self) -> Response:
         """Say whether the server is paused."""
         return JSONResponse({"is_paused": self.is_paused})
+
+    async def tell_version(self) -> Response:
+        """Return the version of the weights."""
+        return JSONResponse({"weight_version": self.version})
 
     async def reset_prefix_cache(self) -> Response:
         """Forget what is kept of earlier requests; blocks of answers under way stay."""
