@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from anabatic.config.chat import Sampling
 from anabatic.core import log
@@ -18,6 +19,9 @@ from anabatic.core.errors import AnabaticError, ConfigError, Failure
 from anabatic.infer.remote.inference_servers import InferenceServer, MissingRoute
 from anabatic.infer.remote.json_client import RequestFailure
 from anabatic.infer.remote.served_engine import ServerPool
+from anabatic.infer.server.weight_loading import describe_tensor
+from anabatic.models.pretrained import resolve_base_folder
+from anabatic.models.weights_reader import open_weights
 from anabatic.parallel.collectives import barrier, broadcast_text
 from anabatic.parallel.world import World
 from anabatic.rl.rollout import Rollout
@@ -181,7 +185,28 @@ class WeightSync:
                 f"{url} reports log-probabilities at temperature 1, and answers are drawn at {self.temperature:g}",
                 f"{server.temperature_hint}, or use --sampling.temperature 1",
             )
+        what += self._on_main(lambda: self._name_difference(server))
         raise Failure(what, "start the server with the folder of --model, without quantisation, and look at its log")
+
+    def _name_difference(self, server: InferenceServer) -> str:
+        """Return which weights are not those of the folder that the server should have; empty: it cannot tell."""
+        assert self._saved is not None
+        try:
+            told = server.list_checksums()
+        except RequestFailure as error:
+            return f"; {error}"
+        if not told:
+            return ""
+        is_adapter = self.merge is not None and server not in self._without_adapters
+        whole = self._saved if self.merge is None else _merged_folder(self._saved)
+        folder = resolve_base_folder(self._saved) if is_adapter else whole
+        with open_weights(folder) as stored:
+            known = [name for name in told if name in stored.names]
+            differing = [name for name in known if _describe_like(stored.read_tensor(name), told[name]) != told[name]]
+        if differing:
+            return f"; {len(differing)} of {len(known)} weights are not those of {folder}, the first {differing[0]}"
+        rest = ": the adapter differs" if is_adapter else ""
+        return f"; its {len(known)} weights are those of {folder}{rest}"
 
     def _measure(self, rollouts: Sequence[Rollout], temperature: float) -> tuple[float, list[float]]:
         """Return the mean difference, and the trainer's log-probabilities."""
@@ -229,6 +254,11 @@ def _pair_answers(rollouts: Sequence[Rollout], values: Sequence[float]) -> list[
     """Return each answer with its own of the values of all their tokens."""
     rest = iter(values)
     return [(rollout, list(itertools.islice(rest, rollout.num_chosen))) for rollout in rollouts]
+
+
+def _describe_like(value: Tensor, told: str) -> str:
+    dtype = getattr(torch, told.partition(":")[0], None)
+    return describe_tensor(value, dtype) if isinstance(dtype, torch.dtype) else ""
 
 
 def _merged_folder(folder: Path) -> Path:

@@ -308,6 +308,19 @@ def test_a_restarted_server_proves_its_weights(
                 pool.generate(PROMPT, GREEDY, lambda: False)
 
 
+@pytest.mark.process
+def test_another_base_is_named(make: Make, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose model is not the one that adapters are trained for: the first weight that differs is said."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    save_model(build_random_model(len(tokenizer), seed=9), tmp_path / "other", tokenizer)
+    with started("anabatic", tmp_path / "other", monkeypatch) as (url, _):
+        job = make(steps=1, tuner="lora", python=False, rollout=served(url, "anabatic"))
+        with pytest.raises(
+            Failure, match=r"holds another model .* weights are not those of .*model, the first model\."
+        ):
+            run(job)
+
+
 @pytest.mark.parametrize("kind", ["anabatic", "sglang"])
 def test_answers_of_other_weights_are_noticed(chat_model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is restarted between two questions has the weights of its start, and says so."""

@@ -88,6 +88,13 @@ class InferenceServer(Protocol):
         The name that it has already: the server may have lost it, or somebody else has given it back.
         """
 
+    def list_checksums(self) -> dict[str, str]:
+        """Return name -> dtype and SHA-256 of each weight, as `weight_loading.describe_tensor`; empty: it cannot tell.
+
+        Raises:
+            RequestFailure: it does not answer.
+        """
+
 
 class VllmServer:
     """vLLM's OpenAI-compatible server, with the routes of its development mode."""
@@ -170,6 +177,10 @@ class VllmServer:
         if before not in ("", name):
             _ask_if_known(lambda: self._commands.post("/v1/unload_lora_adapter", {"lora_name": before}), (400, 404))
 
+    def list_checksums(self) -> dict[str, str]:
+        """Nothing: `/weight_checker` of 0.33 hashes in a way of its own."""
+        return {}
+
     def _command(self, path: str, body: dict[str, Any], remedy: str) -> None:
         try:
             self._commands.post(path, body)
@@ -216,6 +227,11 @@ class AnabaticServer(VllmServer):
         """Load them, and ask what they are called: a server that is started again has another name for its weights."""
         super().load_weights(folder, version)
         self.version = str(self._commands.get("/weight_info")["weight_version"])
+
+    def list_checksums(self) -> dict[str, str]:
+        """Ask `/weight_checker`."""
+        told: dict[str, str] = self._commands.post("/weight_checker", {"action": "checksum"})["checksums"]
+        return told
 
 
 class SglangServer:
@@ -282,6 +298,10 @@ class SglangServer:
         self.adapter = name
         if before not in ("", name):
             _ask_if_known(lambda: self._commands.post("/unload_lora_adapter", {"lora_name": before}), (400, 404))
+
+    def list_checksums(self) -> dict[str, str]:
+        """Nothing: `/weights_checker` hashes in a way of its own."""
+        return {}
 
     def _require_success(self, path: str, body: dict[str, Any], reason: str) -> None:
         try:
