@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,8 @@ class WeightSync:
         """
         if self._saved is None:
             return
-        self._load(server, self._saved.resolve(), server.adapter)
+        is_current = server.adapter.startswith(f"policy-{self.version}-")  # as other ranks know it
+        self._load(server, self._saved.resolve(), server.adapter if is_current else "")
         if not self._proven:
             return
         diffs: list[float] = []
@@ -140,18 +141,28 @@ class WeightSync:
 
         def load() -> str:
             assert self._saved is not None
+            loaded: dict[str, list[str]] = {}
             for server in servers:
                 try:
                     self._load(server, self._saved.resolve(), "")
+                    loaded[server.url] = [server.adapter, server.version]
                 except RequestFailure as error:
                     if not error.is_temporary:
                         raise
                     self.pool.leave_out(server, str(error))
-            return json.dumps({server.url: [server.adapter, server.version] for server in servers})
+            return json.dumps(loaded)
 
         names = json.loads(self._on_main(load))
         for server in servers:
-            server.adapter, server.version = names[server.url]
+            if server.url in names:
+                server.adapter, server.version = names[server.url]
+        self._leave_out_others(servers, names)
+
+    def _leave_out_others(self, servers: Sequence[InferenceServer], known: Collection[str]) -> None:
+        """Other ranks do not ask a server that rank 0 did not reach: it has the weights from before."""
+        for server in servers:
+            if server.url not in known:
+                self.pool.leave_out(server, "rank 0 did not reach it")
 
     def _prove(self, retry: bool) -> float:
         """Return the largest mean difference of a server; load once more where it is too large.
@@ -160,6 +171,7 @@ class WeightSync:
             Failure: it is too large again.
         """
         told = json.loads(self._on_main(self._ask_probes))
+        self._leave_out_others(self.pool.answering, told)
         worst, differing = 0.0, []
         for url, probes in told.items():
             rollouts = [Rollout(**one) for one in probes]
