@@ -177,6 +177,8 @@ class FakeVllm(FakeServer):
 class FakeSglang(FakeServer):
     """SGLang."""
 
+    weight_version = "default"
+
     def answer(self, path: str, body: bytes | None) -> Any:
         if path == "/model_info":
             return {"model_path": "policy", "is_generation": True, "weight_version": "default"}
@@ -187,6 +189,7 @@ class FakeSglang(FakeServer):
             if self.fails("unreadable"):
                 raise HttpFault(400, {"success": False, "message": "Failed to load", "num_paused_requests": 0})
             self.loaded.append(given["model_path"])
+            self.weight_version = given["weight_version"]
             with self.lock:
                 self._load(Path(given["model_path"]))
             return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
@@ -207,7 +210,8 @@ class FakeSglang(FakeServer):
         done = self.generate(body["input_ids"], asked, given["stop_token_ids"], body["lora_path"])
         triples = [[logprob, token, None] for logprob, token in zip(done.logprobs, done.ids, strict=True)]
         reason = {"type": done.finish_reason, "matched": done.ids[-1], "length": len(done.ids)}
-        meta = {"id": "1", "finish_reason": reason, "output_token_logprobs": triples, "weight_version": "default"}
+        meta = {"id": "1", "finish_reason": reason, "output_token_logprobs": triples}
+        meta["weight_version"] = self.weight_version
         return {"text": done.text, "output_ids": done.ids, "meta_info": meta}
 
 

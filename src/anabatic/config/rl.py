@@ -82,9 +82,9 @@ class RolloutSampling:
 class RolloutSettings:
     """What answers while the model is trained."""
 
-    engine: Literal["local", "vllm", "sglang"] = "local"
-    """local: the engine of this process, on the very weights that are trained; vllm, sglang: servers, which are asked
-    over HTTP and get new weights before every round."""
+    engine: Literal["local", "vllm", "sglang", "anabatic"] = "local"
+    """local: the engine of this process, on the very weights that are trained; vllm, sglang, anabatic (`anabatic
+    serve`): servers, which are asked over HTTP and get new weights before every round."""
     url: list[str] = field(default_factory=list)
     """Addresses of the servers, which share the questions."""
     command: str | None = None
@@ -92,6 +92,12 @@ class RolloutSettings:
     with the training. Its output goes to `rollout-server.log` in the run folder."""
     folder: str | None = None
     """Folder for new weights, under the same path for trainer and servers; default: `rollout` in the run folder."""
+    correction: Literal["none", "token", "sequence", "token_mask", "sequence_mask"] = "none"
+    """Weight of the ratio of the trainer's probability to the engine's, which drew: none: it is part of the clipped
+    ratio; token, sequence: of each token or answer, cut at correction_cap; token_mask, sequence_mask: tokens or answers
+    whose ratio is above correction_cap, or below its inverse, are not learned from."""
+    correction_cap: float = 2.0
+    """Largest ratio of the correction."""
     max_logprob_diff: float | None = None
     """Largest mean difference of log-probabilities of server and trainer after new weights; beyond it, they hold
     different models; default: 0.01 in fp32, 0.05 in bf16 and fp16."""
@@ -107,6 +113,7 @@ class RolloutSettings:
         )
         for url in self.url:
             require_setting(url.startswith(("http://", "https://")), f"rollout.url is {url}", "use http://HOST:PORT")
+        require_setting(self.correction_cap > 1, f"rollout.correction_cap is {self.correction_cap:g}", "use 2")
         given = self.max_logprob_diff is None or self.max_logprob_diff > 0
         require_setting(
             given, f"rollout.max_logprob_diff is {self.max_logprob_diff}", "use a number above 0, such as 0.05"
@@ -202,6 +209,11 @@ class RlJob(TuneJob):
             "sampling.top_p or sampling.top_k cuts the answers of a server, whose log-probabilities then mean another"
             " distribution than the trainer's",
             "leave them out",
+        )
+        require_setting(
+            not (self.rollout.correction.startswith("token") and self.algorithm in ("gspo", "rloo")),
+            f"rollout.correction is {self.rollout.correction}, and {self.algorithm} has one ratio for an answer",
+            "use --rollout.correction sequence",
         )
         given = self.cache_gib is None or self.cache_gib > 0
         require_setting(given, f"cache_gib is {self.cache_gib}", "use GiB above 0, such as 2")

@@ -75,6 +75,12 @@ class ServeJob:
     allowed_hosts: list[str] = field(default_factory=list)
     """Names in the Host of requests that are answered, besides those of this machine; `*`: any. Default: at a loopback
     address only localhost, 127.0.0.1 and [::1], at another address any."""
+    weights_folder: str | None = None
+    """Folder below which requests may load weights of the first model and adapters, as `anabatic rl` with
+    `rollout.engine: anabatic` asks for; needs an API key. None by default."""
+    scaled_logprobs: bool = False
+    """Log-probabilities of drawn tokens are those at the temperature of the request, not at 1; `anabatic rl` at another
+    `sampling.temperature` needs them."""
     too_long: Literal["error", "cut"] = "error"
     """A prompt without room for an answer: refuse it, or cut its beginning away."""
     quantize: Literal["none", "int8", "nf4"] = "none"
@@ -95,6 +101,13 @@ class ServeJob:
         for one in (*self.adapter, *self.classifier):
             name, _, folder = one.partition("=")
             require_setting(bool(name and folder), f"{one!r} is not NAME=FOLDER", "for example legal=runs/legal")
+        if self.weights_folder is not None:
+            require_setting(bool(self.model), "weights_folder is given and no model is", "anabatic serve FOLDER")
+            require_setting(
+                self.quantize == "none",
+                f"quantize is {self.quantize}, and weights of weights_folder are those of a training",
+                "leave quantize out",
+            )
         require_setting(
             not self.adapter or bool(self.model), "adapters need a model", "anabatic serve FOLDER --adapter a=DIR"
         )

@@ -29,12 +29,13 @@ def make_engine(
     batching: Batching,
     nproc: int = 1,
     step_seconds: float | None = None,
+    scaled: bool = False,
 ) -> Engine:
     """Return an engine whose cache fits the device, and say how large it is.
 
     Args:
         nproc: processes that share the memory of a processor.
-        step_seconds: as of `Engine`.
+        step_seconds, scaled: as of `Engine`.
 
     Raises:
         DataError: there is no room for one request, or `max_len` is more than the model has positions for.
@@ -48,6 +49,7 @@ def make_engine(
         cache_tokens=size_cache(model, device, batching, nproc),
         step_tokens=batching.step_tokens,
         step_seconds=step_seconds,
+        scaled=scaled,
     )
 
 

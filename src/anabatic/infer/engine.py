@@ -159,14 +159,21 @@ class Engine:
             plan.preemptions,
         )
 
-    def load_adapter(self, name: str, folder: Path) -> None:
+    def load_adapter(self, name: str, folder: Path, replaces: bool = False) -> None:
         """Read an adapter that requests may then ask by its name; the model's own weights stay as they are.
+
+        Args:
+            replaces: an adapter of this name goes once the new one is read; nobody may ask it then.
 
         Raises:
             DataError: the name is taken, or the folder is damaged, of another model, or of a kind that must be merged.
         """
-        self._adapters.add_adapter(name, Path(folder))
-        self.runner.forget_structure()
+        if self._adapters.add_adapter(name, Path(folder), replaces):
+            self.runner.forget_structure()
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that nobody asks any more."""
+        self._adapters.remove_adapter(name)
 
     def clear_prefix_cache(self) -> None:
         """Forget what is kept of earlier requests: for whoever has changed the weights."""

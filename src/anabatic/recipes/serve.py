@@ -47,13 +47,16 @@ def run(job: ServeJob) -> int:
     """
     require_setting(job.device.nproc == 1, f"device.nproc is {job.device.nproc}", "one process serves: leave it out")
     keys = _read_api_keys(job.api_key_file)
+    weights_folder = _require_weights_folder(job.weights_folder, keys)
     listening = open_listening_socket(job.host, job.port)
     with listening:
         catalogue = _load_model_registry(job)
         worker = EngineWorker(catalogue.engines)
         worker.start()
         config = make_server_config(
-            create_app(catalogue, worker, keys, job.cors, allowed_host_names(job.allowed_hosts, listening)),
+            create_app(
+                catalogue, worker, keys, job.cors, allowed_host_names(job.allowed_hosts, listening), weights_folder
+            ),
             job.limits.body_seconds,
             int(job.limits.shutdown_seconds),
         )
@@ -90,6 +93,18 @@ def _read_api_keys(file: str | None) -> list[str]:
     return keys
 
 
+def _require_weights_folder(folder: str | None, keys: Sequence[str]) -> Path | None:
+    if folder is None:
+        return None
+    if not keys:
+        what = "weights_folder is given and there is no API key: whoever reaches the server could replace its weights"
+        raise ConfigError(what, f"set {API_KEYS_VARIABLE}, or give --api-key-file FILE")
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"weights_folder is {folder}, which is no folder", f"mkdir -p {path}")
+    return path
+
+
 def _load_model_registry(job: ServeJob) -> ModelRegistry:
     given = [model_facts.split_name_and_folder(one)[0] for one in job.model]
     _require_different_names([*given, *(one.partition("=")[0] for one in job.classifier)])
@@ -117,7 +132,9 @@ def _load_served_models(job: ServeJob, device: Device, one: str, first: bool) ->
     loaded = load_model_to_ask(folder, device, chat_template=job.chat_template, quantize=job.quantize)
     model = loaded.model
     log.info(f"{name}: {folder}, {format_count(count_parameters(model)[0])} parameters on {device.name}")
-    engine = make_engine(model, loaded.tokenizer, device, job.batching, step_seconds=STEP_SECONDS)
+    engine = make_engine(
+        model, loaded.tokenizer, device, job.batching, step_seconds=STEP_SECONDS, scaled=job.scaled_logprobs
+    )
     yield ServedModel(name, engine, model, pictures=loaded.pictures)
     for adapter in job.adapter if first else ():
         label, _, place = adapter.partition("=")

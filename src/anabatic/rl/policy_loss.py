@@ -25,6 +25,7 @@ class TokenLogProbs:
         advantages: fp32 `[S]`.
         lengths: fp32 `[S]`, tokens of each answer.
         reference_logprobs: fp32 `[n]`, under the reference model; None: there is none.
+        weights: fp32 `[n]`, from `correct_engine`, by which the objective of each token is multiplied; None: 1.
     """
 
     logprobs: Tensor
@@ -33,6 +34,7 @@ class TokenLogProbs:
     advantages: Tensor
     lengths: Tensor
     reference_logprobs: Tensor | None = None
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,26 @@ def sum_per_answer(values: Tensor, tokens: TokenLogProbs) -> Tensor:
     return values.new_zeros(tokens.lengths.shape).index_add(0, tokens.answer_index, values)
 
 
+def correct_engine(name: str, cap: float, gap: Tensor, tokens: TokenLogProbs) -> tuple[Tensor, Tensor]:
+    """Return the weight of each token for what drew it not being what is trained, and whether it is at a bound, `[n]`.
+
+    Truncated importance sampling (Ionides 2008, J. Comput. Graph. Stat. 17, section 2), or a mask on both sides
+    (IcePop of arXiv 2510.18855), of each token or of the product over an answer.
+
+    Args:
+        name: `token`, `sequence`, `token_mask` or `sequence_mask`.
+        cap: largest weight; a mask also leaves out what is below its inverse.
+        gap: log-probabilities of the trainer before the round's first update less the engine's, without gradient.
+    """
+    if name.startswith("sequence"):
+        gap = sum_per_answer(gap, tokens)[tokens.answer_index]
+    ratios = gap.clamp(max=80.0).exp()  # e^80 is finite in fp32
+    if name.endswith("mask"):
+        beyond = (ratios > cap) | (ratios < 1 / cap)
+        return ratios.masked_fill(beyond, 0.0), beyond
+    return ratios.clamp(max=cap), ratios > cap
+
+
 def kl_divergence(tokens: TokenLogProbs) -> Tensor:
     """Return each token's estimate of the divergence from the reference, `[n]`: `r - log r - 1` with
     `r = reference / now` (k3 of http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300, equation 4)."""
@@ -66,8 +88,16 @@ def _importance_ratios(tokens: TokenLogProbs) -> Tensor:
     return (tokens.logprobs - tokens.old_logprobs).exp()
 
 
+def _weigh_answers(losses: Tensor, tokens: TokenLogProbs) -> Tensor:
+    """Return the losses of answers times the weight that all tokens of an answer have."""
+    if tokens.weights is None:
+        return losses
+    return losses * sum_per_answer(tokens.weights, tokens) / tokens.lengths.clamp(min=1)
+
+
 def _token_losses(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
     losses = clipped_surrogate(_importance_ratios(tokens), tokens.advantages[tokens.answer_index], clip)
+    losses = losses if tokens.weights is None else losses * tokens.weights
     return losses + kl_coef * kl_divergence(tokens) if kl_coef else losses
 
 
@@ -89,7 +119,7 @@ def gspo_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
     (GSPO, arXiv 2507.18071, equations 5 to 7)."""
     lengths = tokens.lengths.clamp(min=1)
     ratios = (sum_per_answer(tokens.logprobs - tokens.old_logprobs, tokens) / lengths).exp()
-    losses = clipped_surrogate(ratios, tokens.advantages, clip)
+    losses = _weigh_answers(clipped_surrogate(ratios, tokens.advantages, clip), tokens)
     if kl_coef:
         losses = losses + kl_coef * sum_per_answer(kl_divergence(tokens), tokens) / lengths
     return losses.sum()
@@ -98,9 +128,8 @@ def gspo_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
 def rloo_loss(tokens: TokenLogProbs, clip: ClipRange, kl_coef: float) -> Tensor:
     """Return the sum over answers of the clipped objective of the whole answer's ratio (RLOO, arXiv 2402.14740,
     equation 4: an answer is one action; the ratio, 1 in the first update of a rollout, is TRL's RLOOTrainer's)."""
-    losses = clipped_surrogate(
-        sum_per_answer(tokens.logprobs - tokens.old_logprobs, tokens).exp(), tokens.advantages, clip
-    )
+    ratios = sum_per_answer(tokens.logprobs - tokens.old_logprobs, tokens).exp()
+    losses = _weigh_answers(clipped_surrogate(ratios, tokens.advantages, clip), tokens)
     if kl_coef:
         losses = losses + kl_coef * sum_per_answer(kl_divergence(tokens), tokens)
     return losses.sum()

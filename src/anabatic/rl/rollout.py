@@ -64,6 +64,8 @@ class Rollout:
         ids: all tokens, the prompt's `start` first.
         chosen: of each token behind the prompt, 1 where the model chose it, 0 where it was given.
         logprobs: of each token behind the prompt, as the engine had it; 0 where it was given.
+        trained_logprobs: of each token behind the prompt, as the trainer had it before the round's first update; empty:
+            not needed.
         text: the last answer; turns: what was said behind the question.
         truncated: the limit of its length ended it.
         scores: of each reward, unweighted; faults: rewards that failed, and why.
@@ -77,6 +79,7 @@ class Rollout:
     start: int
     chosen: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    trained_logprobs: list[float] = field(default_factory=list)
     text: str = ""
     turns: list[Message] = field(default_factory=list)
     truncated: bool = False

@@ -61,6 +61,7 @@ class RolloutBatches:
         asked: questions to learn from.
         pad_id: a token that is never read.
         should_stop: whether somebody wishes to stop.
+        score: the log-probability of every chosen token of a batch under the weights of now; every rank calls it.
         micro_steps: micro-batches of a rank for an update.
         state: of the batch before.
     """
@@ -72,6 +73,7 @@ class RolloutBatches:
     make_generator: GeneratorFactory
     pad_id: int
     should_stop: Callable[[], bool]
+    score: Callable[[Batch], list[float]]
 
     def __post_init__(self) -> None:
         self.questions, self.prompts = self.asked.questions, self.asked.prompts
@@ -118,6 +120,8 @@ class RolloutBatches:
         if not self.rewards.score_rollouts(rank_rollouts, self.questions, self.should_stop):
             return None
         judged = time.perf_counter()
+        if self.job.rollout.correction != "none" and self.job.updates > 1:
+            self._score_answers(rank_rollouts)
         gathered = all_gather_text(json.dumps([vars(one) for one in rank_rollouts]), self.world)
         every = sorted((Rollout(**one) for text in gathered for one in json.loads(text)), key=lambda one: one.number)
         self.rewards.require_working_rewards(every)
@@ -138,6 +142,19 @@ class RolloutBatches:
         warn_faults(every)
         self._warn_idle_round(round_metrics)
         return [vars(one) for one in every], round_metrics
+
+    def _score_answers(self, rollouts: list[Rollout]) -> None:
+        """Note the trainer's log-probabilities, which later updates of the round change; all ranks make equally many
+        forward passes."""
+        job = self.job
+        groups = -(-job.examples_per_step // self.world.data_group.size)
+        for start in range(0, groups * job.num_samples, job.device_batch_size):
+            part = rollouts[start : start + job.device_batch_size]
+            values = iter(
+                self.score(self._collate(part or rollouts[:1] or [Rollout(0, 0, [self.pad_id] * 2, 1, [0], [0.0])]))
+            )
+            for one in part:
+                one.trained_logprobs = [next(values) if chosen else 0.0 for chosen in one.chosen]
 
     def _warn_idle_round(self, round_metrics: dict[str, Any]) -> None:
         """Say, once, why a round teaches nothing."""

@@ -25,7 +25,7 @@ from anabatic.models.forward import (
     compute_target_states,
 )
 from anabatic.models.preference_loss import ReferenceWeights
-from anabatic.rl.policy_loss import ClipRange, RlAlgorithm, TokenLogProbs, kl_divergence
+from anabatic.rl.policy_loss import ClipRange, RlAlgorithm, TokenLogProbs, correct_engine, kl_divergence
 from anabatic.rl.rollout import Rollout
 
 METRIC_NAMES = ("logprob_diff", "kl_engine", "clipped", "entropy")
@@ -36,13 +36,16 @@ of how far the two are apart; `clipped` share of the tokens whose ratio lies bey
 log-probability of what was drawn, an estimate of the entropy. From the second update of a round on, the first three
 also hold what the updates before have changed.
 """
+CORRECTION_METRICS = ("engine_shift", "engine_bound")
+"""With `rollout.correction`: mean |weight - 1|, and the share of tokens whose weight is at its bound or masked."""
 REFERENCE_METRIC = "kl"
 """The mean divergence from the reference, where there is one."""
 
 
-def metric_names(kl_coef: float) -> tuple[str, ...]:
+def metric_names(kl_coef: float, correction: str = "none") -> tuple[str, ...]:
     """Return what is added up."""
-    return (*METRIC_NAMES, REFERENCE_METRIC) if kl_coef else METRIC_NAMES
+    corrected = CORRECTION_METRICS if correction != "none" else ()
+    return (*METRIC_NAMES, *corrected, REFERENCE_METRIC) if kl_coef else (*METRIC_NAMES, *corrected)
 
 
 def collate_rollouts(
@@ -60,9 +63,7 @@ def collate_rollouts(
         pieces.append(TokenSegment(np.array(rollout.ids, dtype=np.int64), mask, pictures=shown))
     batch = collate_packed(pieces, sum(piece.num_inputs for piece in pieces), pad_id, seq_len)
     lengths = [rollout.num_chosen for rollout in rollouts]
-    old = [
-        logprob for one in rollouts for logprob, is_sampled in zip(one.logprobs, one.chosen, strict=True) if is_sampled
-    ]
+    old = _list_chosen([(one.logprobs, one.chosen) for one in rollouts])
     answers = torch.repeat_interleave(torch.arange(len(rollouts)), torch.tensor(lengths))
     extra = {
         "old": torch.tensor(old),
@@ -70,7 +71,13 @@ def collate_rollouts(
         "advantages": torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32),
         "lengths": torch.tensor(lengths, dtype=torch.float32),
     }
+    if all(one.trained_logprobs for one in rollouts):
+        extra["trained"] = torch.tensor(_list_chosen([(one.trained_logprobs, one.chosen) for one in rollouts]))
     return replace(batch, extra=extra)
+
+
+def _list_chosen(pairs: Sequence[tuple[Sequence[float], Sequence[int]]]) -> list[float]:
+    return [value for values, chosen in pairs for value, is_sampled in zip(values, chosen, strict=True) if is_sampled]
 
 
 @dataclass
@@ -87,6 +94,7 @@ class RolloutLoss:
 
     Args:
         temperature: at which the answers were drawn, and are scored.
+        correction: name and cap of `policy_loss.correct_engine`; `none`: the ratio is that to the engine.
 
     Attributes:
         sums: what every call adds up, in the order of `names`; whoever reads it sets it to zero.
@@ -100,12 +108,14 @@ class RolloutLoss:
         clip: ClipRange,
         kl_coef: float,
         temperature: float,
+        correction: tuple[str, float] = ("none", 0.0),
     ) -> None:
         self.root, self.device = root, device
         self.algorithm, self.clip, self.kl_coef, self.temperature = algorithm, clip, kl_coef, temperature
+        self.correction = correction
         self._pack = choose_packing(root.model)
         self.reference = ReferenceWeights(root) if kl_coef else None
-        self.names = metric_names(kl_coef)
+        self.names = metric_names(kl_coef, correction[0])
         self.sums = torch.zeros(len(self.names), device=device.torch_device)
 
     def pack(self, batch: Batch, device: torch.device) -> PackedAnswers:
@@ -121,7 +131,11 @@ class RolloutLoss:
 
     def score(self, rollouts: Sequence[Rollout], pad_id: int, seq_len: int, temperature: float) -> list[float]:
         """Return the log-probability of every chosen token, one answer after the other; every rank calls this."""
-        batch = collate_rollouts(rollouts, pad_id, seq_len)
+        return self.score_batch(collate_rollouts(rollouts, pad_id, seq_len), temperature)
+
+    def score_batch(self, batch: Batch, temperature: float | None = None) -> list[float]:
+        """Return the log-probability of every chosen token of a batch, by default at the loss's own temperature; every
+        rank calls this."""
         packed = self._pack(replace(batch, num_targets=len(batch.extra["old"])), self.device.torch_device)
         was_training = self.root.training
         self.root.eval()
@@ -143,7 +157,7 @@ class RolloutLoss:
 
     def __call__(self, model: PreTrainedModel, answers: PackedAnswers) -> Tensor:
         """Return the summed loss of the answers, fp32."""
-        extra = answers.extra
+        extra, (name, cap) = answers.extra, self.correction
         tokens = TokenLogProbs(
             self.log_probs(model, answers),
             extra["old"],
@@ -152,14 +166,20 @@ class RolloutLoss:
             extra["lengths"],
             answers.reference_logprobs,
         )
+        bound = None
+        if name != "none":  # without `trained`, the weights are those before the round's first update
+            tokens.old_logprobs = extra["trained"] if "trained" in extra else tokens.logprobs.detach()
+            tokens.weights, bound = correct_engine(name, cap, tokens.old_logprobs - extra["old"], tokens)
         with torch.no_grad():
-            self.sums += self._mean_metrics(tokens)
+            self.sums += self._mean_metrics(tokens, extra["old"], bound)
         return self.algorithm.loss_function(tokens, self.clip, self.kl_coef)
 
-    def _mean_metrics(self, tokens: TokenLogProbs) -> Tensor:
-        gap = tokens.logprobs - tokens.old_logprobs
-        beyond = (gap.exp() < 1 - self.clip.low) | (gap.exp() > 1 + self.clip.high)
+    def _mean_metrics(self, tokens: TokenLogProbs, engine: Tensor, bound: Tensor | None) -> Tensor:
+        gap, drift = tokens.logprobs - engine, tokens.logprobs - tokens.old_logprobs
+        beyond = (drift.exp() < 1 - self.clip.low) | (drift.exp() > 1 + self.clip.high)
         rows = [gap.abs(), -gap, beyond.float(), -tokens.logprobs]
+        if bound is not None and tokens.weights is not None:
+            rows += [(tokens.weights - 1).abs(), bound.float()]
         if tokens.reference_logprobs is not None:
             rows.append(kl_divergence(tokens))
         values = torch.stack(rows)

@@ -43,12 +43,17 @@ def free_port() -> int:
 @pytest.fixture
 def make(chat_model: Path, tmp_path: Path) -> Make:
     """Settings of a small run; what is given overrides them."""
+    return make_in(chat_model, tmp_path)
+
+
+def make_in(chat_model: Path, folder: Path) -> Make:
+    """Return what makes the settings of a small run in a folder."""
 
     def settings(**given: Any) -> RlJob:
         steps = given.pop("steps", 4)
         first: dict[str, Any] = {
             "model": str(chat_model),
-            "out": str(tmp_path / given.pop("name", "run")),
+            "out": str(folder / given.pop("name", "run")),
             "data": Data(train=["task:spelling#20"]),
             "rewards": [f"{chat_model.parent / 'mine.py'}:vowels"],
             "batch": BatchSettings(seq_len=64),

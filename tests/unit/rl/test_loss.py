@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabatic.rl import rollout_batches
-from anabatic.rl.policy_loss import ALGORITHMS, ClipRange, TokenLogProbs
+from anabatic.rl.policy_loss import ALGORITHMS, ClipRange, TokenLogProbs, correct_engine
 
 LOW, HIGH, BETA = 0.2, 0.28, 0.05
 Answer = tuple[float, list[float], list[float], list[float]]
@@ -129,3 +129,35 @@ def test_advantages() -> None:
     assert every.mean() == pytest.approx(0) and every.std(ddof=1) == pytest.approx(1, rel=1e-3)
     one = np.array([[2.0]])
     assert [make(one).item() for make in rollout_batches.ADVANTAGES.values()] == [0.0, 0.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["token", "sequence", "token_mask", "sequence_mask"])
+@given(answers=drawn())
+@settings(max_examples=25, deadline=None)
+def test_corrections_of_the_engine(name: str, answers: list[Answer]) -> None:
+    """The reference's place holds what the engine had; weights by the formula, token by token."""
+    tokens, cap = tokens_of(answers), 1.5
+    assert tokens.reference_logprobs is not None
+    gap = tokens.old_logprobs - tokens.reference_logprobs
+    tokens.weights, bound = correct_engine(name, cap, gap, tokens)
+    expected: list[float] = []
+    for _, _, old, engine in answers:
+        each = [math.exp(mine - theirs) for mine, theirs in zip(old, engine, strict=True)]
+        ratios = each if name.startswith("token") else [math.prod(each)] * len(each)
+        expected += [(one if 1 / cap <= one <= cap else 0.0) if "mask" in name else min(one, cap) for one in ratios]
+    assert tokens.weights.tolist() == pytest.approx(expected)
+    assert bound.tolist() == [one == 0 or one == pytest.approx(cap, abs=1e-12) for one in expected]
+    kinds = [token_level] if name.startswith("token") else [token_level, gspo, rloo]
+    for slow in kinds:
+        by_hand, at = 0.0, 0
+        for value, now, old, _ in answers:
+            weights, at = expected[at : at + len(now)], at + len(now)
+            if slow is token_level:
+                for weight, mine, before in zip(weights, now, old, strict=True):
+                    by_hand -= weight * clipped(math.exp(mine - before), value)
+            else:
+                power = sum(now) - sum(old)
+                by_hand -= weights[0] * clipped(math.exp(power / len(now) if slow is gspo else power), value)
+        algorithm = {token_level: "dapo", gspo: "gspo", rloo: "rloo"}[slow]
+        loss = ALGORITHMS[algorithm].loss_function(tokens, ClipRange(LOW, HIGH), 0.0)
+        assert loss.item() == pytest.approx(by_hand, rel=1e-9, abs=1e-9)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anabatic.config.rl import HeldoutEvaluate, RlJob
+from anabatic.config.rl import HeldoutEvaluate, RlJob, RolloutSettings
 from anabatic.config.sections.common import Data, Optim, Save
 from anabatic.core.errors import AnabaticError, ConfigError, DataError, Failure
 from anabatic.core.relaunch import EXIT_PREEMPTED
@@ -190,3 +190,21 @@ def test_a_turn_that_always_fails_ends_the_run(make: Make, tmp_path: Path) -> No
         with pytest.raises(Failure, match="turn failed for all 3 answers: no"):
             judges.require_working_rewards([*some, Rollout(0, 3, [1], 1, truncated=True)])
         judges.require_working_rewards([some[0], *(Rollout(0, 3, [1], 1, truncated=True) for _ in range(2))])
+
+
+def test_a_correction_of_what_is_equal_changes_nothing(make: Make) -> None:
+    """The engine of the process has the trainer's probabilities: weights are 1, in each update of a round."""
+    plain, corrected = (
+        make(name=name, steps=2, updates=2, mask_truncated=False, rollout=RolloutSettings(correction=name))
+        for name in ("none", "token")
+    )
+    assert run(plain) == run(corrected) == 0
+    before, after = rows(plain), rows(corrected)
+    for key in ("loss", "grad_norm", "reward", "logprob_diff"):
+        assert [row[key] for row in after] == pytest.approx([row[key] for row in before], rel=1e-3, abs=1e-5), key
+    assert all(row["engine_shift"] < 1e-4 and row["engine_bound"] == 0 for row in after)
+    assert "engine_shift" not in before[0]
+    with pytest.raises(ConfigError, match="gspo has one ratio for an answer"):
+        make(algorithm="gspo", rollout=RolloutSettings(correction="token"))
+    with pytest.raises(ConfigError, match="correction_cap is 1"):
+        RolloutSettings(correction_cap=1.0)

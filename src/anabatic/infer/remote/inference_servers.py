@@ -53,10 +53,14 @@ class InferenceServer(Protocol):
 
     Attributes:
         adapter: name of the adapter that answers; empty: the model itself does.
+        version: of its weights, as it names it in its answers; empty: it does not.
+        temperature_hint: how it is started so that log-probabilities are those at the temperature of the draws.
     """
 
     url: str
     adapter: str
+    version: str
+    temperature_hint: str
 
     def require_ready(self) -> None:
         """Raise `RequestFailure` if it does not answer."""
@@ -78,17 +82,31 @@ class InferenceServer(Protocol):
             MissingRoute: it has no route for that.
         """
 
-    def load_adapter(self, folder: Path, version: int) -> None:
-        """Answer with an adapter from now on. Raises as `load_weights` does."""
+    def load_adapter(self, folder: Path, name: str) -> None:
+        """Answer with an adapter of this name from now on. Raises as `load_weights` does.
+
+        The name that it has already: the server may have lost it, or somebody else has given it back.
+        """
+
+    def list_checksums(self) -> dict[str, str]:
+        """Return name -> dtype and SHA-256 of each weight, as `weight_loading.describe_tensor`; empty: it cannot tell.
+
+        Raises:
+            RequestFailure: it does not answer.
+        """
 
 
 class VllmServer:
     """vLLM's OpenAI-compatible server, with the routes of its development mode."""
 
+    temperature_hint = "start vLLM with --logprobs-mode processed_logprobs"
+    _weights_hint = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, or use --tuner lora"
+    _adapter_hint = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, `--enable-lora --max-lora-rank R`"
+
     def __init__(self, url: str) -> None:
         self.url = url
         self._client, self._commands = JsonClient(url, (1.0,)), JsonClient(url, _NEVER_REPEATED)
-        self._base = self.adapter = ""
+        self._base = self.adapter = self.version = ""
 
     def require_ready(self) -> None:
         """Ask for the name of its model; a server without that route answers for the one it has."""
@@ -118,12 +136,20 @@ class VllmServer:
             "stop_token_ids": stop_ids,
             "logprobs": 0,
             "return_token_ids": True,
+            **({"return_weight_versions": True} if self.version else {}),
         }
-        told = self._client.post("/v1/completions", body)
+        try:
+            told = self._client.post("/v1/completions", body)
+        except RequestFailure as error:
+            if error.status == 404 and self.adapter:  # it has been restarted
+                raise RequestFailure(f"{self.url} has lost the adapter {model}", error.hint) from error
+            raise
         try:
             choice = told["choices"][0]
             if choice["finish_reason"] not in ("stop", "length"):
                 raise InterruptedAnswer(f"{self.url} ended an answer by {choice['finish_reason']}")
+            if self.version and choice["weight_versions"][0]["version"] != self.version:
+                raise _make_lost_error(self.url)
             ids, logprobs = choice["token_ids"], (choice["logprobs"] or {}).get("token_logprobs")
         except BROKEN_DATA_ERRORS as error:
             raise _make_stranger_error(self.url, "/v1/completions", told) from error
@@ -133,23 +159,27 @@ class VllmServer:
         """Reload the weights of all workers (`/collective_rpc`), and forget the keys and values of the old ones."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         with self._paused():
-            self._command(
-                "/collective_rpc", body, "start it with VLLM_SERVER_DEV_MODE=1 in its environment, or use --tuner lora"
-            )
+            self._command("/collective_rpc", body, self._weights_hint)
             self._empty_cache()
 
-    def load_adapter(self, folder: Path, version: int) -> None:
-        """Load it under a name of its own, then drop the one before.
+    def load_adapter(self, folder: Path, name: str) -> None:
+        """Load it, then drop the one before.
 
         With a name that is used again, vLLM 0.23 reads the folder at every request (prime-rl works around the same).
         """
-        name, before = f"policy-{version}-{time.time_ns():x}", self.adapter
-        body = {"lora_name": name, "lora_path": str(folder)}
-        remedy = "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, `--enable-lora --max-lora-rank R`"
-        self._command("/v1/load_lora_adapter", body, remedy)
+        before, body = self.adapter, {"lora_name": name, "lora_path": str(folder)}
+        try:
+            self._command("/v1/load_lora_adapter", body, self._adapter_hint)
+        except RequestFailure as error:
+            if name != before or error.status != 400 or "already" not in error.said:
+                raise
         self.adapter = name
-        if before:
+        if before not in ("", name):
             _ask_if_known(lambda: self._commands.post("/v1/unload_lora_adapter", {"lora_name": before}), (400, 404))
+
+    def list_checksums(self) -> dict[str, str]:
+        """Nothing: `/weight_checker` of 0.33 hashes in a way of its own."""
+        return {}
 
     def _command(self, path: str, body: dict[str, Any], remedy: str) -> None:
         try:
@@ -187,13 +217,32 @@ class VllmServer:
             time.sleep(wait)
 
 
+class AnabaticServer(VllmServer):
+    """`anabatic serve`, which speaks vLLM's routes."""
+
+    temperature_hint = "start anabatic serve with --scaled-logprobs"
+    _weights_hint = _adapter_hint = "start anabatic serve with --weights-folder FOLDER and an API key"
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Load them, and ask what they are called: a server that is started again has another name for its weights."""
+        super().load_weights(folder, version)
+        self.version = str(self._commands.get("/weight_info")["weight_version"])
+
+    def list_checksums(self) -> dict[str, str]:
+        """Ask `/weight_checker`."""
+        told: dict[str, str] = self._commands.post("/weight_checker", {"action": "checksum"})["checksums"]
+        return told
+
+
 class SglangServer:
     """SGLang's own routes."""
+
+    temperature_hint = "have SGLang report log-probabilities at the temperature"
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._client, self._commands = JsonClient(url, (1.0,)), JsonClient(url, _NEVER_REPEATED)
-        self.adapter = ""
+        self.adapter = self.version = ""
 
     def require_ready(self) -> None:
         """Ask for what it knows of its model."""
@@ -223,6 +272,8 @@ class SglangServer:
             reason = told["meta_info"]["finish_reason"]["type"]
             if reason not in ("stop", "length"):
                 raise InterruptedAnswer(f"{self.url} ended an answer by {reason}")
+            if self.version and told["meta_info"]["weight_version"] != self.version:
+                raise _make_lost_error(self.url)
             triples = told["meta_info"]["output_token_logprobs"]
             ids, logprobs = [one[1] for one in triples], [one[0] for one in triples]
         except BROKEN_DATA_ERRORS as error:
@@ -231,21 +282,26 @@ class SglangServer:
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Reload the weights from a folder and forget the keys and values of the old ones."""
-        body = {
-            "model_path": str(folder),
-            "flush_cache": True,
-            "weight_version": str(version),
-            "abort_all_requests": True,
-        }
+        name = f"{version}-{time.time_ns():x}"
+        body = {"model_path": str(folder), "flush_cache": True, "weight_version": name, "abort_all_requests": True}
         self._require_success("/update_weights_from_disk", body, "message")
+        self.version = name
 
-    def load_adapter(self, folder: Path, version: int) -> None:
-        """Load it under a name of its own, then drop the one before."""
-        name, before = f"policy-{version}-{time.time_ns():x}", self.adapter
-        self._require_success("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, "error_message")
+    def load_adapter(self, folder: Path, name: str) -> None:
+        """Load it, then drop the one before."""
+        before, body = self.adapter, {"lora_name": name, "lora_path": str(folder)}
+        try:
+            self._require_success("/load_lora_adapter", body, "error_message")
+        except RequestFailure as error:
+            if name != before or "already" not in error.said:
+                raise
         self.adapter = name
-        if before:
+        if before not in ("", name):
             _ask_if_known(lambda: self._commands.post("/unload_lora_adapter", {"lora_name": before}), (400, 404))
+
+    def list_checksums(self) -> dict[str, str]:
+        """Nothing: `/weights_checker` hashes in a way of its own."""
+        return {}
 
     def _require_success(self, path: str, body: dict[str, Any], reason: str) -> None:
         try:
@@ -256,10 +312,15 @@ class SglangServer:
             raise
         if not isinstance(told, dict) or told.get("success") is not True:
             said = told.get(reason) if isinstance(told, dict) else told
-            raise RequestFailure(f"{self.url}{path} failed: {str(said)[:300]}", "look at the log of the server")
+            what = f"{self.url}{path} failed: {str(said)[:300]}"
+            raise RequestFailure(what, "look at the log of the server", said=str(said)[:300])
 
 
-SERVERS: dict[str, Callable[[str], InferenceServer]] = {"vllm": VllmServer, "sglang": SglangServer}
+SERVERS: dict[str, Callable[[str], InferenceServer]] = {
+    "vllm": VllmServer,
+    "sglang": SglangServer,
+    "anabatic": AnabaticServer,
+}
 """Name in the settings -> what speaks to it."""
 
 
@@ -272,6 +333,10 @@ def _ask_if_known(ask: Callable[[], object], unknown: tuple[int, ...] = (404, 40
             raise
         return False
     return True
+
+
+def _make_lost_error(url: str) -> RequestFailure:
+    return RequestFailure(f"{url} answers with other weights than it was given", "was it restarted?")
 
 
 def _make_stranger_error(url: str, path: str, told: object) -> ConfigError:

@@ -43,7 +43,7 @@ class ServerPool:
         stop_ids: tokens that end an answer.
 
     Attributes:
-        restore: gives a server that has come back the current weights.
+        restore: gives a server that has come back the current weights, and has it prove that it answers with them.
         keep_running: starts a server again that this process has started and that has ended; called by the thread that
             starts all of them.
     """
@@ -56,6 +56,7 @@ class ServerPool:
         self._lock = threading.Lock()
         self._busy = dict.fromkeys(self.servers, 0)
         self._lost: dict[InferenceServer, float] = {}
+        self._reasons: dict[InferenceServer, str] = {}
 
     @property
     def answering(self) -> list[InferenceServer]:
@@ -73,6 +74,7 @@ class ServerPool:
             self._take_back()
             server = self._choose()
             if server is None:
+                last = "; ".join(self._reasons.values()) or last
                 time.sleep(_POLL_SECONDS)
                 continue
             try:
@@ -99,7 +101,8 @@ class ServerPool:
         since = time.monotonic()
         while not self.answering:
             if time.monotonic() - since > _PATIENCE_SECONDS:
-                raise Failure("no server answers", "look whether the servers of --rollout.url run")
+                reasons = "; ".join(self._reasons.values())
+                raise Failure(f"no server answers: {reasons}", "look whether the servers of --rollout.url run")
             time.sleep(_POLL_SECONDS)
             self.keep_running()
             self._take_back()
@@ -109,6 +112,7 @@ class ServerPool:
         with self._lock:
             if server not in self._lost:
                 log.warn(f"{server.url} is left out until it answers again: {why}")
+                self._reasons[server] = why
                 self._lost[server] = time.monotonic() + _RETURN_SECONDS
 
     def _choose(self) -> InferenceServer | None:
@@ -130,11 +134,14 @@ class ServerPool:
             try:
                 server.require_ready()
                 self.restore(server)
-            except RequestFailure:
-                self._lost[server] = time.monotonic() + _RETURN_SECONDS
+            except RequestFailure as error:
+                why, self._lost[server] = str(error), time.monotonic() + _RETURN_SECONDS
+                if why != self._reasons.get(server):
+                    log.warn(f"{server.url} is still left out: {why}")
+                    self._reasons[server] = why
                 continue
             with self._lock:
-                del self._lost[server]
+                del self._lost[server], self._reasons[server]
             log.info(f"{server.url} answers again")
 
 

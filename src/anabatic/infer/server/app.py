@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
@@ -47,6 +48,7 @@ from anabatic.infer.server.response_stream import ResponseStream, ServerParts
 from anabatic.infer.server.responses_events import ResponsesBuilder
 from anabatic.infer.server.responses_schema import ResponsesRequest
 from anabatic.infer.server.web_files import respond_library
+from anabatic.infer.server.weight_routes import WeightRoutes
 from anabatic.infer.web import libraries, pages
 
 _TOKENIZER_THREADS = 2
@@ -69,8 +71,8 @@ _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 class ApiRoutes:
     """The paths of the API, over a catalogue and the worker that runs its engines."""
 
-    def __init__(self, catalogue: ModelRegistry, worker: EngineWorker) -> None:
-        self._registry, self._worker = catalogue, worker
+    def __init__(self, catalogue: ModelRegistry, worker: EngineWorker, weights: WeightRoutes | None = None) -> None:
+        self._registry, self._worker, self._weights = catalogue, worker, weights
         self.server_metrics = ServerMetrics(catalogue.models, worker)
         self._admission = AdmissionControl(catalogue.limits.queue)
         # Few threads: each keeps memory of the longest texts that it has counted.
@@ -130,6 +132,7 @@ class ApiRoutes:
             True,
             served.name,
             has_logprobs=bool(body.logprobs),
+            has_token_ids=body.return_token_ids,
             make_parser=lambda: served.make_parser(body),
             make_reasoning_parser=served.make_reasoning_parser,
         )
@@ -162,7 +165,8 @@ class ApiRoutes:
         if body.echo:
             texts = [_decode_prompt(served, prompt) for prompt in body.list_prompts()]
             echo = [text for text in texts for _ in range(body.n)]
-        shape = CompletionBuilder(False, served.name, echo, body.logprobs is not None)
+        version = self._weights.version if self._weights is not None and body.return_weight_versions else ""
+        shape = CompletionBuilder(False, served.name, echo, body.logprobs is not None, body.return_token_ids, version)
         return await self._answer_requests(served, body, requests, shape, http)
 
     def _engine_stopped_error(self) -> ApiError:
@@ -178,6 +182,8 @@ class ApiRoutes:
     ) -> Response:
         if self._worker.failure:
             raise self._engine_stopped_error()
+        if self._weights is not None:
+            self._weights.require_running()
         usage = body.stream_options is not None and body.stream_options.include_usage
         parts = ServerParts(self._worker, self.server_metrics, self._admission, self._registry.limits.seconds)
         flow = ResponseStream(parts, served, shape, requests, body.n, usage)
@@ -280,6 +286,7 @@ def create_app(
     keys: Sequence[str],
     cors: Sequence[str],
     hosts: Collection[str] | None = None,
+    weights_folder: Path | None = None,
 ) -> FastAPI:
     """Return the application.
 
@@ -288,10 +295,14 @@ def create_app(
         keys: requests need one of them; empty: none.
         cors: origins whose pages may ask.
         hosts: names under which it may be asked; None: any.
+        weights_folder: below it are weights that requests may load; None: there are no paths for that.
     """
     app = FastAPI(title="anabatic", version=__version__, docs_url=None, redoc_url=None)
-    api = ApiRoutes(catalogue, worker)
+    weights = None if weights_folder is None else WeightRoutes(catalogue, worker, weights_folder)
+    api = ApiRoutes(catalogue, worker, weights)
     app.include_router(api.router)
+    if weights is not None:
+        app.include_router(weights.router)
 
     @app.exception_handler(ApiError)
     async def _handle_api_error(_: Request, error: ApiError) -> Response:

@@ -105,6 +105,24 @@ class EngineWorker(threading.Thread):
         self._orders.put(run_order)
         return future
 
+    def abort_groups(self, engine: Engine, adapter: str | None = None) -> None:
+        """End the answers of an engine that are under way, with the tokens so far. Only a function that runs between
+        two steps calls this.
+
+        Args:
+            adapter: only of those who ask this adapter.
+        """
+        now = time.monotonic()
+        for group in [group for group in self._groups if group.engine is engine]:
+            open_requests = [request for request in group.requests if not request.finish_reason]
+            if adapter is not None and all(request.adapter != adapter for request in open_requests):
+                continue
+            engine.cancel_requests(open_requests)
+            for request in open_requests:
+                request.finish_reason = "abort"
+            self._send_deltas(group, now)
+            self._groups.remove(group)
+
     def stop(self) -> None:
         """End the thread after the step that it is in."""
         self._orders.put(None)

@@ -58,6 +58,7 @@ class ServedModel:
         model: what the engine runs.
         adapter: of the engine; None: the model itself.
         pictures: reads those of conversations; None: the model sees none.
+        counted_as: its name in the metrics; empty: its own.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ServedModel:
     model: PreTrainedModel
     adapter: str | None = None
     pictures: PictureReader | None = None
+    counted_as: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @functools.cached_property
@@ -147,7 +149,7 @@ class ModelRegistry:
         truncate_prompts: prompts that are too long lose their beginning instead of being refused.
     """
 
-    models: Sequence[ServedModel]
+    models: list[ServedModel]
     classifiers: dict[str, InputClassifier | RewardScorer]
     sampling: Sampling
     limits: ServerLimits
@@ -377,6 +379,7 @@ class ModelRegistry:
         self._require_few_answers(len(prompts) * body.n)
         engine = served.engine
         requests = []
+        stops = engine.stop_ids | frozenset(body.stop_token_ids or ())
         for at, prompt in enumerate(prompts):
             ids = prompt
             room = engine.max_len - min(sampling.max_new_tokens, engine.max_len // 2)
@@ -389,7 +392,7 @@ class ModelRegistry:
                 seed = sampling.seed
                 one = sampling if seed is None else replace(sampling, seed=(seed + at * body.n + which) % 2**63)
                 try:
-                    requests.append(engine.request(ids, one, adapter=served.adapter, pictures=pictures))
+                    requests.append(engine.request(ids, one, stops, adapter=served.adapter, pictures=pictures))
                 except AnabaticError as error:
                     raise from_anabatic_error(error) from error
         return requests

@@ -233,6 +233,10 @@ class GenerationRequest(StrictModel):
     n: OneIfNull = 1
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Utf8Str | FailFastList[Utf8Str] | None = None
+    stop_token_ids: Annotated[FailFastList[StrictInt], Field(max_length=1024)] | None = None
+    """vLLM's: tokens that end the answer, beside the model's own."""
+    return_token_ids: FalseIfNull = False
+    """vLLM's: prompts and answers come as tokens, too."""
     stream: FalseIfNull = False
     stream_options: StreamOptions | None = None
     structured_outputs: (
@@ -345,6 +349,8 @@ class CompletionRequest(GenerationRequest):
     echo: FalseIfNull = False
     best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = None
     """Only 1."""
+    return_weight_versions: FalseIfNull = False
+    """vLLM's: answers say which weights they are of, where a server can load others."""
     suffix: Annotated[Utf8Str, StringConstraints(max_length=0)] | None = None
     """Only empty."""
 

@@ -44,6 +44,8 @@ class CompletionBuilder:
         model: name as asked.
         echo_texts: texts by which the answers begin.
         has_logprobs: they are wanted.
+        has_token_ids: prompts and answers are wanted as tokens, too; names and places are vLLM's.
+        weight_version: of the weights that answer, for whole answers; empty: not wanted.
         make_parser: makes what finds the calls of tools in one answer; None: nothing looks for them.
         make_reasoning_parser: makes what finds the reasoning before one answer; None: nothing looks for it.
     """
@@ -52,6 +54,8 @@ class CompletionBuilder:
     model: str
     echo_texts: Sequence[str] = ()
     has_logprobs: bool = False
+    has_token_ids: bool = False
+    weight_version: str = ""
     make_parser: Callable[[], ToolCallParser | None] = lambda: None
     make_reasoning_parser: Callable[[Request], ReasoningParser | None] = lambda request: None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -68,7 +72,8 @@ class CompletionBuilder:
             self._build_choice(at, answer, request)
             for at, (answer, request) in enumerate(zip(answers, requests, strict=True))
         ]
-        return self._base_object(False) | {"choices": choices, "usage": count_usage(requests, n)}
+        whole = self._base_object(False) | {"choices": choices, "usage": count_usage(requests, n)}
+        return whole | ({"prompt_token_ids": requests[0].prompt} if self.has_token_ids and self.is_chat else {})
 
     def make_formatter(self, requests: Sequence[Request], n: int, usage: bool) -> StreamFormatter:
         """Return what tells the answers while they are made."""
@@ -92,13 +97,18 @@ class CompletionBuilder:
             out["text"] = (self.echo_texts[at] if self.echo_texts else "") + answer.text
         if self.has_logprobs:
             out["logprobs"] = self._build_logprobs(request, 0, len(request.ids))
+        if self.has_token_ids:
+            out |= {"token_ids": request.ids} | ({} if self.is_chat else {"prompt_token_ids": request.prompt})
+        if self.weight_version:  # replacing weights ends all answers: one has only one
+            out["weight_versions"] = [{"version": self.weight_version, "start": 0, "end": len(request.ids)}]
         return out
 
-    def first_chunk(self, at: int) -> dict[str, Any]:
+    def first_chunk(self, at: int, request: Request) -> dict[str, Any]:
         """Return the chunk that opens an answer."""
+        shown = {"prompt_token_ids": request.prompt} if self.has_token_ids else {}
         if self.is_chat:
-            return self._build_chunk(at, {"delta": {"role": "assistant", "content": ""}})
-        return self._build_chunk(at, {"text": self.echo_texts[at] if self.echo_texts else ""})
+            return self._build_chunk(at, {"delta": {"role": "assistant", "content": ""}}) | shown
+        return self._build_chunk(at, {"text": self.echo_texts[at] if self.echo_texts else ""} | shown)
 
     def text_chunk(
         self, at: int, text: str, request: Request, sent_tokens: int, upto: int, reasoning: str = ""
@@ -109,6 +119,8 @@ class CompletionBuilder:
             body["delta"] = {"reasoning_content": reasoning} | ({"content": text} if text else {})
         if self.has_logprobs:
             body["logprobs"] = self._build_logprobs(request, sent_tokens, upto)
+        if self.has_token_ids:
+            body["token_ids"] = request.ids[sent_tokens:upto]
         return self._build_chunk(at, body)
 
     def tool_call_chunks(self, at: int, delta: ToolCallDelta) -> list[dict[str, Any]]:
@@ -194,7 +206,7 @@ class ChunkFormatter:
 
     def start_stream(self) -> list[bytes]:
         """Return the chunks that open the answers."""
-        return [_encode_event(self._builder.first_chunk(at)) for at in range(len(self._requests))]
+        return [_encode_event(self._builder.first_chunk(at, request)) for at, request in enumerate(self._requests)]
 
     def format_delta(self, piece: TextDelta) -> list[bytes]:
         """Return the chunks of a piece."""
@@ -207,7 +219,11 @@ class ChunkFormatter:
             text, deltas = split_parts(one.push_text(text, bool(end)))
             end = one.resolve_finish_reason(end)
         chunks = []
-        if text or reasoning or (shape.has_logprobs and piece.num_tokens > self._sent_tokens[at]):
+        if (
+            text
+            or reasoning
+            or ((shape.has_logprobs or shape.has_token_ids) and piece.num_tokens > self._sent_tokens[at])
+        ):
             sent, self._sent_tokens[at] = self._sent_tokens[at], piece.num_tokens
             chunks.append(shape.text_chunk(at, text, self._requests[at], sent, piece.num_tokens, reasoning))
         for delta in deltas:

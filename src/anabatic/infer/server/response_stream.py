@@ -81,7 +81,7 @@ class ResponseStream:
         try:
             self.admission.admit_requests(self.model.engine, len(self.requests))
         except ApiError:
-            self.metrics.count_request(self.model.name, "refused")
+            self.metrics.count_request((self.model.counted_as or self.model.name), "refused")
             raise
         self.worker.submit_group(self.group)
 
@@ -175,7 +175,7 @@ class ResponseStream:
     def _count_end(self, end: str) -> None:
         if not self._is_counted:
             self._is_counted = True
-            self.metrics.count_request(self.model.name, end, self.group)
+            self.metrics.count_request((self.model.counted_as or self.model.name), end, self.group)
 
 
 class _EventStreamResponse(StreamingResponse):

@@ -100,20 +100,32 @@ class AdapterRegistry:
         return self._slots[name][1]
 
     @torch.no_grad()
-    def add_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter.
+    def add_adapter(self, name: str, folder: Path, replaces: bool = False) -> bool:
+        """Load an adapter; return True if layers of the model were replaced by such with adapters.
+
+        Args:
+            replaces: an adapter of this name is removed once the new one is read.
 
         Raises:
             DataError: the name is taken, or the folder is damaged, of another model, or of a type that must be merged.
         """
-        if name in self._slots:
+        if name in self._slots and not replaces:
             raise DataError(f'there is an adapter "{name}" already', "choose another name")
         pairs = self._read_pairs(folder)
-        slot = len(self._used_slots)
+        if name in self._slots:
+            self.remove_adapter(name)
+        slot, wrapped = len(self._used_slots), len(self._layers)
         self._used_slots.append(slot)
         for target, (down, up) in pairs.items():
             self._wrap_layer(target).pairs[slot] = (down, up)
         self._slots[name] = (slot, os.urandom(16))
+        return len(self._layers) > wrapped
+
+    def remove_adapter(self, name: str) -> None:
+        """Free an adapter's weights; its slot stays empty."""
+        slot, _ = self._slots.pop(name)
+        for layer in self._layers.values():
+            layer.pairs.pop(slot, None)
 
     def _read_pairs(self, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         """Return layer -> its pair of matrices for `MultiAdapterLinear`; all checks run before any change."""
@@ -144,6 +156,8 @@ class AdapterRegistry:
                 f"{folder}: made for another model: {name} has {shapes}; in this model the layer is {expected}",
                 "use the model that adapter_config.json names as base_model_name_or_path",
             )
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise DataError(f"{folder}: {name} holds values that are not finite", "train from an earlier checkpoint")
         options: dict[str, Any] = {"device": self._model.device, "dtype": self._model.dtype}
         return a.t().to(**options).contiguous(), (b.t().float() * scale).to(**options).contiguous()
 

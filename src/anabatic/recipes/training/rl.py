@@ -15,6 +15,7 @@ from anabatic.config.sections.common import DerivedSizes
 from anabatic.core import log
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.core.formatting import format_count
+from anabatic.data.batching.packing import Batch
 from anabatic.data.chat import hidden_parts
 from anabatic.data.readers.document import Message
 from anabatic.data.readers.long_rows import LongRowCounter
@@ -86,6 +87,7 @@ class RolloutSource:
     rewards: RewardSet
     make_generator: Callable[..., RolloutGenerator]
     pad_id: int
+    score: Callable[[Batch], list[float]]
     eot_id: int = 0
 
     @property
@@ -121,6 +123,7 @@ class RolloutSource:
             functools.partial(self.make_generator, self.questions.train, stopping),
             self.pad_id,
             stopping,
+            self.score,
         )
         batches.load_state_dict(state)
         return batches
@@ -181,7 +184,7 @@ def run(job: RlJob) -> int:
             else:
                 _require_servable(questions, tool)
                 make_generator = serve_rollouts(context, start, loss, save, questions.train_prompts, fits, turn, server)
-            source = RolloutSource(context, questions, rewards, make_generator, pad_id)
+            source = RolloutSource(context, questions, rewards, make_generator, pad_id, loss.score_batch)
             model = TrainedModel(root, sharding, start.tokenizer, save, is_chat=True)
             objective = _make_objective(job, loss)
             code = Trainer(context, model, objective, source, plan, sizes, generates=True).train_and_save()
@@ -191,7 +194,8 @@ def run(job: RlJob) -> int:
 def _make_loss(job: RlJob, root: ModelRoot, device: Device) -> RolloutLoss:
     algorithm = ALGORITHMS[job.algorithm]
     clip = ClipRange(job.clip_low or algorithm.default_clip.low, job.clip_high or algorithm.default_clip.high)
-    return RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature)
+    correction = (job.rollout.correction, job.rollout.correction_cap)
+    return RolloutLoss(root, device, algorithm, clip, job.kl_coef, job.sampling.temperature, correction)
 
 
 def _make_objective(job: RlJob, loss: RolloutLoss) -> Objective:

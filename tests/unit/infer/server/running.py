@@ -38,10 +38,10 @@ class Running:
 
 
 @contextmanager
-def serving(catalogue, keys=(), cors=(), hosts=None):
+def serving(catalogue, keys=(), cors=(), hosts=None, weights_folder=None):
     worker = EngineWorker(catalogue.engines)
     worker.start()
-    app = create_app(catalogue, worker, keys, cors, hosts)
+    app = create_app(catalogue, worker, keys, cors, hosts, weights_folder)
     try:
         with listening(app, http=make_protocol_class(catalogue.limits.body_seconds)) as url:
             yield Running(url, catalogue, worker)
