@@ -217,7 +217,7 @@ class _TokenizationJob:
             **(
                 {}
                 if self.pictures is None
-                else {"pictures": [asdict(self.pictures), getattr(self.data, "media", None)]}
+                else {"pictures": [asdict(replace(self.pictures, cache=None)), getattr(self.data, "media", None)]}
             ),
             "split": [self.split, self.data.valid_fraction] if self.has_holdout else "whole",
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},

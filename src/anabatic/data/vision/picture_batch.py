@@ -15,8 +15,8 @@ import torch
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch, CollateFn, TokenSegment, collate_packed
-from anabatic.data.vision.patches import make_patches
-from anabatic.data.vision.picture_files import load_picture, make_name
+from anabatic.data.vision.patches import cut_sheets, make_patches, resize_picture
+from anabatic.data.vision.picture_files import decode_picture, load_picture, make_name, read_bytes
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import Grid, PictureBatch, PictureGrid
 
@@ -99,13 +99,24 @@ def _read_all_patches(pictures: Sequence[PictureGrid], rules: PictureRules) -> t
 
 
 def _read_patches(source: str, grid: Grid, rules: PictureRules) -> np.ndarray:
-    image = load_picture(source)
+    if rules.cache is None:
+        return make_patches(_load_measured(source, load_picture(source), grid, rules), rules)
+    data, cache = read_bytes(source), rules.cache
+    entry = cache.name_entry(data, (rules.patch, rules.resample, rules.min_pixels, rules.max_pixels, *grid))
+    if (kept := cache.find_sheets(entry)) is not None:
+        return cut_sheets(kept, rules)
+    sheets = resize_picture(_load_measured(source, decode_picture(data, source), grid, rules), rules)
+    cache.keep_sheets(entry, sheets)
+    return cut_sheets(sheets, rules)
+
+
+def _load_measured(source: str, image: Any, grid: Grid, rules: PictureRules) -> Any:
     if rules.fit_grid(image.size[1], image.size[0]) != grid:
         raise DataError(
             f"{make_name(source)}: the picture has another size than when the rows were tokenised",
             "put the old picture back, or give --data.cache a new folder",
         )
-    return make_patches(image, rules)
+    return image
 
 
 def make_positions(ids: np.ndarray, grids: Sequence[Grid], rules: PictureRules) -> np.ndarray:

@@ -11,10 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.core import json_reader
 from anabatic.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_cache import PictureCache
 
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 _BICUBIC = 3
@@ -41,6 +44,7 @@ class PictureRules:
         scale: factor on a value from 0 to 255, before `(x - mean) / std` for each color.
         counts_frames: the bounds count the pixels of all `frames`, and a side shorter than a token is made one first
             (GLM-4V).
+        cache: keeps resized pictures; it decides nothing.
     """
 
     image_token: int
@@ -56,6 +60,7 @@ class PictureRules:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     counts_frames: bool = False
+    cache: PictureCache | None = None
 
     axes = 3
     """Of positions: time, height and width."""
