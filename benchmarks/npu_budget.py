@@ -6,7 +6,8 @@
 docs/*/guides/sim.md; `--read` takes the budget's figures and measures nothing. The counts are those of one step that
 neither logs nor follows one that does; memory is the peak of torch_npu's allocator over the whole job. All fine-tune a
 Qwen2 of 4 layers and width 256, bf16, 512 tokens a step on each rank; the peers are transformers' Trainer with PEFT, on
-the same rows, padded.
+the same rows, padded. Rows with pictures are those of `vision.py`, with its Qwen3-VL: 1,024 tokens a step, and four
+rows of the peers, which have about as many, padded or one at a time.
 
 Collectives beside theory, for a model of P parameters in B blocks, N ranks, weights in bf16 and gradients in fp32. Sent
 by a device: an all-reduce of S bytes 2 (N - 1) / N S, a gather or reduce-scatter of S bytes in all (N - 1) / N S
@@ -44,7 +45,7 @@ BUDGET = Path(__file__).with_name("npu_budget.json")
 COMMAND = "python benchmarks/npu_budget.py --write"
 MEMORY_SLACK, MEMORY_SLACK_OF_RANKS = 1.02, 1.15
 """Of peaks. Blocks that a collective still reads are free when it has ended: 110 or 124 MiB with DDP, run to run."""
-PEERS = {"full": "Trainer, full", "lora": "Trainer + PEFT, lora"}
+PEERS = {"full": "Trainer, full", "lora": "Trainer + PEFT, lora", "lora, pictures": "Trainer + PEFT, pictures"}
 
 Counts = dict[str, Any]
 

@@ -71,6 +71,10 @@ def prepare(folder: Path) -> None:
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     pairs = [{"prompt": f"{number}?", "chosen": answer(), "rejected": answer()} for number in range(200)]
     (folder / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
+    import vision
+
+    (folder / "seeing").mkdir()
+    vision.prepare(folder / "seeing", 40)
     (folder / "reward.py").write_text("def letters(text, row):\n    return sum(map(ord, text)) % 7\n", encoding="utf-8")
 
 
@@ -157,6 +161,40 @@ def _trainer(lora: bool) -> Callable[[Path], None]:
     return run
 
 
+def _seeing_trainer(rows_at_once: int) -> Callable[[Path], None]:
+    """The same on four rows with pictures a step, padded or one at a time."""
+
+    def run(folder: Path) -> None:
+        import torch
+        from transformers import Trainer, TrainingArguments
+
+        import vision
+
+        model, rows, encode = vision.build_peer(folder / "seeing", torch.bfloat16)
+
+        def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+            found = encode(batch)
+            print("tokens", found.pop("tokens"), flush=True)
+            return found
+
+        arguments = TrainingArguments(
+            output_dir=str(folder / "trainer"),
+            per_device_train_batch_size=rows_at_once,
+            gradient_accumulation_steps=vision.MICRO_ROWS // rows_at_once,
+            remove_unused_columns=False,
+            max_steps=STEPS,
+            logging_steps=10,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            bf16=True,
+            learning_rate=1e-4,
+        )
+        Trainer(model, arguments, train_dataset=rows, data_collator=collate).train()
+
+    return run
+
+
 def _decode(folder: Path) -> None:
     """Four requests that read one token each, greedily."""
     import torch
@@ -209,6 +247,16 @@ _RL = {
 }
 _PAIRS = {"model": "{folder}/model", "data.train": "{folder}/pairs.json", "tuner": "lora", "lora.r": RANK}
 _PAIRS["batch.seq-len"] = TOKENS // 2  # a pair fits into a micro-batch
+_SEEING = {
+    "model": "{folder}/seeing/model",
+    "data.train": "{folder}/seeing/rows.jsonl",
+    "data.cache": "{folder}/seeing/cache",
+    "tuner": "lora",
+    "lora.r": RANK,
+    "batch.seq-len": 640,
+    "batch.micro-batch-tokens": 1024,
+    "batch.global-batch-tokens": 1024,
+}
 _TEXT = {
     "tokenizer": "{folder}/tokenizer",
     "data.train": "{folder}/text.jsonl",
@@ -229,8 +277,11 @@ JOBS: dict[str, Job] = {
     "full, tensor": Job(_sft("full", 1, parallel_tensor="2"), 2),
     "lora, ddp": Job(_sft("lora", 2, parallel_strategy="ddp"), 2),
     "decode": Job(_decode),
+    "lora, pictures": Job(_command("sft", _SEEING)),
     "Trainer, full": Job(_trainer(lora=False), is_peer=True),
     "Trainer + PEFT, lora": Job(_trainer(lora=True), is_peer=True),
+    "Trainer + PEFT, pictures": Job(_seeing_trainer(4), is_peer=True),
+    "Trainer + PEFT, one by one": Job(_seeing_trainer(1), is_peer=True),
 }
 
 

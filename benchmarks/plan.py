@@ -3,13 +3,13 @@ on a CPU, setting by setting.
 
     python benchmarks/plan.py [--device npu|cpu] [--only full,lora] [--json FILE] [--docs] [--read FILE]
 
-Every row trains a small Qwen2, or Qwen3-MoE if its name begins with "experts", for a few steps with `anabatic sft` on
-one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and asks `anabatic plan` for the same command.
-On NPUs the peak is the mean over the ranks, as routers do not divide tokens evenly, and of a pipeline over those of
-the stage that needs most. On a CPU torch's profiler tells of every allocation; their running sum has a peak within
-the steps (a checkpoint's copies come after them). What Python and libraries hold beside it is not in there. Sizes are
-chosen so that each part decides in some row: activations, logits, optimizer, gathered weights. The tokens of a
-micro-batch are full but for what no row fits into.
+Every row trains a small Qwen2, Qwen3-MoE if its name begins with "experts" or Qwen3-VL if it begins with "pictures",
+for a few steps with `anabatic sft` on one to eight simulated NPUs (bf16), or in one process on the CPU (fp32), and
+asks `anabatic plan` for the same command. On NPUs the peak is the mean over the ranks, as routers do not divide tokens
+evenly, and of a pipeline over those of the stage that needs most. On a CPU torch's profiler tells of every allocation;
+their running sum has a peak within the steps (a checkpoint's copies come after them). What Python and libraries hold
+beside it is not in there. Sizes are chosen so that each part decides in some row: activations, logits, optimizer,
+gathered weights. The tokens of a micro-batch are full but for what no row fits into.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8,
 LORA = ["--tuner", "lora"]
 CHUNKS = ["--parallel.pipeline-chunks", "2"]
 ADAPTED_EXPERTS = [*LORA, "--lora.target-modules", "all-linear", "all-experts"]
+SEEING = dict(hidden_size=256, intermediate_size=704, num_attention_heads=8, num_key_value_heads=4, head_dim=32)
+ALL_PARTS = ["--vision.train", "language,projector,tower"]
 EXPERTS = {**NARROW, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
 
 
@@ -53,6 +55,11 @@ class Row(NamedTuple):
 
 def _of(base: dict[str, int], layers: int, vocab: int = 320, **more: Any) -> dict[str, Any]:
     return {**base, "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": False, **more}
+
+
+def _seeing(layers: int, depth: int, width: int) -> dict[str, Any]:
+    tower = {"depth": depth, "hidden_size": width, "intermediate_size": 4 * width, "num_heads": width // 32}
+    return _of(SEEING, layers, tower=tower | {"out_hidden_size": 256})
 
 
 def _context(ranks: int, method: str = "ulysses") -> list[str]:
@@ -118,6 +125,13 @@ ROWS = (
     Row("experts, lora, expert 2", _of(EXPERTS, 4), 1024, [*ADAPTED_EXPERTS, *_expert(2)], npus=2),
     Row("experts, zero3, expert 4", _of(EXPERTS, 4), 1024, [*_zero(3), *_expert(4)], npus=4),
     Row("experts, zero3, context 2 x expert 2", _of(EXPERTS, 4), 1024, [*_zero(3), *_context(2), *_expert(2)], npus=4),
+    Row("pictures, lora", _seeing(4, 4, 256), 1024, LORA),
+    Row("pictures, lora, wide tower", _seeing(2, 4, 768), 1024, LORA),
+    Row("pictures, full", _seeing(4, 4, 256), 1024),
+    Row("pictures, full, tower", _seeing(4, 4, 256), 1024, ALL_PARTS),
+    Row("pictures, lora, tower", _seeing(4, 4, 256), 1024, [*LORA, *ALL_PARTS]),
+    Row("pictures, full, tower, recompute full", _seeing(4, 4, 256), 1024, [*ALL_PARTS, "--recompute", "full"]),
+    Row("pictures, zero3, tower", _seeing(4, 4, 256), 1024, [*_zero(3), *ALL_PARTS], npus=2),
     Row("full, zero3, 8 ranks", _of(WIDE, 8), 1024, _zero(3), npus=8),
     Row("full, zero3, replicate 2 x context 2", _of(WIDE, 4), 1024, [*_copies(2), *_context(2)], npus=8),
     Row("full, zero3, ring 4", _of(WIDE, 4), 2048, [*_zero(3), *_context(4, "ring")], npus=8),
@@ -125,8 +139,46 @@ ROWS = (
 )
 
 
+def prepare_pictures(folder: Path, shape: dict[str, Any]) -> None:
+    """Write a model that sees, and rows of a picture of 64 tokens and about as many letters."""
+    import numpy as np
+    import torch
+    from PIL import Image
+    from transformers import AutoModelForImageTextToText
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from suite import tiny_vision
+
+    sizes = {"max_position_embeddings": 4096, **shape}
+    tower = sizes.pop("tower")
+    config = tiny_vision.make_config()
+    for part, values in ((config.text_config, sizes), (config.vision_config, tower)):
+        for name, value in values.items():
+            setattr(part, name, value)
+    config.text_config.rope_parameters["mrope_section"] = [6, 5, 5]
+    torch.manual_seed(0)
+    processor = tiny_vision.save_processor(folder / "model") / "preprocessor_config.json"
+    sizes_of_pictures = {"size": {"shortest_edge": 1024, "longest_edge": 64 * 1024}}
+    processor.write_text(json.dumps(json.loads(processor.read_text()) | sizes_of_pictures))
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder / "model")
+    draw, noise = random.Random(0), np.random.default_rng(0)
+    for number in range(8):
+        Image.fromarray(noise.integers(0, 255, (256, 256, 3)).astype(np.uint8)).save(folder / f"{number}.png")
+    rows = [
+        {
+            "messages": [{"role": "user", "content": "<image>go"}, {"role": "assistant", "content": answer}],
+            "images": [f"{number % 8}.png"],
+        }
+        for number in range(200)
+        for answer in ["".join(draw.choices(string.ascii_letters, k=draw.randrange(48, 80)))]
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
 def prepare(folder: Path, shape: dict[str, Any]) -> None:
     """Write a model, a tokenizer and rows."""
+    if "tower" in shape:
+        return prepare_pictures(folder, shape)
     import torch
     import transformers
 

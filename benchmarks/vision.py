@@ -1,12 +1,13 @@
 """Fine-tuning of a model that sees, in tokens per CPU second and memory, beside transformers' Trainer with PEFT.
 
-    python benchmarks/vision.py [--rounds N] [--seconds S] [--threads N] [--rows N]
+    python benchmarks/vision.py [--rounds N] [--seconds S] [--threads N] [--rows N] [--scale N]
 
 All sides train LoRA of rank 16 in the language model of the same Qwen3-VL (decoder of 4 layers and width 256, tower of
 6 blocks and width 192, features behind three layers; 13 M parameters) on the same rows: JPEG pictures of many sizes,
 one or two a row, and texts of many lengths, half of which are answers. The tower is frozen. Pictures are decoded,
-resized and cut within the measured time on every side. The Trainer pads to the longest row of a batch of four, and once
-more takes one row at a time. Ours: shards, `Loader`, `TrainStep`, packed.
+resized and cut within the measured time on every side, but for one of ours that keeps them resized on the disk. The
+Trainer pads to the longest row of a batch of four, and once more takes one row at a time. Ours: shards, `Loader`,
+`TrainStep`, packed. `--scale` makes the files of the pictures larger, not what the model sees.
 
 Tokens: real tokens that went through the decoder, those of pictures included, no padding.
 """
@@ -18,7 +19,8 @@ import json
 import os
 import random
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,8 @@ class Task:
     threads: int
 
 
-def prepare(folder: Path, count: int) -> None:
-    """Write a model, pictures and rows."""
+def prepare(folder: Path, count: int, scale: int = 1) -> None:
+    """Write a model, pictures of 64 to 479 times `scale` pixels a side, and rows."""
     import sys
 
     import numpy as np
@@ -77,7 +79,7 @@ def prepare(folder: Path, count: int) -> None:
         names = []
         for index in range(draw.choice((1, 1, 2))):
             low = noise.integers(0, 255, (6, 6, 3)).astype(np.uint8)
-            size = (draw.randrange(64, 480), draw.randrange(64, 480))
+            size = (scale * draw.randrange(64, 480), scale * draw.randrange(64, 480))
             names.append(f"{number}-{index}.jpg")
             Image.fromarray(low).resize(size).save(folder / names[-1])
         words = "".join(draw.choice("abcdefgh ") for _ in range(draw.randrange(8, 160)))
@@ -90,8 +92,12 @@ def prepare(folder: Path, count: int) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def ours(turns: Turns, task: Task) -> None:
-    """The path of the `sft` recipe, with the loop's log at every tenth step."""
+def ours(turns: Turns, task: Task, keeps_pictures: bool = False) -> None:
+    """The path of the `sft` recipe, with the loop's log at every tenth step.
+
+    Args:
+        keeps_pictures: in the cache of `vision.cache_gib`.
+    """
     import torch
 
     from anabatic.config.sections.common import DeviceSettings, Optim, Parallel
@@ -99,6 +105,7 @@ def ours(turns: Turns, task: Task) -> None:
     from anabatic.data.batching.loader import Loader
     from anabatic.data.chat.loss_mask import LossPolicy
     from anabatic.data.shards import dataset_cache
+    from anabatic.data.vision.picture_cache import PictureCache
     from anabatic.data.vision.picture_rules import read_picture_rules
     from anabatic.device.device import select_device
     from anabatic.models import fused_ops
@@ -129,6 +136,8 @@ def ours(turns: Turns, task: Task) -> None:
     model.train()
     optim = Optim(name="adamw", weight_decay=0.0, beta2=0.999, eps=1e-8)
     optimizer = Optimizer(model, optim, LearningRates(1e-4, 0.0), device, world)
+    if keeps_pictures:
+        rules = replace(rules, cache=PictureCache(task.folder / "pictures", 1 << 30))
     objective = see_pictures(make_next_token_objective(root, device, world, SEQ_LEN), rules)
     step = TrainStep(root, objective.loss_fn, optimizer, BATCH_TOKENS, pack=objective.pack_batch)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "threads": torch.get_num_threads()}
@@ -144,28 +153,30 @@ def ours(turns: Turns, task: Task) -> None:
             turns.step(batch.num_tokens)
 
 
-def trainer(turns: Turns, task: Task, rows_at_once: int) -> None:
-    """A plain Trainer, PEFT's LoRA, dynamic padding, transformers' own image processor."""
+def build_peer(data: Path, dtype: Any) -> tuple[Any, list[dict[str, Any]], Callable[..., dict[str, Any]]]:
+    """Return PEFT's LoRA on transformers' model, the rows of `prepare`, and what makes a padded batch of some, with
+    transformers' own image processor.
+
+    The batch has a key "tokens", their number without padding, which its user takes out.
+    """
     import peft
     import torch
     from PIL import Image
     from torch.nn.utils.rnn import pad_sequence
-    from transformers import AutoModelForImageTextToText, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    torch.set_num_threads(task.threads)
-    folder = task.folder / "model"
+    folder = data / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-    plain = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    plain = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
     names = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
     model = peft.get_peft_model(plain, peft.LoraConfig(r=RANK, lora_alpha=32, target_modules=names))
     pad_token = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    rows = [json.loads(line) for line in (task.folder / "rows.jsonl").read_text().splitlines()]
-    tokens: list[int] = []
+    rows = [json.loads(line) for line in (data / "rows.jsonl").read_text().splitlines()]
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
-        images = [Image.open(task.folder / name).convert("RGB") for name in row["images"]]
+        images = [Image.open(data / name).convert("RGB") for name in row["images"]]
         found = processor(images, return_tensors="pt")
         counts = (found["image_grid_thw"].prod(1) // 4).tolist()
         text = row["messages"][0]["content"].removeprefix("<image>" * len(images))
@@ -180,10 +191,10 @@ def trainer(turns: Turns, task: Task, rows_at_once: int) -> None:
 
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
         encoded = [encode(row) for row in batch]
-        tokens.append(sum(len(one["ids"]) for one in encoded))
         ids = pad_sequence([one["ids"] for one in encoded], batch_first=True)
         mask = pad_sequence([torch.ones_like(one["ids"]) for one in encoded], batch_first=True)
         return {
+            "tokens": sum(len(one["ids"]) for one in encoded),
             "input_ids": ids,
             "attention_mask": mask,
             "labels": pad_sequence([one["labels"] for one in encoded], batch_first=True, padding_value=-100),
@@ -191,6 +202,23 @@ def trainer(turns: Turns, task: Task, rows_at_once: int) -> None:
             "pixel_values": torch.cat([one["pixel_values"] for one in encoded]),
             "image_grid_thw": torch.cat([one["image_grid_thw"] for one in encoded]),
         }
+
+    return model, rows, collate
+
+
+def trainer(turns: Turns, task: Task, rows_at_once: int) -> None:
+    """A plain Trainer, PEFT's LoRA, dynamic padding."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    torch.set_num_threads(task.threads)
+    model, rows, encode = build_peer(task.folder, torch.float32)
+    tokens: list[int] = []
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        found = encode(batch)
+        tokens.append(found.pop("tokens"))
+        return found
 
     class Taking(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -223,16 +251,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=positive_number, default=6.0, help="length of a turn")
     parser.add_argument("--threads", type=positive_int, default=1)
     parser.add_argument("--rows", type=positive_int, default=200)
+    parser.add_argument("--scale", type=positive_int, default=1, help="of the pictures' files")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        in_own_process(prepare, folder, options.rows)
+        in_own_process(prepare, folder, options.rows, options.scale)
         task = Task(folder, options.threads)
         sides: dict[str, Any] = {
             PEER: (trainer, (task, MICRO_ROWS)),
             "Trainer, row by row": (trainer, (task, 1)),
             "anabatic": (ours, (task,)),
+            "anabatic, pictures kept": (ours, (task, True)),
         }
         results = alternate(sides, options.rounds, options.seconds, warm_up=2 * options.seconds)
         facts = results[PEER].facts
@@ -241,6 +271,9 @@ def main() -> None:
         print("  beside one row at a time:")
         one = "Trainer, row by row"
         table({"anabatic": results["anabatic"], one: results[one]}, one)
+        print("  with resized pictures on the disk beside without:")
+        kept = "anabatic, pictures kept"
+        table({kept: results[kept], "anabatic": results["anabatic"]}, "anabatic")
 
 
 if __name__ == "__main__":

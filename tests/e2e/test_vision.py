@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText
 import anabatic
 from anabatic.config.chat import Sampling
 from anabatic.config.infer import InferJob
-from anabatic.core import json_reader
+from anabatic.core import json_reader, paths
 from anabatic.data.chat.rendering import render_conversations
 from anabatic.data.vision.patches import make_patches
 from anabatic.data.vision.picture_files import load_picture
@@ -98,7 +98,8 @@ def test_a_trained_model_needs_its_picture_and_resumes_to_the_bit(place: Path) -
     shutil.copytree(run, stopped, ignore=shutil.ignore_patterns("final_model", "checkpoint-40", "summary*"))
     config = stopped / "config.yaml"
     config.write_text(config.read_text().replace(str(run), str(stopped)))
-    train(place, "stopped", **more)
+    train(place, "stopped", **more, vision__cache_gib=0.01)  # the second half, with pictures from the disk
+    assert any(paths.get_cache_root().glob("pictures/*/*"))
     first, second = (load_file(one / "final_model" / "adapter_model.safetensors") for one in (run, stopped))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert not any("visual" in name for name in first)

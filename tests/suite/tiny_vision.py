@@ -129,6 +129,12 @@ def build_tokenizer(is_tiled: bool = False) -> PreTrainedTokenizerFast:
 def save_seeing_model(folder: Path, family: str = "qwen3_vl", **options: Any) -> Path:
     """Save the model with its tokenizer and the files of its processor; return the folder."""
     build_model(family, **options).save_pretrained(folder)
+    return save_processor(folder, family)
+
+
+def save_processor(folder: Path, family: str = "qwen3_vl") -> Path:
+    """Save the tokenizer and the files of the processor alone; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     is_tiled = family == "internvl"
     build_tokenizer(is_tiled).save_pretrained(folder)
     unit = 2 * PATCH[family]

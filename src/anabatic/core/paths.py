@@ -168,24 +168,25 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT_HINT) -> None:
+def write_atomic(path: Path, content: str | bytes, remedy: str = OTHER_OUT_HINT, is_synced: bool = True) -> None:
     """Write a file under a temporary name, sync it and rename it over `path`.
 
     Args:
         path: the file.
         content: the whole content; text is encoded as UTF-8.
         remedy: how the user chooses another path.
+        is_synced: as of `open_atomic_file`.
 
     Raises:
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe; an older
             `path` is untouched.
     """
-    with open_atomic_file(path, remedy) as file:
+    with open_atomic_file(path, remedy, is_synced) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
-def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[IO[bytes]]:
+def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT, is_synced: bool = True) -> Iterator[IO[bytes]]:
     """Yield a file under a temporary name; when the block succeeds, sync it and rename it to `path`.
 
     When the block raises, the temporary file is removed and an older `path` is untouched.
@@ -193,6 +194,7 @@ def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[IO[by
     Args:
         path: the file.
         remedy: how the user chooses another path.
+        is_synced: false: not on the disk yet, for entries of a cache that whoever reads them checks.
 
     Raises:
         Failure: the disk is full, the folder refuses writes, or `path` is a folder, a device or a pipe.
@@ -203,9 +205,11 @@ def open_atomic_file(path: Path, remedy: str = OTHER_OUT_HINT) -> Iterator[IO[by
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if is_synced:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        if is_synced:
+            fsync_folder(path.parent)
     except OSError as error:
         raise make_write_error(path, error, remedy) from error
     finally:

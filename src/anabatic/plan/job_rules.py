@@ -107,6 +107,8 @@ def _find_own_forward_problems(job: TuneJob) -> Iterator[ConfigError]:
             f"{what}, and {name} is set: its own processor decides the sizes",
             f"leave out {name}, and change preprocessor_config.json in the model's folder",
         )
+    if job.vision.cache_gib:
+        yield ConfigError(f"{what}, and its own processor keeps no pictures", "leave out vision.cache_gib")
 
 
 def find_shape_problems(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from anabatic.plan.pipeline_stages import count_passes_in_flight, list_stages
 from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
+from anabatic.plan.tower_cost import estimate_tower_memory
 from anabatic.plan.training_setup import QUANTIZED_BYTES, TrainingSetup
 
 UPDATE_BUCKET_ELEMENTS = 1 << 24
@@ -188,11 +189,35 @@ def estimate_peak_memory(setup: TrainingSetup) -> PeakMemory:
         found.append(_estimate_update(part))
         if part.stage in (None, part.pipeline - 1):
             found.append(_estimate_loss(part))
+        found = _add_pictures(part, found)
         peak = max(found, key=lambda moment: moment.total)
         if part.stage is not None:
             peak.moment += f", stage {part.stage + 1} of {part.pipeline}"
         moments.append(peak)
     return max(moments, key=lambda moment: moment.total)
+
+
+def _add_pictures(setup: TrainingSetup, moments: list[PeakMemory]) -> list[PeakMemory]:
+    """Return moments of a step with what pictures keep in them, and those of the tower: its forward pass, before the
+    decoder has saved anything, and where it is trained its backward pass, after the decoder's."""
+    tower = estimate_tower_memory(setup, get_compute_width(setup), get_stream_width(setup))
+    if tower is None:
+        return moments
+    for moment in moments:
+        moment.parts["pixels"] = tower.pixels
+        if moment.kinds or moment.moment == "the embedding's gradient":
+            moment.kinds["tower"] = tower.saved
+            moment.parts["activations"] = moment.parts.get("activations", 0.0) + tower.saved
+    common = _local_persistent_bytes(setup) | {"pixels": tower.pixels, "gathered weights": _gathered_bytes(setup, 1)}
+    kept = {"activations": tower.saved}
+    forward = {"gradients": _gradient_total_bytes(setup, 0, head=False), "tower": tower.forward + tower.features}
+    moments.append(PeakMemory("the tower's forward pass", common | kept | forward))
+    if setup.trains_tower:
+        blocks = setup.blocks_with_activations
+        gradients = _gradient_total_bytes(setup, blocks, head=True, embedding=True)
+        backward = {"gradients": gradients, "tower": tower.backward + tower.features}
+        moments.append(PeakMemory("the tower's backward pass", common | kept | backward))
+    return moments
 
 
 def _in_flight_bytes(setup: TrainingSetup) -> float:
@@ -237,7 +262,9 @@ def _local_persistent_bytes(setup: TrainingSetup) -> dict[str, float]:
 def _frozen_bytes(setup: TrainingSetup) -> float:
     width = get_compute_width(setup)
     if setup.quantize == "none":
-        return float(width * setup.frozen_params)
+        # of a whole model that is trained what is frozen of its tower has the precision of the trained weights
+        wider = get_gradient_bytes(setup) - width if setup.tuner == "full" else 0.0
+        return float(width * setup.frozen_params + wider * setup.frozen_tower_params)
     packed = sum(
         count * sum(layer.inputs * layer.outputs for layer in kind.linears) for kind, count in setup.shape.count_kinds()
     )
@@ -330,8 +357,8 @@ def _gathered_bytes(setup: TrainingSetup, blocks: float) -> float:
         return 0.0
     s, w = setup.shape, get_compute_width(setup)
     if setup.strategy == "zero2":
-        return w * (setup.outside_params + _sum_blocks(setup, s.layers, lambda kind: kind.gathered_block_params))
-    return w * (setup.outside_params + setup.gathered_block_params * min(blocks, s.layers))
+        return w * (setup.root_params + _sum_blocks(setup, s.layers, lambda kind: kind.gathered_block_params))
+    return w * (setup.root_params + setup.gathered_block_params * min(blocks, s.layers))
 
 
 def _estimate_loss(setup: TrainingSetup) -> PeakMemory:

@@ -25,6 +25,7 @@ from anabatic.plan.shapes.config_shape import describe_unknown_family, read_shap
 from anabatic.plan.shapes.config_values import MAX_SIZE, refuse_size
 from anabatic.plan.shapes.decoder_shape import DecoderShape
 from anabatic.plan.shapes.tower_shape import count_tower_params
+from anabatic.plan.shapes.tower_sizes import read_tower_shape
 
 DEFAULT_VOCAB_SIZE = 32_768
 """Vocabulary of a tokenizer that is not trained yet: the default of `anabatic tokenizer train`."""
@@ -86,7 +87,7 @@ def get_named_shape(model: str) -> tuple[DecoderShape, str]:
         return _read_folder_shape(folder)
     name = _NAME_SUFFIXES.sub("", model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-"))
     if name in _load_public_shapes():
-        shape, note = _read_whole_shape(_load_public_shapes()[name], model)
+        shape, note = read_whole_shape(_load_public_shapes()[name], model)
         return shape, f"the published sizes of {name}" + (f"; {note}" if note else "")
     if folder.is_file():
         raise describe_wrong_model(folder)
@@ -116,21 +117,21 @@ def _read_folder_shape(folder: Path) -> tuple[DecoderShape, str]:
         raise DataError(f"{folder} has no config.json", "give the folder of a model; its weights are not needed")
     config = _read_json_object(file)
     require_text_decoder(config, str(file))
-    shape, note = _read_whole_shape(config, str(file))
+    shape, note = read_whole_shape(config, str(file))
     note = note or describe_unknown_family(config)
     return shape, f"{file}; {note}" if note else str(file)
 
 
-def _read_whole_shape(config: Mapping[str, Any], name: str) -> tuple[DecoderShape, str]:
+def read_whole_shape(config: Mapping[str, Any], name: str) -> tuple[DecoderShape, str]:
     """Return the shape of a decoder, with its tower if it sees, and a note about that."""
     shape = read_shape(config, name)
     if not sees_pictures(config):
         return shape, ""
     if not packs_pictures(config):
         return shape, "with a tower, whose memory and time are not planned"
-    shape = replace(shape, tower_params=count_tower_params(config))
-    tower = formatting.format_count(shape.tower_params)
-    return shape, f"with a tower of {tower} parameters, whose activations and time are not planned"
+    shape = replace(shape, tower_params=count_tower_params(config), tower=read_tower_shape(config))
+    unknown = "" if shape.tower else ", whose activations and time are not planned"
+    return shape, f"with a tower of {formatting.format_count(shape.tower_params)} parameters{unknown}"
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from anabatic.core.formatting import format_count, format_duration, format_size
 from anabatic.device.table import Chip
-from anabatic.plan import strategy_search
+from anabatic.plan import strategy_search, tower_cost
 from anabatic.plan.host_resources import DISK_BYTES_PER_SECOND, HostResources, count_writing_machines
 from anabatic.plan.strategy_search import FRAGMENTATION, StrategyEstimate, find_bottleneck
 from anabatic.plan.training_setup import TrainingSetup
@@ -108,6 +108,7 @@ def format_plan_lines(plan: JobPlan, has_model_section: bool) -> Iterator[str]:
     if kinds := shape.describe_kinds():
         yield f"  blocks: {kinds}"
     yield from (f"  model: {note}" for note in shape.notes)
+    yield from (f"  {line}" for line in tower_cost.iter_notes(setup))
     machines = f"{plan.nodes} x {plan.npus}" if plan.nodes > 1 else f"{plan.npus}"
     source = f" ({plan.chip_source})" if plan.chip_source else ""
     capacity = f"{plan.chip.memory_gib:.4g} GiB, {format_gib(choice.available_bytes)} for a job"
@@ -273,6 +274,7 @@ def plan_to_dict(plan: JobPlan) -> dict[str, Any]:
         "parameters": plan.choice.setup.shape.params,
         "active_parameters": plan.choice.setup.shape.active_params,
         "blocks": plan.choice.setup.shape.describe_kinds() or None,
+        "pictures": None if plan.choice.setup.pictures is None else asdict(plan.choice.setup.pictures),
         "model_notes": list(plan.choice.setup.shape.notes),
         "cache_bytes": _count_cache_bytes(plan.choice.setup),
         "trained": plan.choice.setup.whole_experts.trained_params,

@@ -28,6 +28,7 @@ from anabatic.plan.memory_estimate import (
 )
 from anabatic.plan.pipeline_stages import list_stages
 from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
+from anabatic.plan.tower_cost import count_tower_work
 from anabatic.plan.training_setup import TrainingSetup
 
 FUSED_BYTES, FLAT_BYTES = 28.0, 140.0
@@ -234,16 +235,48 @@ def _estimate_part(setup: TrainingSetup, rates: ChipRates) -> StepTime:
     head_factor = 1 + setup.has_reference / 3
     update, update_count = _estimate_update(setup, rates)
     passes = setup.micro_steps
+    tower = _estimate_tower(setup, rates)
     compute = passes * (blocks.seconds * factor + blocks.adapter_seconds + chunks * head * head_factor) + update
+    compute += passes * tower.seconds
     block_launches = blocks.operators * (factor + 0.2) + blocks.adapter_operators
-    launches = passes * (block_launches + chunks * head_count * head_factor) + update_count
+    launches = passes * (block_launches + chunks * head_count * head_factor + tower.operators) + update_count
     traffic, exposed = _estimate_collectives(setup, rates, blocks.seconds, factor)
     used_params = s.multiplying_params - (0 if setup.has_lm_head else s.embedding_params)
     flops_per_token = 2.0 * used_params * 2 + 2.0 * (used_params if setup.tuner == "full" else setup.trained_params)
     flops_per_token += 3.0 * sum(count * kind.count_mixing_flops(setup.seq_len) for kind, count in s.count_kinds())
     tokens = setup.micro_tokens * passes * setup.ranks
-    return StepTime(
-        compute, launches * rates.host_ns / 1e9, traffic, exposed, 0.0, update, flops_per_token * tokens, tokens
+    flops = flops_per_token * tokens + tower.flops * passes * setup.ranks
+    return StepTime(compute, launches * rates.host_ns / 1e9, traffic, exposed, 0.0, update, flops, tokens)
+
+
+class _TowerTimes(NamedTuple):
+    """Seconds, launches and operations of tower and projector in a micro-batch, backward pass included."""
+
+    seconds: float = 0.0
+    operators: float = 0.0
+    flops: float = 0.0
+
+
+def _estimate_tower(setup: TrainingSetup, rates: ChipRates) -> _TowerTimes:
+    work = count_tower_work(setup)
+    if work is None:
+        return _TowerTimes()
+    width = get_compute_width(setup)
+    unit: ComputeUnit = "cube half" if width == 2 else "cube single"
+    small: list[Operator] = [("vector", 0.0, width * work.vectors / work.operators)] * work.operators
+    mixing: Operator = (unit, work.mixing, 4.0 * width * work.blocks[0][0] * work.blocks[0][1])
+    products = [_matmul_operator(rows, int(inputs), int(outputs), width) for rows, inputs, outputs in work.blocks]
+    block, block_count = _sum_operators([*products, mixing, *small], rates)
+    projector, projector_count = _sum_operators([_matmul_operator(*sizes, width) for sizes in work.projector], rates)
+    weights = 2.0 if setup.tuner == "full" else 1.0  # gradients of inputs, and of whole weights
+    again = setup.recompute != "none"
+    tower_factor = 1 + (weights + again) * setup.trains_tower
+    projector_factor = 1 + weights * (setup.trains_tower or setup.trains_projector)
+    tower_flops, projector_flops = work.flops
+    return _TowerTimes(
+        work.depth * block * tower_factor + projector * projector_factor,
+        work.depth * block_count * tower_factor + projector_count * projector_factor,
+        tower_flops * (1 + weights * setup.trains_tower) + projector_flops * projector_factor,
     )
 
 
@@ -424,4 +457,4 @@ def _estimate_sharded(setup: TrainingSetup, rates: ChipRates) -> tuple[float, fl
 
     reduced = setup.gathered_block_params if setup.tuner == "full" else params_per_block * blocks_trained / s.layers
     block = travel_seconds(setup.gathered_block_params, reduced)
-    return block, travel_seconds(setup.outside_params, outer_params)
+    return block, travel_seconds(setup.root_params, outer_params)

@@ -17,6 +17,7 @@ from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_nam
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
 from anabatic.plan.shapes.attention_kinds import AttentionKind, DeltaAttention, LinearShape
 from anabatic.plan.shapes.decoder_shape import DecoderShape
+from anabatic.plan.tower_cost import PictureLoad
 
 StrategyName = Literal["single", "ddp", "zero2", "zero3"]
 TunerName = Literal["full", "lora", "freeze"]
@@ -79,7 +80,8 @@ class TrainingSetup:
         indivisible_tokens: tokens that a micro-batch must contain together; 0: one segment.
         has_lm_head: the head covers the vocabulary; else it returns a few numbers per segment.
         has_reference: a copy of the initial weights runs forward, too (`models/preference_loss.py`).
-        trains_tower: the tower of a model that sees is trained, not frozen.
+        trains_tower, trains_projector: these parts of a model that sees are trained, not frozen.
+        pictures: of its rows; None: they are of text alone.
     """
 
     shape: DecoderShape
@@ -116,6 +118,8 @@ class TrainingSetup:
     has_lm_head: bool = True
     has_reference: bool = False
     trains_tower: bool = False
+    trains_projector: bool = False
+    pictures: PictureLoad | None = None
 
     @cached_property
     def layout(self) -> Layout:
@@ -293,7 +297,21 @@ class TrainingSetup:
     @cached_property
     def trained_params(self) -> int:
         """Number of parameters of a rank with a gradient."""
-        return self._trained_text_params + self.shape.tower_params * (self.trains_tower and self.tuner == "full")
+        return self._trained_text_params + self._trained_tower_params
+
+    @cached_property
+    def _trained_tower_params(self) -> int:
+        """Parameters of tower and projector with a gradient; adapters are in all of their linear layers."""
+        tower = self.shape.tower
+        if self.tuner == "freeze" or not self.shape.tower_params:
+            return 0
+        projector = 0 if tower is None else tower.projector_params
+        if self.tuner == "full":
+            return (self.shape.tower_params - projector) * self.trains_tower + projector * self.trains_projector
+        if tower is None:
+            return 0
+        blocks, joined = (sum(map(sum, matrices)) for matrices in (tower.matrices, tower.projector_matrices))
+        return self.rank * (tower.depth * blocks * self.trains_tower + joined * self.trains_projector)
 
     @cached_property
     def _trained_text_params(self) -> int:
@@ -308,8 +326,17 @@ class TrainingSetup:
     @cached_property
     def frozen_params(self) -> int:
         """Number of parameters without a gradient."""
-        towers = self.shape.tower_params * (self.tuner != "full" or not self.trains_tower)
-        return self.params - (0 if self.tuner == "lora" else self._trained_text_params) + towers
+        return self.params - (0 if self.tuner == "lora" else self._trained_text_params) + self.frozen_tower_params
+
+    @cached_property
+    def frozen_tower_params(self) -> int:
+        """Those of them that are the tower's or the projector's."""
+        return self.shape.tower_params - (0 if self.tuner == "lora" else self._trained_tower_params)
+
+    @cached_property
+    def root_params(self) -> int:
+        """Parameters that FSDP gathers for the whole pass: those outside the decoder's blocks."""
+        return self.outside_params + self.shape.tower_params
 
 
 def resolve_tuner(job: Any) -> tuple[TunerName, int]:
@@ -327,13 +354,21 @@ def resolve_tuner(job: Any) -> tuple[TunerName, int]:
 
 
 def build_setup(
-    job: Any, shape: DecoderShape, ranks: int, row: Any, half: bool, micro_tokens: int, micro_steps: int
+    job: Any,
+    shape: DecoderShape,
+    ranks: int,
+    row: Any,
+    half: bool,
+    micro_tokens: int,
+    micro_steps: int,
+    pictures: PictureLoad | None = None,
 ) -> TrainingSetup:
     """Build the setup of a resolved job that trains a language model.
 
     Args:
         row: row of the device table.
         half: matrix products run in half precision.
+        pictures: of the rows of a model that sees.
     """
     strategy: StrategyName = "single"
     if ranks * job.parallel.context > 1:
@@ -341,6 +376,8 @@ def build_setup(
         strategy = "ddp" if requested in ("auto", "ddp", "single") else requested
     tuner, rank = resolve_tuner(job)
     facts: PlanFacts = job.get_plan_facts()
+    parts = tuple(job.vision.train) if isinstance(job, TuneJob) else ()
+    parts = parts or (("projector",) if tuner == "full" and shape.tower_params else ())
     return TrainingSetup(
         shape=shape,
         strategy=strategy,
@@ -374,5 +411,7 @@ def build_setup(
         targets=facts.targets,
         has_lm_head=facts.has_lm_head,
         has_reference=facts.has_reference,
-        trains_tower=isinstance(job, TuneJob) and "tower" in job.vision.train,
+        trains_tower="tower" in parts,
+        trains_projector="projector" in parts,
+        pictures=pictures,
     )

@@ -46,7 +46,9 @@ def iter_layout_setups(
             candidate = replace(job, parallel=replace(parallel, pipeline_chunks=chunks))
             problems = job_rules.find_layout_problems(candidate, mesh, model)
             if not any(problems):
-                setup = training_setup.build_setup(candidate, shape, mesh.data_size, row, base.half, base.seq_len, 1)
+                setup = training_setup.build_setup(
+                    candidate, shape, mesh.data_size, row, base.half, base.seq_len, 1, base.pictures
+                )
                 setups.append(setup)
         if setups:
             yield setups

@@ -13,6 +13,7 @@ from anabatic.core import log
 from anabatic.core.errors import ConfigError
 from anabatic.core.formatting import did_you_mean
 from anabatic.core.paths import write_atomic
+from anabatic.data.vision.picture_load import find_picture_load
 from anabatic.device import table
 from anabatic.device.table import Chip
 from anabatic.plan import (
@@ -174,7 +175,9 @@ def _estimate_resolved(resolved: ResolvedJob[Any], place: Machine, tokens: int |
     assumed: list[str] = []
     row = table.get_device_row(chip)
     half = (row.dtype if job.device.dtype == "auto" else job.device.dtype) != "fp32"
-    base = training_setup.build_setup(job, shape, ranks, row, half, job.batch.resolved_seq_len, 1)
+    model = resolved.model
+    pictures = find_picture_load(job, shape.tower, model.base_folder or model.folder, model.config)
+    base = training_setup.build_setup(job, shape, ranks, row, half, job.batch.resolved_seq_len, 1, pictures)
     micro, step = _resolve_batch_tokens(job, base, assumed)
     if micro is None:
         choice = strategy_search.choose_micro_batch(base, step, chip)

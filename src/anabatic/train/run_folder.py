@@ -45,6 +45,7 @@ _MUTABLE_SETTINGS = (
     "device",
     "data.cache",
     "data.workers",
+    "vision.cache_gib",
     "model.recompute",
     "recompute",
     "parallel",

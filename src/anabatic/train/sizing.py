@@ -14,14 +14,16 @@ from anabatic.config.sections.train_jobs import LoopJob
 from anabatic.core import log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_count
+from anabatic.data.vision.picture_load import find_picture_load
 from anabatic.device.device import Device
 from anabatic.device.table import Chip
 from anabatic.models.model_init import count_parameters
 from anabatic.parallel.mesh import RankGroup
-from anabatic.plan import detect_chip, job_rules, strategy_search, training_setup
+from anabatic.plan import detect_chip, job_rules, model_shape, strategy_search, training_setup
+from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
-from anabatic.plan.shapes import config_shape
 from anabatic.plan.shapes.decoder_shape import DecoderShape
+from anabatic.plan.tower_cost import PictureLoad
 from anabatic.plan.training_setup import TrainingSetup
 
 MAX_USEFUL_EPOCHS = 40
@@ -316,22 +318,27 @@ def get_local_chip(device: Device, free: bool = False) -> Chip:
     )
 
 
-def build_job_setup(job: Any, found: DecoderShape, device: Device, world: RankGroup) -> TrainingSetup:
+def build_job_setup(
+    job: Any, found: DecoderShape, device: Device, world: RankGroup, pictures: PictureLoad | None = None
+) -> TrainingSetup:
     """Return what of a job decides its memory on this device.
 
     Args:
         world: ranks with different data.
+        pictures: of its rows.
     """
     return training_setup.build_setup(
-        job, found, world.size, device.device_row, device.dtype.itemsize == 2, job.batch.resolved_seq_len, 1
+        job, found, world.size, device.device_row, device.dtype.itemsize == 2, job.batch.resolved_seq_len, 1, pictures
     )
 
 
 def build_model_setup(job: Any, model: PreTrainedModel, device: Device, world: RankGroup) -> TrainingSetup | None:
     """Return the same for a model that is there; None, with a log line, where its blocks are of another kind."""
     try:
-        found = config_shape.read_shape(model.config.to_dict(), "the model's configuration")
+        config = model.config.to_dict()
+        found, _ = model_shape.read_whole_shape(config, "the model's configuration")
     except DataError as error:
         log.info(f"what fits is not planned, batch.micro_batch_tokens can say it: {error}")
         return None
-    return build_job_setup(job, found, device, world)
+    pictures = find_picture_load(job, found.tower, find_model_facts(job).folder, config)
+    return build_job_setup(job, found, device, world, pictures)

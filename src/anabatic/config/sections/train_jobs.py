@@ -252,9 +252,12 @@ class Vision(PictureSizes):
 
     train: list[str] = field(default_factory=list)
     """Parts that are trained: language, projector, tower; default: language, and with tuner full the projector too."""
+    cache_gib: float = 0.0
+    """GiB on the disk, in data.cache, for resized pictures, so that later epochs decode none; 0: nothing is kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_setting(0 <= self.cache_gib < 2**30, f"vision.cache_gib is {self.cache_gib}", "use 0 or more")
         self.train = [part.strip() for entry in self.train for part in entry.split(",")]
         unknown = next((part for part in self.train if part not in MODEL_PARTS), None)
         require_setting(unknown is None, f'vision.train names "{unknown}"', f"parts are {', '.join(MODEL_PARTS)}")

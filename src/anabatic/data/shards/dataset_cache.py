@@ -217,14 +217,14 @@ class _TokenizationJob:
             "tokenizer": [_hash_file(self.tokenizer_file.with_name(name)) for name in names],
             "level": list(self.level),
             "options": [self.data.text_column, self.data.columns, self.data.on_bad_row],
-            **(
-                {}
-                if self.pictures is None
-                else {"pictures": [asdict(self.pictures), getattr(self.data, "media", None)]}
-            ),
+            **({} if self.pictures is None else {"pictures": self._describe_pictures(self.pictures)}),
             "split": [self.split, self.data.valid_fraction] if self.has_holdout else "whole",
             "kind": chat if self.is_chat else {"part_chars": self.part_chars},
         }
+
+    def _describe_pictures(self, pictures: ModelPictures) -> list[Any]:
+        rules = {name: value for name, value in asdict(pictures).items() if name != "cache"}  # it decides nothing
+        return [rules, getattr(self.data, "media", None)]
 
     def write_dataset(self, folder: Path, encode: Encode, add_chars: Callable[[int], None] | None = None) -> None:
         """Tokenise the whole source into an empty folder; arguments as of `write_shards`."""

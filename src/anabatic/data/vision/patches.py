@@ -16,8 +16,7 @@ def make_patches(image: Any, rules: PictureRules) -> np.ndarray:
 
     The patches of a token are next to each other; `frames` equal frames make a still picture a clip.
     """
-    sheets = rules.list_sheets(image.height, image.width)
-    return np.concatenate([_cut_sheet([image], rules, *grid) for grid in sheets])
+    return cut_sheets(resize_picture(image, rules), rules)
 
 
 def make_clip_patches(images: Iterable[Any], rules: PictureRules, grid: tuple[int, int]) -> np.ndarray:
@@ -27,15 +26,29 @@ def make_clip_patches(images: Iterable[Any], rules: PictureRules, grid: tuple[in
         images: its frames, Pillow's images in RGB; a multiple of `rules.frames`.
         grid: rows and columns of patches.
     """
-    shown = iter(images)
+    shown = (_resize(one, grid, rules) for one in images)
     clips = iter(lambda: list(islice(shown, rules.frames)), [])
-    return np.concatenate([_cut_sheet(clip, rules, *grid) for clip in clips])
+    return np.concatenate([_cut_clip(clip, rules) for clip in clips])
 
 
-def _cut_sheet(images: Sequence[Any], rules: PictureRules, rows: int, columns: int) -> np.ndarray:
-    size = (columns * rules.patch, rows * rules.patch)
+def resize_picture(image: Any, rules: PictureRules) -> list[np.ndarray]:
+    """Return uint8 `[height, width, 3]` of a picture in each size in which it is cut into patches."""
+    return [_resize(image, grid, rules) for grid in rules.list_sheets(image.height, image.width)]
+
+
+def _resize(image: Any, grid: tuple[int, int], rules: PictureRules) -> np.ndarray:
+    size = (grid[1] * rules.patch, grid[0] * rules.patch)
+    return np.asarray(image if image.size == size else image.resize(size, resample=rules.resample))
+
+
+def cut_sheets(sheets: Sequence[np.ndarray], rules: PictureRules) -> np.ndarray:
+    """Return the patches of what `resize_picture` made, normalized."""
+    return np.concatenate([_cut_clip([sheet], rules) for sheet in sheets])
+
+
+def _cut_clip(shown: Sequence[np.ndarray], rules: PictureRules) -> np.ndarray:
     tables, merge, patch = _make_tables(rules), rules.merge, rules.patch
-    shown = [np.asarray(one if one.size == size else one.resize(size, resample=rules.resample)) for one in images]
+    rows, columns = (side // patch for side in shown[0].shape[:2])
     values = np.stack([table[pixels[..., color]] for pixels in shown for color, table in enumerate(tables)])
     cells = values.reshape(len(shown), 3, rows // merge, merge, patch, columns // merge, merge, patch)
     cells = cells.transpose(2, 5, 3, 6, 1, 0, 4, 7)

@@ -15,8 +15,8 @@ import torch
 from anabatic.core import json_reader
 from anabatic.core.errors import DataError
 from anabatic.data.batching.packing import Batch, CollateFn, TokenSegment, collate_packed
-from anabatic.data.vision.patches import make_clip_patches, make_patches
-from anabatic.data.vision.picture_files import load_picture, make_name
+from anabatic.data.vision.patches import cut_sheets, make_clip_patches, make_patches, resize_picture
+from anabatic.data.vision.picture_files import decode_picture, load_picture, make_name, read_bytes
 from anabatic.data.vision.picture_rules import PictureRules
 from anabatic.data.vision.picture_tensors import Grid, PictureBatch, PictureGrid
 from anabatic.data.vision.video_files import read_frames
@@ -101,13 +101,25 @@ def _read_patches(picture: PictureGrid, rules: PictureRules) -> np.ndarray:
     if picture.frames:
         assert rules.video is not None
         return make_clip_patches(read_frames(picture.source, picture.frames), rules.video, picture.grid)
-    image = load_picture(picture.source)
+    if rules.cache is None:
+        return make_patches(_require_measured(load_picture(picture.source), picture, rules), rules)
+    data, cache = read_bytes(picture.source), rules.cache
+    entry = cache.name_entry(data, (rules.patch, rules.resample, rules.min_pixels, rules.max_pixels, *picture.grid))
+    if (kept := cache.find_sheets(entry)) is not None:
+        return cut_sheets(kept, rules)
+    image = decode_picture(data, picture.source)
+    sheets = resize_picture(_require_measured(image, picture, rules), rules)
+    cache.keep_sheets(entry, sheets)
+    return cut_sheets(sheets, rules)
+
+
+def _require_measured(image: Any, picture: PictureGrid, rules: PictureRules) -> Any:
     if rules.fit_grid(image.size[1], image.size[0]) != picture.grid:
         raise DataError(
             f"{make_name(picture.source)}: the picture has another size than when the rows were tokenised",
             "put the old picture back, or give --data.cache a new folder",
         )
-    return make_patches(image, rules)
+    return image
 
 
 def make_positions(ids: np.ndarray, pictures: Sequence[PictureGrid], rules: PictureRules) -> np.ndarray:

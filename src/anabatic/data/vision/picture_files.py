@@ -38,9 +38,13 @@ def load_picture(source: str) -> Any:
         ConfigError: Pillow is not installed.
         DataError: there is no such file, it is no picture, torn, or too large; `make_name` says which one.
     """
+    return decode_picture(read_bytes(source), source)
+
+
+def decode_picture(data: bytes, source: str) -> Any:
+    """Return the same of a picture whose bytes were read; errors as of `load_picture`."""
     images = extras.import_optional("PIL.Image", "reading pictures", "")
     turning = extras.import_optional("PIL.ImageOps", "reading pictures", "")
-    data = _read_bytes(source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes and tags; the size is checked here
@@ -67,6 +71,18 @@ def load_picture(source: str) -> Any:
         raise DataError(f"{make_name(source)}: the picture is torn: {what}", "copy or save it again") from error
 
 
+def measure_picture(source: str) -> tuple[int, int]:
+    """Return the width and height that a picture's header names; nothing is decoded. Errors as of `load_picture`."""
+    images = extras.import_optional("PIL.Image", "reading pictures", "")
+    try:
+        with images.open(io.BytesIO(read_bytes(source)), formats=_FORMATS) as image:
+            width, height = image.size
+    except (images.DecompressionBombError, *_BROKEN) as error:
+        raise DataError(f"{make_name(source)}: no picture that can be read: {error}"[:300], "copy it again") from error
+    _require_size(source, width, height)
+    return width, height
+
+
 def make_name(source: str) -> str:
     """Return a picture's name for messages: its path, or the beginning of its data URI."""
     return source if len(source) <= 200 or not source.startswith("data:") else f"{source[:40]}..."
@@ -87,7 +103,8 @@ def decode_uri(source: str, kind: str) -> bytes:
         raise DataError(f"{make_name(source)}: broken base64: {error}", f"write the {kind} again") from error
 
 
-def _read_bytes(source: str) -> bytes:
+def read_bytes(source: str) -> bytes:
+    """Return the bytes of a picture's file; errors as of `load_picture`."""
     if source[:5].lower() == "data:":
         data = decode_uri(source, "image")
     else:

@@ -12,9 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_cache import PictureCache
 
 MAX_RATIO = 200
 """Longer side over shorter side, at most."""
@@ -46,6 +49,7 @@ class PictureRules:
         box_form: how places of objects are written, a key of `row_objects`; empty: it is not known here.
         boxes_are_thousandths: they count thousandths of the picture's sides, not pixels of the resized picture.
         video: what decides the frames of a video; None: the model reads none that are known here.
+        cache: keeps resized pictures; it decides nothing.
     """
 
     image_token: int
@@ -64,6 +68,7 @@ class PictureRules:
     box_form: str = ""
     boxes_are_thousandths: bool = True
     video: VideoRules | None = None
+    cache: PictureCache | None = None
 
     axes = 3
     """Of positions: time, height and width."""

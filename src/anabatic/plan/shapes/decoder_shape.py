@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from anabatic.plan.shapes.attention_kinds import AttentionKind, CacheSize, LinearShape, count_attended
+from anabatic.plan.shapes.tower_sizes import TowerShape
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class DecoderShape:
     """A linear layer of one output weighs the shared expert."""
     tower_params: int = 0
     """Parameters of the tower of a model that sees, with its projector."""
+    tower: TowerShape | None = None
+    """Sizes of that tower; None: not known, or text alone."""
     kinds: tuple[DecoderShape, ...] = ()
     order: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()

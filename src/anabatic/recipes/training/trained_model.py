@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from anabatic.config.sections.common import DEFAULT_SEQ_LEN, require_setting
 from anabatic.config.sections.train_jobs import LoopJob, Lora, TuneJob, Vision
-from anabatic.core import log
+from anabatic.core import log, paths
 from anabatic.data.chat import custom_templates
 from anabatic.data.tokenizer.hf_folder import load_tokenizer
 from anabatic.device import compile_cache
@@ -219,7 +219,17 @@ def _read_pictures(
     from anabatic.models.vision.processor_files import find_processor_folder
 
     folder = find_processor_folder(named_folder, base_folder)
-    return read_model_pictures(folder, tokenizer_folder, model.config.to_dict(), **job.vision.get_bounds())
+    rules = read_model_pictures(folder, tokenizer_folder, model.config.to_dict(), **job.vision.get_bounds())
+    if not job.vision.cache_gib:
+        return rules
+    from anabatic.data.vision.picture_cache import PictureCache
+    from anabatic.data.vision.picture_rules import PictureRules
+
+    assert isinstance(rules, PictureRules)  # `job_rules` refuses the cache for others
+
+    given = getattr(job.data, "cache", None)
+    root = Path(given).expanduser() if given else paths.get_cache_root()
+    return replace(rules, cache=PictureCache(root / "pictures", round(job.vision.cache_gib * 2**30)))
 
 
 def choose_trained_prefixes(job: TuneJob, model: PreTrainedModel, is_full: bool) -> tuple[str, ...]:

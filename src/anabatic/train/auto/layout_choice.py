@@ -11,6 +11,7 @@ from typing import Any
 from anabatic.core import json_reader, log, relaunch
 from anabatic.core.errors import Failure
 from anabatic.core.paths import RunFolder
+from anabatic.data.vision.picture_load import find_picture_load
 from anabatic.device.device import Device
 from anabatic.device.table import Chip, DeviceRow
 from anabatic.parallel.collectives import all_gather_text, barrier, broadcast_text
@@ -61,7 +62,9 @@ def _propose_layout(
 ) -> Layout:
     """Return what rank 0 proposes: processors of several machines may differ, and so may their estimates."""
     here = job if model.folder is None else with_model(job, str(model.folder))  # of a run or on a hub
-    setup = sizing.build_job_setup(here, model.require_shape()[0], device, world.data_group)
+    shape, _ = model.require_shape()
+    pictures = find_picture_load(here, shape.tower, model.base_folder or model.folder, model.config)
+    setup = sizing.build_job_setup(here, shape, device, world.data_group, pictures)
     chip = sizing.get_local_chip(device, free=True)
     room = min(float(text) for text in all_gather_text(str(chip.memory_gib), world))  # the ranks' buffers are made now
     chip = replace(chip, memory_gib=room + strategy_search.estimate_buffer_bytes(setup, chip) / 2**30)
