@@ -33,7 +33,6 @@ from anabatic.parallel.mesh import SINGLE_CONTEXT, ContextGroup
 from anabatic.parallel.token_split import TokenSplit
 
 if TYPE_CHECKING:
-    from anabatic.models.vision.own_forward import OwnRows
     from anabatic.models.vision.packed_pictures import PackedPictures
 
 _HIDDEN, _VOCAB = 6, 10
@@ -47,6 +46,14 @@ class BodyRunner(Protocol):
 
     def compute_states(self, plan: ForwardPlan, cache: KVCache) -> Tensor:
         """Return the last hidden states `[T, H]` of the new tokens, and write them to the cache."""
+        ...
+
+
+class OwnForward(Protocol):
+    """Rows of a batch that go through the model's own forward pass."""
+
+    def compute_states(self, model: PreTrainedModel) -> Tensor:
+        """Return the last hidden states `[T, H]`."""
         ...
 
 
@@ -167,7 +174,7 @@ class PackedBatch:
     targets: Tensor
     target_rows: Tensor | None
     pictures: PackedPictures | None = None
-    own_rows: OwnRows | None = None
+    own_rows: OwnForward | None = None
 
 
 def pack_batch(
