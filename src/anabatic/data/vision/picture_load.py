@@ -12,8 +12,7 @@ from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document
 from anabatic.data.vision.picture_files import measure_picture
 from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
-from anabatic.plan.shapes.tower_sizes import TowerShape
-from anabatic.plan.tower_cost import PictureLoad
+from anabatic.plan.shapes.tower_sizes import PictureLoad, TowerShape
 
 _SAMPLE = 64
 """Rows that are read."""
