@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from anabatic.plan.shapes.tower_sizes import TowerShape
-
-if TYPE_CHECKING:
-    from anabatic.plan.training_setup import TrainingSetup
+from anabatic.plan.training_setup import TrainingSetup
 
 _ROTARY_FLOATS = 6.0
 """Numbers in fp32 for each of a patch's width while keys are rotated: the rotated queries, and the keys, both products
@@ -24,22 +21,6 @@ _POSITION_FLOATS = 4.0
 _SMALL_OPERATORS = 27
 """Operators of a block beside its products and attention, most of them copies, casts and products of the rotation.
 Measured on the simulated NPU (`benchmarks/npu_budget.py`, "lora, pictures")."""
-
-
-@dataclass(frozen=True)
-class PictureLoad:
-    """Pictures of a training.
-
-    Attributes:
-        tokens: of a picture, on average.
-        share: of all tokens that are pictures'; most: of those of a micro-batch, at most.
-        source: where that is known from.
-    """
-
-    tokens: int
-    share: float
-    most: float
-    source: str
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from anabatic.plan.layer_names import ALL_EXPERTS, is_expert_target, matches_nam
 from anabatic.plan.model_shape import ADAPTER_CONFIG_FILE, find_model_folder
 from anabatic.plan.shapes.attention_kinds import AttentionKind, DeltaAttention, LinearShape
 from anabatic.plan.shapes.decoder_shape import DecoderShape
-from anabatic.plan.tower_cost import PictureLoad
+from anabatic.plan.shapes.tower_sizes import PictureLoad
 
 StrategyName = Literal["single", "ddp", "zero2", "zero3"]
 TunerName = Literal["full", "lora", "freeze"]

@@ -23,7 +23,7 @@ from anabatic.plan import detect_chip, job_rules, model_shape, strategy_search, 
 from anabatic.plan.model_facts import find_model_facts
 from anabatic.plan.model_shape import ASSUMED_UTILIZATION, TOKENS_PER_PARAM
 from anabatic.plan.shapes.decoder_shape import DecoderShape
-from anabatic.plan.tower_cost import PictureLoad
+from anabatic.plan.shapes.tower_sizes import PictureLoad
 from anabatic.plan.training_setup import TrainingSetup
 
 MAX_USEFUL_EPOCHS = 40

@@ -16,8 +16,8 @@ from anabatic.data.vision.picture_load import find_picture_load
 from anabatic.device.table import find_chip
 from anabatic.plan import cost_model, model_shape, step_time
 from anabatic.plan.memory_estimate import estimate_peak_memory
-from anabatic.plan.shapes.tower_sizes import read_tower_shape
-from anabatic.plan.tower_cost import PictureLoad, estimate_tower_memory
+from anabatic.plan.shapes.tower_sizes import PictureLoad, read_tower_shape
+from anabatic.plan.tower_cost import estimate_tower_memory
 from anabatic.plan.training_setup import TrainingSetup
 from suite import tiny_vision
 

@@ -85,9 +85,9 @@ def test_a_full_or_closed_folder_is_a_warning_once(
     full = replace(rules, cache=PictureCache(tmp_path / "cache", 30_000))
     assert torch.equal(read_pixels(sources, full), read_pixels(sources, rules))
     used = sum(file.stat().st_size for file in (tmp_path / "cache").glob("*/*"))
-    assert 0 < used <= 30_000 and caplog.text.count("no more pictures are kept") == 1
+    assert 0 < used <= 30_000 and caplog.text.count("grows no more") == 1
     caplog.clear()
     (tmp_path / "file").write_text("x")
     closed = replace(rules, cache=PictureCache(tmp_path / "file", 1 << 20))
     assert torch.equal(read_pixels(sources, closed), read_pixels(sources, rules))
-    assert caplog.text.count("no more pictures are kept") == 1
+    assert caplog.text.count("grows no more") == 1

@@ -111,4 +111,4 @@ class PictureCache:
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
-            log.warn(f"no more pictures are kept in {self.folder}: {reason}")
+            log.warn(f"the cache of pictures {self.folder} grows no more: {reason}")

@@ -16,8 +16,7 @@ from anabatic.data.vision.picture_rules import PictureRules, VideoRules
 from anabatic.data.vision.row_objects import split_objects
 from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.data.vision.video_files import is_video, measure_video
-from anabatic.plan.shapes.tower_sizes import TowerShape
-from anabatic.plan.tower_cost import PictureLoad
+from anabatic.plan.shapes.tower_sizes import PictureLoad, TowerShape
 
 _SAMPLE = 64
 """Rows that are read."""

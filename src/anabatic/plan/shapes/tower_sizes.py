@@ -68,6 +68,22 @@ class TowerShape:
         return (self.full_blocks * whole + (self.depth - self.full_blocks) * min(self.window, whole)) / self.depth
 
 
+@dataclass(frozen=True)
+class PictureLoad:
+    """Pictures of a training.
+
+    Attributes:
+        tokens: of a picture, on average.
+        share: of all tokens that are pictures'; most: of those of a micro-batch, at most.
+        source: where that is known from.
+    """
+
+    tokens: int
+    share: float
+    most: float
+    source: str
+
+
 def read_tower_shape(model: Mapping[str, Any], name: str = "vision_config") -> TowerShape | None:
     """Return the sizes of a model's tower, as transformers builds it for Qwen3-VL, Qwen3.5, Qwen2.5-VL, GLM-V and
     InternVL; None: the tower is of another kind.
