@@ -90,7 +90,8 @@ class PictureCache:
             if self._is_closed:
                 return False
             if self._used is None or self._written > _RECOUNT_SHARE * self.limit:
-                self._used, self._written = self._count_bytes(), 0
+                # what other threads are about to write is not on the disk yet
+                self._used, self._written = max(self._used or 0.0, self._count_bytes()), 0
             if self._used + size <= self.limit:
                 self._used += size
                 self._written += size
