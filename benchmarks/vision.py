@@ -106,7 +106,7 @@ def ours(turns: Turns, task: Task, keeps_pictures: bool = False) -> None:
     from anabatic.data.chat.loss_mask import LossPolicy
     from anabatic.data.shards import dataset_cache
     from anabatic.data.vision.picture_cache import PictureCache
-    from anabatic.data.vision.picture_rules import read_picture_rules
+    from anabatic.data.vision.rule_files import read_picture_rules
     from anabatic.device.device import select_device
     from anabatic.models import fused_ops
     from anabatic.models.lora import adapter

@@ -1,19 +1,18 @@
 """Read weights that their publisher has quantized as if they were not: one tensor at a time, in plain operators.
 
-| `quant_method` | Tensors of a weight `X` | Source of the layout |
+| `quant_method` | Tensors of a weight X | Source of the layout |
 |---|---|---|
-| `fp8`, `fbgemm_fp8` | `X` float8, `X_scale_inv` or `X_scale`: one number, one a row, or one a block | transformers 5.23, integrations/finegrained_fp8.py |
-| `compressed-tensors` | as `fp8`, with int8 too; or `X_packed` int32, `X_scale`, `X_shape`, `X_zero_point` | compressed-tensors 0.20, compressors/pack_quantized |
-| `mxfp4` | `X_blocks` uint8 `[..., out, blocks, 16]`, `X_scales` uint8; `X` is `[..., in, out]` | transformers 5.23, integrations/mxfp4.py |
+| `fp8`, `fbgemm_fp8` | X float8, X_scale_inv or X_scale: one number, one a row, or one a block | transformers 5.23, integrations/finegrained_fp8.py |
+| `compressed-tensors` | as `fp8`, with int8 too; or X_packed int32, X_scale, X_shape, X_zero_point | compressed-tensors 0.20, compressors/pack_quantized |
+| `mxfp4` | X_blocks uint8 `[..., out, blocks, 16]`, X_scales uint8; X is `[..., in, out]` | transformers 5.23, integrations/mxfp4.py |
 | `gptq` | `qweight` int32 `[in * bits / 32, out]`, `qzeros`, `scales`, `g_idx` | gptqmodel 7.7, nn_modules/qlinear/torch.py |
 | `awq` | `qweight` int32 `[in, out * bits / 32]`, `qzeros`, `scales` | autoawq 0.2.9, awq/utils/packing_utils.py |
-| `bitsandbytes` | `X` uint8, `X.absmax`, `X.quant_map`, `X.quant_state.bitsandbytes__nf4`; or `X` int8, `SCB` | bitsandbytes 0.50, functional.py |
+| `bitsandbytes` | X uint8, X.absmax, X.quant_map, X.quant_state.bitsandbytes__nf4; or X int8, `SCB` | bitsandbytes 0.50, functional.py |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anabatic.core import log
+from anabatic.core import json_reader, log
 from anabatic.core.errors import DataError
 from anabatic.core.formatting import format_size
 from anabatic.models.quantized import NF4_BLOCK_SIZE, NF4_LEVELS, QuantizationKind
@@ -127,7 +126,7 @@ def open_dequantized(folder: Path, settings: Mapping[str, Any], dtype: torch.dty
 
 
 def _find_scaled(stored: WeightsReader, settings: Mapping[str, Any]) -> Iterator[tuple[str, _QuantizedTensor]]:
-    """Find weights `X` with a tensor of scales `X_scale_inv` or `X_scale`."""
+    """Find weights X with a tensor of scales X_scale_inv or X_scale."""
     blocks = settings.get("weight_block_size")
     names = set(stored.names)
     for scale_name in stored.names:
@@ -337,7 +336,7 @@ def _find_bitsandbytes(stored: WeightsReader, settings: Mapping[str, Any]) -> It
     """Find weights in 4 bits with their state, and in 8 with a largest value for each row."""
     for state_name in (name for name in stored.names if ".quant_state.bitsandbytes__" in name):
         name = state_name.partition(".quant_state.")[0]
-        state = json.loads(bytes(stored.read_tensor(state_name).tolist()))
+        state = json_reader.loads(bytes(stored.read_tensor(state_name).tolist()))
         shape = [int(size) for size in state["shape"]]
         if math.prod(stored.get_shape(name)) * 2 < math.prod(shape):
             raise ValueError(f"{name} has {math.prod(stored.get_shape(name))} bytes for shape {shape}")

@@ -12,7 +12,8 @@ import torch
 from anabatic.data.vision import picture_batch
 from anabatic.data.vision.picture_cache import PictureCache
 from anabatic.data.vision.picture_files import load_picture
-from anabatic.data.vision.picture_rules import PictureRules, read_picture_rules
+from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.rule_files import read_picture_rules
 from suite import tiny_vision
 
 pytest.importorskip("PIL")

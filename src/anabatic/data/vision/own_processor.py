@@ -149,14 +149,14 @@ class ProcessorRenderer:
         """
         try:
             rows = zip(conversations, pictures, names, strict=True)
-            placed = [self._place(given, shown, name) for given, shown, name in rows]
+            placed = [self._write_tags(given, shown, name) for given, shown, name in rows]
             rendered = rendering.render_conversations(placed, self._tokenizer, names=names, tools=tools, turns=turns)
             return [self._expand(*each) for each in zip(rendered, pictures, names, strict=True)]
         except DataError as error:
             hint = error.hint if SKIP_HINT in error.hint else f"{error.hint}, {SKIP_HINT}"
             raise DataError(str(error), hint) from error
 
-    def _place(self, turns: Sequence[Message], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
+    def _write_tags(self, turns: Sequence[Message], pictures: Sequence[str], name: str) -> list[dict[str, Any]]:
         if any(is_video(one) or one.startswith(OBJECTS) for one in pictures):
             raise DataError(
                 f"{name}: the row has videos or objects, which {type(self._processor).__name__} is not given here",

@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabatic.core.errors import ConfigError, DataError
 from anabatic.data.readers import sources
 from anabatic.data.readers.document import Document
 from anabatic.data.vision.picture_files import measure_picture
-from anabatic.data.vision.picture_rules import PictureRules, VideoRules
 from anabatic.data.vision.row_objects import split_objects
-from anabatic.data.vision.rule_files import read_picture_rules
 from anabatic.data.vision.video_files import is_video, measure_video
 from anabatic.plan.shapes.tower_sizes import PictureLoad, TowerShape
+
+if TYPE_CHECKING:
+    from anabatic.data.vision.picture_rules import PictureRules, VideoRules
 
 _SAMPLE = 64
 """Rows that are read."""
@@ -40,6 +41,8 @@ def find_picture_load(
     """
     if tower is None or not hasattr(job, "vision"):
         return None
+    from anabatic.data.vision.rule_files import read_picture_rules  # needs numpy, and few models see
+
     rules = None
     if folder is not None and "vision_config" in config:
         try:
