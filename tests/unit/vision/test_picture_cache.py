@@ -13,6 +13,7 @@ from anabatic.data.vision import picture_batch
 from anabatic.data.vision.picture_cache import PictureCache
 from anabatic.data.vision.picture_files import load_picture
 from anabatic.data.vision.picture_rules import PictureRules
+from anabatic.data.vision.picture_tensors import PictureGrid
 from anabatic.data.vision.rule_files import read_picture_rules
 from suite import tiny_vision
 
@@ -26,7 +27,7 @@ def rules(tmp_path: Path, request: pytest.FixtureRequest) -> PictureRules:
 
 
 def read_pixels(sources: list[str], rules: PictureRules) -> torch.Tensor:
-    shown = [(source, *rules.fit_grid(*load_picture(source).size[::-1])) for source in sources]
+    shown = [PictureGrid(source, *rules.fit_grid(*load_picture(source).size[::-1])) for source in sources]
     return picture_batch._read_all_patches(shown, rules)[0]
 
 
@@ -47,7 +48,7 @@ def test_patches_are_the_same_and_nothing_is_decoded_twice(
     kept = replace(rules, cache=PictureCache(tmp_path / "cache", 1 << 20))
     assert torch.equal(read_pixels(sources, kept), plain)
     assert len(list((tmp_path / "cache").glob("*/*"))) == 4
-    grids = [(source, *rules.fit_grid(*load_picture(source).size[::-1])) for source in sources]
+    grids = [PictureGrid(source, *rules.fit_grid(*load_picture(source).size[::-1])) for source in sources]
     monkeypatch.setattr(picture_batch, "decode_picture", lambda *_: pytest.fail("decoded again"))
     later = replace(rules, cache=PictureCache(tmp_path / "cache", 1 << 20))  # of another rank, or the next start
     assert torch.equal(picture_batch._read_all_patches(grids, later)[0], plain)
