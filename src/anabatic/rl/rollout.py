@@ -79,7 +79,6 @@ class Rollout:
     start: int
     chosen: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    trained_logprobs: list[float] = field(default_factory=list)
     text: str = ""
     turns: list[Message] = field(default_factory=list)
     truncated: bool = False
@@ -88,6 +87,7 @@ class Rollout:
     reward: float = 0.0
     advantage: float = 0.0
     unjudged: str = ""
+    trained_logprobs: list[float] = field(default_factory=list)
 
     @property
     def num_chosen(self) -> int:
