@@ -79,3 +79,8 @@ def test_a_quantized_folder_trains_as_what_it_stands_for(home: Home, base: Path,
         AutoModelForCausalLM.from_pretrained(folder)
     plan = home.anabatic("plan", "--", *home.sft(tmp_path / "none", model, more=lora)).out
     assert "FP8: trained in 16 bits" in " ".join(plan.split())
+    config = json_reader.read_json_file(model / "config.json") | {"quantization_config": {"quant_method": "hqq"}}
+    (model / "config.json").write_text(json.dumps(config))
+    for words in (["plan", "--"], []):
+        refused = home.anabatic(*words, *home.sft(tmp_path / "none", model, more=lora), code=2).err
+        assert "quantized by hqq" in refused, refused

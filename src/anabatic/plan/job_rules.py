@@ -27,6 +27,8 @@ from anabatic.plan.model_shape import packs_pictures, sees_pictures
 from anabatic.plan.shapes.attention_kinds import DeltaAttention, LatentAttention
 from anabatic.plan.shapes.decoder_shape import DecoderShape
 
+QUANT_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4", "gptq", "awq", "bitsandbytes")
+"""`quant_method` of folders whose weights are read (`models.published_weights`)."""
 ZERO3_HINT = "--parallel.strategy zero3 divides every model"
 
 
@@ -73,12 +75,25 @@ def find_layout_problems(job: LoopJob, mesh: MeshShape, model: ModelFacts) -> It
             seq_len=job.batch.resolved_seq_len,
         )
     yield from _find_strategy_problems(job, mesh)
+    yield from _find_weight_problems(model.config)
     if isinstance(job, TuneJob) and sees_pictures(model.config):
         yield from _find_picture_problems(job, divides_model)
         if not packs_pictures(model.config):
             yield from _find_own_forward_problems(job)
     if isinstance(job, TuneJob) and job.quantize != "none":
         yield from _find_quantize_problems(job, mesh, model.is_whole)
+
+
+def _find_weight_problems(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield if nobody here reads the weights that a config.json describes."""
+    sections = (config, config.get("text_config"))
+    found = [one.get("quantization_config") for one in sections if isinstance(one, Mapping)]
+    for method in (one.get("quant_method") for one in found if isinstance(one, Mapping)):
+        if method not in QUANT_METHODS:
+            yield ConfigError(
+                f"the model's weights are quantized by {str(method)[:40]}, which are not read here",
+                f"{', '.join(QUANT_METHODS)} are; or use the model's folder in bf16",
+            )
 
 
 def _find_picture_problems(job: TuneJob, divides_model: bool) -> Iterator[ConfigError]:

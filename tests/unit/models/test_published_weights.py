@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config, PreTrainedModel
 
 from anabatic.core.errors import DataError
-from anabatic.models import pretrained
+from anabatic.models import pretrained, published_weights
 from anabatic.models.quantized import NF4_LEVELS, QuantizationKind
 from anabatic.models.weights_reader import iter_quantized_weights, open_dequantizable
+from anabatic.plan import job_rules
 from anabatic_testing.tiny_models import COMMON_CONFIG, FAMILY_CONFIGS
 from suite import quantized_folders as quantized
 
@@ -166,6 +167,10 @@ def test_codes_are_kept(tmp_path: Path, kind: str, ours: QuantizationKind, monke
         wanted = weights(tmp_path / "twin")
         for name, weight in iter_quantized_weights(model):
             torch.testing.assert_close(weight.dequantize_weight(torch.float32), wanted[name], rtol=2e-7, atol=1e-7)
+
+
+def test_a_plan_knows_what_is_read() -> None:
+    assert set(published_weights._FORMATS) == set(job_rules.QUANT_METHODS)
 
 
 def damage(tmp_path: Path, kind: str, drop: str = "", **settings: Any) -> DataError:
