@@ -175,7 +175,8 @@ class RolloutLoss:
         return self.algorithm.loss_function(tokens, self.clip, self.kl_coef)
 
     def _mean_metrics(self, tokens: TokenLogProbs, engine: Tensor, bound: Tensor | None) -> Tensor:
-        gap, drift = tokens.logprobs - engine, tokens.logprobs - tokens.old_logprobs
+        gap = tokens.logprobs - engine
+        drift = gap if tokens.old_logprobs is engine else tokens.logprobs - tokens.old_logprobs
         beyond = (drift.exp() < 1 - self.clip.low) | (drift.exp() > 1 + self.clip.high)
         rows = [gap.abs(), -gap, beyond.float(), -tokens.logprobs]
         if bound is not None and tokens.weights is not None:
