@@ -223,8 +223,10 @@ class _TokenizationJob:
         }
 
     def _describe_pictures(self, pictures: ModelPictures) -> list[Any]:
-        rules = {name: value for name, value in asdict(pictures).items() if name != "cache"}  # it decides nothing
-        return [rules, getattr(self.data, "media", None)]
+        from anabatic.data.vision.picture_rules import PictureRules
+
+        rules = replace(pictures, cache=None) if isinstance(pictures, PictureRules) else pictures  # it decides nothing
+        return [asdict(rules), getattr(self.data, "media", None)]
 
     def write_dataset(self, folder: Path, encode: Encode, add_chars: Callable[[int], None] | None = None) -> None:
         """Tokenise the whole source into an empty folder; arguments as of `write_shards`."""
