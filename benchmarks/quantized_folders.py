@@ -1,4 +1,4 @@
-"""What does reading a quantized folder cost, beside transformers' own dequantizing load?
+"""Measure the cost of reading a quantized folder, compared with transformers' own dequantizing load.
 
     python benchmarks/quantized_folders.py [--rounds N] [--hidden N] [--layers N]
 

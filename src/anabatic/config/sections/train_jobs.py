@@ -228,11 +228,11 @@ class PictureSizes:
     max_frames: int | None = None
     """Frames shown of a video at most; default: the model's own."""
     boxes: Literal["tokens", "plain"] = "tokens"
-    """How Qwen-VL's boxes of the column `objects` are written: tokens, <|box_start|>(1,2),(3,4)<|box_end|>, or plain,
+    """Form of Qwen-VL's boxes of the column `objects`: tokens, <|box_start|>(1,2),(3,4)<|box_end|>, or plain,
     [1, 2, 3, 4]."""
 
     def get_bounds(self) -> dict[str, Any]:
-        """Return what stands in place of the model's own sizes, by name."""
+        """Return the settings that replace the model's own sizes, by name."""
         return {each.name: getattr(self, each.name) for each in fields(PictureSizes)}
 
     def __post_init__(self) -> None:

@@ -438,7 +438,7 @@ def _parse_tools(row: RawColumns) -> list[dict[str, Any]] | None:
 MEDIA_COLUMNS = ("images", "image", "videos", "video", "audios", "audio")
 """Of LLaMA-Factory's and ms-swift's rows (`images`, `videos`, `audios`) and Llava's (`image`, `video`)."""
 SEEING_COLUMNS = (*MEDIA_COLUMNS, "objects")
-"""What is read of rows for a model that sees: names and places of what its pictures show, too (ms-swift)."""
+"""Further columns of rows for a model that sees: names and places of objects in its pictures (ms-swift)."""
 _EMPTY_VALUES = ("", "[]", "null")
 _MEDIA_PART_TYPES = ("image", "video", "audio", "file")
 """In the type of a content part: `image`, `image_url`, `input_image`, `input_audio`, `video_url`, `file`."""

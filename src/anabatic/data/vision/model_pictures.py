@@ -1,4 +1,4 @@
-"""How a model that sees reads pictures: by the arithmetic of `picture_rules`, packed, or by its own processor."""
+"""Choose how a model reads pictures: packed, by the arithmetic of `picture_rules`, or by its own processor."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _AS_PARTS = (
 )
 """Beginning of a template that is given text with tags where it wants parts."""
 _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OSError, NotImplementedError)
-"""What processors raise for what they do not take."""
+"""Errors that processors raise for input they do not accept; each becomes a `DataError` that names the row."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _PROBE = "\ue0f4\ue0f5"
 
 
 class PictureTexts:
-    """What a chat template writes for pictures and videos.
+    """Text that a chat template writes for pictures and videos.
 
     Attributes:
         tokens: ids of the token before a picture, of the one that it is made of, and of the one behind it.

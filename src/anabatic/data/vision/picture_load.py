@@ -1,4 +1,4 @@
-"""How many tokens of a training are its pictures', told by its first rows: what a plan needs. No torch."""
+"""Estimate the tokens of a training's pictures from its first rows, for `plan`. No torch."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class TileRules(PictureRules):
 
 @dataclass(frozen=True)
 class VideoRules(PictureRules):
-    """What decides the patches and tokens of a video; `image_token` is that of its frames.
+    """Rules for the patches and tokens of a video; `image_token` is that of its frames.
 
     Attributes:
         kind: processor whose rules these are: Qwen2VL, Qwen3VL, Glm4v or Glm46V.
@@ -182,7 +182,7 @@ class VideoRules(PictureRules):
         fps: frames shown of a second; of listed frames, how many there are of one.
         min_frames, max_frames: frames shown.
         max_duration: seconds of which `fps` are shown (Glm4v).
-        positions_per_second: of the axis of time; 0: each temporal patch stands in the text like a picture.
+        positions_per_second: of the time axis; 0: each temporal patch is placed in the text like a picture.
         budget: tokens whose pixels bound a frame's (`cap_pixels_per_frame`); 0: nothing beside `max_pixels` does.
     """
 
