@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ class HttpFault(Exception):
         self.status, self.body = status, body
 
 
-class FakeServer:
+class FakeServer(ABC):
     """A model behind routes.
 
     Attributes:
@@ -51,9 +52,9 @@ class FakeServer:
         self.is_paused = False
         self._load(folder)
 
+    @abstractmethod
     def answer(self, path: str, body: bytes | None) -> Any:
         """Return what a path answers, or raise `HttpFault`."""
-        raise NotImplementedError
 
     def fails(self, name: str) -> bool:
         """Whether a fault happens now."""

@@ -56,7 +56,7 @@ def read_rules(folder: Path, family: str, **bounds: Any) -> VideoRules:
 
 
 def find_function(family: str, name: str) -> Any:
-    """Return a function of transformers' video processor, whose class needs torchvision, as it stands in its file."""
+    """Return a function of transformers' video processor from its source file: its class needs torchvision."""
     kind = FILES.get(family, family)
     file = Path(transformers.__file__).parent / "models" / kind / f"video_processing_{kind}.py"
     tree = ast.parse(file.read_text(encoding="utf-8"))
