@@ -86,9 +86,16 @@ def find_model_class(config: PretrainedConfig) -> Any:
     known = type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     if known or getattr(config, "vision_config", None) is None:
         return transformers.AutoModelForSequenceClassification
+    from transformers.conversion_mapping import (
+        get_checkpoint_conversion_mapping,
+        register_checkpoint_conversion_mapping,
+    )
+
     whole: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
     family = next(one for one in whole.__mro__ if PreTrainedModel in one.__bases__)
     name = whole.__name__.removesuffix("ForConditionalGeneration") + CLASS_SUFFIX
+    if (renamings := get_checkpoint_conversion_mapping(whole.__name__)) is not None:  # kept by the name of the class
+        register_checkpoint_conversion_mapping(name, renamings, overwrite=True)
     return type(name, (GenericForSequenceClassification, family), {})
 
 

@@ -125,7 +125,7 @@ def test_rewards_of_pictures_equal_transformers_one_by_one(tmp_path: Path, famil
     assert compared and model.lm_head.weight.grad is None
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "glm4v_moe"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "qwen3_5", "glm4v_moe"])
 def test_what_is_saved_scores_conversations_with_pictures(tmp_path: Path, family: str) -> None:
     source = tiny_vision.save_seeing_model(tmp_path / "model", family)
     rules = read_picture_rules(source, tiny_vision.make_config(family).to_dict())
